@@ -15,7 +15,7 @@ use super::claims::Found;
 use super::look::Looks;
 use super::poll::Poll;
 use super::reach::warn_unless_unreachable;
-use super::schedule::Trigger;
+use super::look_plan::Trigger;
 use super::sleeper::{BUSY_AFTER, Sleeper};
 use crate::sandbox::BootTime;
 use crate::store::StoreError;

@@ -1,7 +1,7 @@
 //! A look: one round in which a worker searches for jobs and claims them.
 //!
 //! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether
-//! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`schedule.rs` decides
+//! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`look_plan.rs` decides
 //! when).
 
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ use super::Shared;
 use super::claims::{Claims, Found};
 use super::events;
 use super::lanes::After;
-use super::schedule::{Schedule, Step, Sweep, Trigger, WINDOW_MARGIN};
+use super::look_plan::{LookPlan, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, Looking, Peek, StoreError};
@@ -27,7 +27,7 @@ const FIRST_SHARE: usize = 4;
 pub(super) struct Looks<'a> {
     shared: &'a Arc<Shared>,
     claims: Claims<'a>,
-    schedule: Schedule,
+    plan: LookPlan,
     writers: Writers,
     /// The last time at which no lease had ended, by the database's clock. `None` if unknown.
     no_orphans_since: Option<SystemTime>,
@@ -59,7 +59,7 @@ impl<'a> Looks<'a> {
         Self {
             shared,
             claims: Claims::new(shared),
-            schedule: Schedule::new(Instant::now(), shared.settings.intervals),
+            plan: LookPlan::new(Instant::now(), shared.settings.intervals),
             writers: Writers::default(),
             no_orphans_since: None,
             swept_turn: None,
@@ -81,7 +81,7 @@ impl<'a> Looks<'a> {
 
     /// When the next scheduled job or retry is due. `None` if none is known.
     pub(super) fn due_at(&self) -> Option<Instant> {
-        self.schedule.due_at()
+        self.plan.due_at()
     }
 
     /// When the next lane opens that a gate has closed for a while. `None` if there is none.
@@ -119,7 +119,7 @@ impl<'a> Looks<'a> {
     /// The read of a restart was not answered: the server is slow, but the same.
     pub(super) fn restart_failed(&mut self) {
         self.claims.lanes.undo_restart();
-        self.schedule.restart_failed(Instant::now());
+        self.plan.restart_failed(Instant::now());
     }
 
     /// Forgets the remembered state of the database: after an error it may be wrong.
@@ -127,13 +127,13 @@ impl<'a> Looks<'a> {
         self.claims.start_over();
         self.swept_turn = None;
         self.writers = Writers::default();
-        self.schedule.start_over(Instant::now());
+        self.plan.start_over(Instant::now());
     }
 
     /// Called after a look that a notification triggered and that found nothing. True if the next look has to follow at
     /// once; it is a restart.
     pub(super) fn restart_after_empty_wakeup(&mut self) -> bool {
-        self.is_announced && self.schedule.restart_after_empty_wakeup(Instant::now())
+        self.is_announced && self.plan.restart_after_empty_wakeup(Instant::now())
     }
 
     /// Runs one look.
@@ -151,7 +151,7 @@ impl<'a> Looks<'a> {
     /// Chooses the lanes to serve, and opens those whose gates may have opened. True if it has opened any.
     fn prepare(&mut self, now: Instant) -> bool {
         self.claims.serve();
-        if self.schedule.looks_back(now) {
+        if self.plan.looks_back(now) {
             self.claims.lanes.look_back();
         }
         let mut is_freed = self.claims.lanes.open_due(now);
@@ -177,7 +177,7 @@ impl<'a> Looks<'a> {
             Trigger::Poll => is_freed,
         };
         let rest = wanted.saturating_sub(found.jobs);
-        found += match self.schedule.next(started, trigger, known) {
+        found += match self.plan.next(started, trigger, known) {
             Step::Sweep(sweep) => self.sweep(sweep, rest, known).await?,
             Step::Peek => self.peek_and_claim(rest, false, false).await?.found,
             Step::Claim { after, promote } => {
@@ -223,11 +223,11 @@ impl<'a> Looks<'a> {
         }
         // The filled claims may have left out lanes, and may do so for long; so may a gate, whose room goes to earlier ones.
         if (found.fills(wanted) || self.claims.lanes.has_closed())
-            && let Some(after) = self.schedule.checks_overdue(Instant::now(), sweep)
+            && let Some(after) = self.plan.checks_overdue(Instant::now(), sweep)
         {
             self.find_overdue(after).await;
         }
-        self.schedule.swept(Instant::now(), sweep, is_late);
+        self.plan.swept(Instant::now(), sweep, is_late);
         Ok(found)
     }
 
@@ -237,7 +237,7 @@ impl<'a> Looks<'a> {
         if let Err(error) = self.claims.find_overdue(after).await {
             error!(%error, "cannot find overdue jobs; they keep their place until the next try");
         }
-        self.schedule.checked_overdue(started, Instant::now());
+        self.plan.checked_overdue(started, Instant::now());
     }
 
     /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
@@ -332,7 +332,7 @@ impl<'a> Looks<'a> {
                 catalog_after: lanes.read_after(),
                 catalog_sum: lanes.read_sum(),
                 orphaned_since,
-                due_within: self.schedule.due_within(started),
+                due_within: self.plan.due_within(started),
                 writers: is_sweep.then_some(self.writers.last()),
             })
             .await
@@ -345,7 +345,7 @@ impl<'a> Looks<'a> {
         peek: &Peek,
         known: bool,
     ) -> Result<bool, StoreError> {
-        self.schedule.next_due(Instant::now(), peek.next_due);
+        self.plan.next_due(Instant::now(), peek.next_due);
         if peek.releases {
             self.shared.releases.notify_one();
         }
@@ -363,7 +363,7 @@ impl<'a> Looks<'a> {
         if peek.due {
             is_ready |= self.promote().await?;
         } else {
-            self.schedule.found_none_due(started);
+            self.plan.found_none_due(started);
         }
         Ok(is_ready)
     }
@@ -387,13 +387,13 @@ impl<'a> Looks<'a> {
 
     /// Gives due jobs their turn. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
-        let within = self.schedule.due_within(Instant::now());
+        let within = self.plan.due_within(Instant::now());
         let with_ids = events::routine_events_are_logged();
         let promotion = self.shared.store.promote(within, with_ids).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);
         }
-        self.schedule.next_due(Instant::now(), promotion.next_due);
+        self.plan.next_due(Instant::now(), promotion.next_due);
         Ok(promotion.promoted > 0)
     }
 }

@@ -85,7 +85,7 @@ pub(super) struct Sweep {
 
 /// When each kind of work is due.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct LookPlan {
     intervals: Intervals,
     look_back_at: Instant,
     sweep_at: Instant,
@@ -107,7 +107,7 @@ pub(super) struct Schedule {
     none_due_since: Option<Instant>,
 }
 
-impl Schedule {
+impl LookPlan {
     pub(super) fn new(now: Instant, intervals: Intervals) -> Self {
         Self {
             intervals,
@@ -276,15 +276,15 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MS: Duration = Duration::from_millis(1);
 
-    /// A schedule after its first sweep, a restart that took a millisecond; and the time after it.
-    fn started() -> (Schedule, Instant) {
+    /// A plan after its first sweep, a restart that took a millisecond; and the time after it.
+    fn started() -> (LookPlan, Instant) {
         let start = Instant::now();
-        let mut schedule = Schedule::new(start, Intervals::default());
-        let sweep = expect_sweep(schedule.next(start, Trigger::Poll, false));
+        let mut plan = LookPlan::new(start, Intervals::default());
+        let sweep = expect_sweep(plan.next(start, Trigger::Poll, false));
         assert!(sweep.restart && sweep.rereads_catalog);
         let now = start + MS;
-        schedule.swept(now, sweep, false);
-        (schedule, now)
+        plan.swept(now, sweep, false);
+        (plan, now)
     }
 
     fn expect_sweep(step: Step) -> Sweep {
@@ -294,10 +294,10 @@ mod tests {
         }
     }
 
-    /// Runs the schedule for this many seconds. `took`: the duration of each restart. Returns for each sweep whether it
+    /// Follows the plan for this many seconds. `took`: the duration of each restart. Returns for each sweep whether it
     /// was a restart.
     fn sweep_for(
-        schedule: &mut Schedule,
+        plan: &mut LookPlan,
         mut now: Instant,
         seconds: u64,
         took: Duration,
@@ -306,11 +306,11 @@ mod tests {
         let end = now + SECOND * u32::try_from(seconds).unwrap();
         let mut restarts = Vec::new();
         while now < end {
-            if let Step::Sweep(sweep) = schedule.next(now, Trigger::Poll, false) {
+            if let Step::Sweep(sweep) = plan.next(now, Trigger::Poll, false) {
                 restarts.push(sweep.restart);
                 let took = if sweep.restart { took } else { MS };
                 now += took;
-                schedule.swept(now, sweep, late);
+                plan.swept(now, sweep, late);
             }
             now += 100 * MS;
         }
@@ -319,69 +319,69 @@ mod tests {
 
     #[test]
     fn after_a_restart_that_was_not_answered_short_sweeps_follow() {
-        let (mut schedule, now) = started();
+        let (mut plan, now) = started();
         let now = now + 400 * SECOND;
-        assert!(expect_sweep(schedule.next(now, Trigger::Poll, false)).restart);
-        schedule.restart_failed(now);
+        assert!(expect_sweep(plan.next(now, Trigger::Poll, false)).restart);
+        plan.restart_failed(now);
         for after in [2, 100, 299] {
-            let sweep = schedule.next(now + after * SECOND, Trigger::Poll, false);
+            let sweep = plan.next(now + after * SECOND, Trigger::Poll, false);
             assert!(!expect_sweep(sweep).restart, "after {after} s");
-            assert!(!schedule.restart_after_empty_wakeup(now + after * SECOND));
+            assert!(!plan.restart_after_empty_wakeup(now + after * SECOND));
         }
-        let sweep = schedule.next(now + 300 * SECOND, Trigger::Poll, false);
+        let sweep = plan.next(now + 300 * SECOND, Trigger::Poll, false);
         assert!(expect_sweep(sweep).restart);
     }
 
     #[test]
     fn between_sweeps_a_poll_peeks_and_known_jobs_are_claimed_at_once() {
-        let (mut schedule, now) = started();
-        assert_eq!(schedule.next(now, Trigger::Poll, false), Step::Peek);
+        let (mut plan, now) = started();
+        assert_eq!(plan.next(now, Trigger::Poll, false), Step::Peek);
         let claim = |after, promote| Step::Claim { after, promote };
         assert_eq!(
-            schedule.next(now, Trigger::More, true),
+            plan.next(now, Trigger::More, true),
             claim(After::Cursor, false)
         );
         assert_eq!(
-            schedule.next(now, Trigger::Wakeup, true),
+            plan.next(now, Trigger::Wakeup, true),
             claim(After::Recent, false)
         );
-        schedule.next_due(now, Some(5 * MS));
+        plan.next_due(now, Some(5 * MS));
         assert_eq!(
-            schedule.next(now + 4 * MS, Trigger::Wakeup, true),
+            plan.next(now + 4 * MS, Trigger::Wakeup, true),
             claim(After::Recent, false)
         );
         assert_eq!(
-            schedule.next(now + 5 * MS, Trigger::Wakeup, true),
+            plan.next(now + 5 * MS, Trigger::Wakeup, true),
             claim(After::Recent, true)
         );
     }
 
     #[test]
     fn a_sweep_is_due_each_second_and_a_known_job_delays_it_by_up_to_a_second() {
-        let (mut schedule, now) = started();
+        let (mut plan, now) = started();
         let later = now + SECOND;
         assert!(matches!(
-            schedule.next(later, Trigger::Wakeup, true),
+            plan.next(later, Trigger::Wakeup, true),
             Step::Claim { .. }
         ));
-        assert!(!expect_sweep(schedule.next(later, Trigger::More, true)).restart);
-        assert_eq!(schedule.next(later, Trigger::Poll, false), Step::Peek);
-        expect_sweep(schedule.next(later + 2 * SECOND, Trigger::Wakeup, true));
+        assert!(!expect_sweep(plan.next(later, Trigger::More, true)).restart);
+        assert_eq!(plan.next(later, Trigger::Poll, false), Step::Peek);
+        expect_sweep(plan.next(later + 2 * SECOND, Trigger::Wakeup, true));
     }
 
     #[test]
     fn late_commits_cause_a_restart_at_once_and_then_for_a_twentieth_of_the_time() {
-        let (mut schedule, now) = started();
+        let (mut plan, now) = started();
         let later = now + SECOND;
-        let sweep = expect_sweep(schedule.next(later, Trigger::Poll, false));
-        schedule.swept(later, sweep, true);
+        let sweep = expect_sweep(plan.next(later, Trigger::Poll, false));
+        plan.swept(later, sweep, true);
         assert!(
-            expect_sweep(schedule.next(later, Trigger::Poll, false)).restart,
+            expect_sweep(plan.next(later, Trigger::Poll, false)).restart,
             "at once"
         );
         // With restarts of 0.5 s that are always followed by another late commit, there is one in ten seconds.
-        let (mut schedule, now) = started();
-        let restarts = sweep_for(&mut schedule, now, 40, 500 * MS, true);
+        let (mut plan, now) = started();
+        let restarts = sweep_for(&mut plan, now, 40, 500 * MS, true);
         assert_eq!(
             restarts.iter().filter(|restart| **restart).count(),
             4,
@@ -392,8 +392,8 @@ mod tests {
     #[test]
     fn periodic_restarts_come_every_thirty_seconds_or_less_often_if_they_are_slow() {
         let restarts_in = |seconds, took| {
-            let (mut schedule, now) = started();
-            let restarts = sweep_for(&mut schedule, now, seconds, took, false);
+            let (mut plan, now) = started();
+            let restarts = sweep_for(&mut plan, now, seconds, took, false);
             restarts.iter().filter(|restart| **restart).count()
         };
         assert_eq!(restarts_in(29, MS), 0);
@@ -407,18 +407,18 @@ mod tests {
 
     #[test]
     fn a_wakeup_that_finds_nothing_causes_a_restart_at_most_once_a_second() {
-        let (mut schedule, now) = started();
-        assert!(schedule.restart_after_empty_wakeup(now));
-        let sweep = expect_sweep(schedule.next(now, Trigger::Poll, false));
+        let (mut plan, now) = started();
+        assert!(plan.restart_after_empty_wakeup(now));
+        let sweep = expect_sweep(plan.next(now, Trigger::Poll, false));
         assert!(sweep.restart && !sweep.rereads_catalog);
-        schedule.swept(now, sweep, false);
-        assert!(!schedule.restart_after_empty_wakeup(now + 999 * MS));
-        assert!(schedule.restart_after_empty_wakeup(now + SECOND));
+        plan.swept(now, sweep, false);
+        assert!(!plan.restart_after_empty_wakeup(now + 999 * MS));
+        assert!(plan.restart_after_empty_wakeup(now + SECOND));
     }
 
     #[test]
     fn checks_for_overdue_jobs_take_a_twentieth_of_the_time_and_start_over_every_thirty_seconds() {
-        let (mut schedule, now) = started();
+        let (mut plan, now) = started();
         let restart = Sweep {
             restart: true,
             rereads_catalog: false,
@@ -428,33 +428,33 @@ mod tests {
             restart: false,
             ..restart
         };
-        assert_eq!(schedule.checks_overdue(now, short), Some(After::Reached));
-        schedule.checked_overdue(now, now + 10 * MS);
-        assert_eq!(schedule.checks_overdue(now + 209 * MS, short), None);
+        assert_eq!(plan.checks_overdue(now, short), Some(After::Reached));
+        plan.checked_overdue(now, now + 10 * MS);
+        assert_eq!(plan.checks_overdue(now + 209 * MS, short), None);
         assert_eq!(
-            schedule.checks_overdue(now + 210 * MS, restart),
+            plan.checks_overdue(now + 210 * MS, restart),
             Some(After::Recent)
         );
         assert_eq!(
-            schedule.checks_overdue(now + SECOND, restart),
+            plan.checks_overdue(now + SECOND, restart),
             Some(After::Reached)
         );
         assert_eq!(
-            schedule.checks_overdue(now + 31 * SECOND, restart),
+            plan.checks_overdue(now + 31 * SECOND, restart),
             Some(After::Recent)
         );
     }
 
     #[test]
     fn due_jobs_are_searched_from_shortly_before_the_last_look_that_found_none() {
-        let (mut schedule, now) = started();
-        assert_eq!(schedule.due_within(now), None, "all due jobs");
-        schedule.found_none_due(now);
-        assert_eq!(schedule.due_within(now + SECOND), Some(3 * SECOND));
-        schedule.start_over(now);
-        expect_sweep(schedule.next(now, Trigger::Poll, false));
+        let (mut plan, now) = started();
+        assert_eq!(plan.due_within(now), None, "all due jobs");
+        plan.found_none_due(now);
+        assert_eq!(plan.due_within(now + SECOND), Some(3 * SECOND));
+        plan.start_over(now);
+        expect_sweep(plan.next(now, Trigger::Poll, false));
         assert_eq!(
-            schedule.due_within(now),
+            plan.due_within(now),
             None,
             "a restart searches for all due jobs"
         );
@@ -462,9 +462,9 @@ mod tests {
 
     #[test]
     fn recent_cursors_are_updated_every_tenth_of_a_second() {
-        let (mut schedule, now) = started();
-        assert!(schedule.looks_back(now));
-        assert!(!schedule.looks_back(now + 99 * MS));
-        assert!(schedule.looks_back(now + 100 * MS));
+        let (mut plan, now) = started();
+        assert!(plan.looks_back(now));
+        assert!(!plan.looks_back(now + 99 * MS));
+        assert!(plan.looks_back(now + 100 * MS));
     }
 }
