@@ -71,10 +71,10 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 pub use exemplars::{Exemplar, Exemplars};
+pub use look_plan::Intervals;
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
-pub use look_plan::Intervals;
 pub use settings::{QueueOrder, Settings};
 pub use settler::UnsettledMax;
 pub use stop::Stop;

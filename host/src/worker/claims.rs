@@ -3,9 +3,9 @@
 mod adopt;
 mod batches;
 mod by_source;
+mod choose;
 mod dispatch;
 mod newest;
-mod serve;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;

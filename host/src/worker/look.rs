@@ -150,7 +150,7 @@ impl<'a> Looks<'a> {
 
     /// Chooses the lanes to serve, and opens those whose gates may have opened. True if it has opened any.
     fn prepare(&mut self, now: Instant) -> bool {
-        self.claims.serve();
+        self.claims.choose_lanes();
         if self.plan.looks_back(now) {
             self.claims.lanes.look_back();
         }

@@ -20,7 +20,7 @@ fn most_at_once(policy: &Policy) -> Option<usize> {
 impl Claims<'_> {
     /// Chooses the lanes to serve, or the new ones among them, by the loaded handlers, by the queues and tags of the
     /// settings, and by the leased shards and the incarnation of this worker.
-    pub(in crate::worker) fn serve(&mut self) {
+    pub(in crate::worker) fn choose_lanes(&mut self) {
         let handlers = self.shared.catalog.current();
         let sql = self.shared.sql.version();
         let me = *self.shared.presence.incarnation.borrow();
@@ -137,7 +137,7 @@ impl Claims<'_> {
         if is_new || change.removed {
             self.chosen_by = None;
         }
-        self.serve();
+        self.choose_lanes();
         Ok(change.new)
     }
 }
