@@ -260,7 +260,7 @@ async fn a_wait_that_names_a_job_which_was_not_called_returns_no_result_of_it() 
 async fn the_sabotage_for_the_chaos_test_drops_signals_counts_suspensions_and_doubles_children() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let sabotage = include_str!("../chaos/sabotage/broken_flows.sql");
+    let sabotage = include_str!("../chaos/sabotage/broken_suspensions.sql");
     client.batch_execute(sabotage).await.unwrap();
     let id = enqueue(&client, "x", json!(1)).await;
     assert!(send(&client, id, json!(1)).await);

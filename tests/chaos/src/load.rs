@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::bank::Payment;
-use super::flows::Flow;
 use super::gates::Gated;
 use super::random::Random;
+use super::suspending::Suspending;
 
 pub(super) const QUEUES: [&str; 3] = ["default", "mail", "bulk"];
 /// The tag that some jobs require and some hosts have.
@@ -16,7 +16,7 @@ pub(super) const SPIN: &str = "chaos.spin";
 /// Its lease is long enough that an attempt of a few seconds ends before the first renewal.
 pub(super) const PATIENT: &str = "chaos.patient";
 /// Its attempts are suspended, and it enqueues others.
-pub(super) const FLOW: &str = "chaos.flow";
+pub(super) const SUSPENDING: &str = "chaos.suspending";
 /// Its effects move money between accounts.
 pub(super) const PAY: &str = "chaos.pay";
 /// Its jobs pass gates.
@@ -58,7 +58,7 @@ pub(super) enum Kind {
     /// It waits for jobs that its producer has enqueued before.
     Waits,
     /// It is suspended, enqueues jobs, calls one and continues its chain.
-    Flows,
+    Suspends,
     /// It waits for a signal that nobody sends, and is suspended at the end of the run.
     IsNeverSignalled,
     /// Its effects, with its outcome or with a step, move money.
@@ -88,7 +88,7 @@ impl Kind {
         (Self::HangsUp, 4),
         (Self::Spins, 2),
         (Self::Waits, 60),
-        (Self::Flows, 50),
+        (Self::Suspends, 50),
         (Self::IsNeverSignalled, 5),
         (Self::Pays, 200),
         (Self::PassesGates, 120),
@@ -147,9 +147,9 @@ pub(super) struct JobSpec {
     #[serde(default)]
     pub(super) tenant: Option<String>,
     pub(super) max_attempts: Option<i32>,
-    /// What it does if its handler is that of flows.
+    /// What it does if its handler is [`SUSPENDING`].
     #[serde(default)]
-    pub(super) flow: Option<Flow>,
+    pub(super) suspending: Option<Suspending>,
     /// What it does if its handler is that of payments.
     #[serde(default)]
     pub(super) payment: Option<Payment>,
@@ -212,8 +212,8 @@ impl JobSpec {
                 spec.parents = random.between(1, 4) as usize;
                 spec.runs_on_failure = random.per_mille(500);
             }
-            Kind::Flows => spec.take(Flow::draw(&mut random)),
-            Kind::IsNeverSignalled => spec.take(Flow::never_signalled()),
+            Kind::Suspends => spec.take(Suspending::draw(&mut random)),
+            Kind::IsNeverSignalled => spec.take(Suspending::never_signalled()),
             Kind::Pays => {
                 let payment = Payment::draw(&mut random);
                 spec.handler = PAY.into();
@@ -243,9 +243,9 @@ impl JobSpec {
         spec
     }
 
-    fn take(&mut self, flow: Flow) {
-        self.handler = FLOW.into();
-        self.flow = Some(flow);
+    fn take(&mut self, suspending: Suspending) {
+        self.handler = SUSPENDING.into();
+        self.suspending = Some(suspending);
     }
 
     /// Whether it ends by itself soon, so that others may wait for it.
@@ -254,8 +254,8 @@ impl JobSpec {
     }
 
     pub(super) fn payload(&self) -> Value {
-        if let Some(flow) = &self.flow {
-            return flow.payload(self);
+        if let Some(suspending) = &self.suspending {
+            return suspending.payload(self);
         }
         if let Some(payment) = &self.payment {
             return payment.payload(self);

@@ -7,12 +7,12 @@ mod run;
 mod schedules;
 
 mod bank;
-mod flows;
 mod gates;
 mod graphs;
 mod load;
 mod plan;
 mod random;
+mod suspending;
 
 mod admin_actions;
 mod bursts;

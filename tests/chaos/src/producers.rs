@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
-use super::flows;
 use super::ledger::{Answer, Ledger, Request, now_us};
 use super::load::JobSpec;
 use super::random::Random;
+use super::suspending;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2, queue => $3, priority => $4, tags => $5,
     run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8, tenant => $9, after => $10)";
@@ -140,11 +140,11 @@ impl Producer {
 
     /// Sends the signals of this job at their times.
     fn signal(&self, sending: &mut JoinSet<Result<()>>, job: i64, spec: &JobSpec) {
-        let delays = spec.flow.iter().flat_map(|flow| &flow.signals_ms);
+        let delays = spec.suspending.iter().flat_map(|it| &it.signals_ms);
         for (nth, delay) in delays.enumerate() {
             let (url, ledger) = (self.url.clone(), self.ledger.clone());
             let (mark, delay) = (spec.n * 10 + nth as i64, Duration::from_millis(*delay));
-            sending.spawn(async move { flows::signal(&url, &ledger, job, mark, delay).await });
+            sending.spawn(async move { suspending::signal(&url, &ledger, job, mark, delay).await });
         }
     }
 

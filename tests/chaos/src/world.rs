@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::flows::Flow;
 use super::folder::Folder;
 use super::ledger::{Answer, Happened, Line, Request, Run};
 use super::load::JobSpec;
+use super::suspending::Suspending;
 
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
@@ -38,7 +38,7 @@ pub(super) struct Evidence {
     pub(super) started_us: i64,
     /// When this attempt recorded its step; `None` if an earlier attempt had recorded it.
     pub(super) stepped_us: Option<i64>,
-    /// When it did the work of its step, whether or not that was recorded. Only flows leave this.
+    /// When it did the work of its step, whether or not that was recorded. Only jobs that suspend leave this.
     pub(super) did_us: Option<i64>,
     /// Its last tick.
     pub(super) ticked_us: Option<i64>,
@@ -228,7 +228,7 @@ pub(super) struct World {
     pub(super) signals: Vec<Kept>,
     pub(super) lines: Vec<BankLine>,
     pub(super) accounts: Vec<Account>,
-    /// The jobs that flows enqueue, with the settings that their payloads have.
+    /// The jobs that attempts enqueue, with the settings that their payloads have.
     pub(super) parts: Vec<JobSpec>,
     pub(super) tries: Vec<Try>,
     pub(super) dumped_us: i64,
@@ -270,14 +270,15 @@ impl World {
         Ok(world)
     }
 
-    /// Derives the jobs that flows enqueue from the requests.
+    /// Derives the jobs that attempts enqueue from the requests.
     pub(super) fn add_parts(&mut self) {
         for call in &self.calls {
             if let Request::Enqueue { spec, .. } = &call.request
-                && let Some(flow) = &spec.flow
+                && let Some(suspending) = &spec.suspending
             {
-                let parts = flow.parts().into_iter();
-                self.parts.extend(parts.map(|part| Flow::part(spec, part)));
+                let parts = suspending.parts().into_iter();
+                self.parts
+                    .extend(parts.map(|part| Suspending::part(spec, part)));
             }
         }
     }

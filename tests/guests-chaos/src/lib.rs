@@ -3,8 +3,8 @@
 //! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….did`, `….step`, `….tick` and
 //! `….end`. One system call creates a file, so a kill cannot leave half of it.
 
-mod flow;
 mod pay;
+mod suspending;
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -160,4 +160,4 @@ fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
 }
 
-export!(work, patient, gated, spin, flow::flow, pay::pay);
+export!(work, patient, gated, spin, suspending::suspending, pay::pay);

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::super::flows::{Flow, Part};
 use super::super::ledger::{Answer, Request};
+use super::super::suspending::{Part, Suspending};
 use super::{Found, Known};
 
 /// Every accepted job and retry exists, exactly once.
@@ -86,10 +86,12 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
         });
     }
     for job in &known.world.jobs {
-        // The rules of children.rs check that the flow has enqueued its jobs.
-        found.unless(job.id, !requested.contains(&Flow::root(job.n)), || {
-            format!("job {} has n = {}, which nobody requested", job.id, job.n)
-        });
+        // The rules of children.rs check the jobs that attempts enqueue.
+        found.unless(
+            job.id,
+            !requested.contains(&Suspending::root(job.n)),
+            || format!("job {} has n = {}, which nobody requested", job.id, job.n),
+        );
     }
     found
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::super::flows::{Flow, Part};
+use super::super::suspending::{Part, Suspending};
 use super::super::world::Job;
 use super::known::{ended_by_an_admin, has_continued};
 use super::{Found, Known};
 
 /// The jobs whose handler enqueues others, with what was requested of it.
-fn flows<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Job, &'a Flow)> {
+fn suspending<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Job, &'a Suspending)> {
     let jobs = known.world.jobs.iter();
-    jobs.filter_map(|job| Some((job, known.spec(job)?.flow.as_ref()?)))
+    jobs.filter_map(|job| Some((job, known.spec(job)?.suspending.as_ref()?)))
 }
 
 /// The jobs of this part that attempts of the job have enqueued.
@@ -32,13 +32,13 @@ fn first_start_us(known: &Known<'_>, job: &Job) -> Option<i64> {
 pub(super) fn only_of_successes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let is_child = |part| matches!(part, Part::Child(_));
-    for (job, _) in flows(known) {
+    for (job, _) in suspending(known) {
         let result = job.result.as_ref().filter(|_| !ended_by_an_admin(job));
         let announced = result.map_or(0, |result| result["children"].as_i64().unwrap_or(-1));
         let children = parts(known, job, is_child);
         let expected: BTreeSet<i64> = (1..=announced)
             .filter_map(|nth| u8::try_from(nth).ok())
-            .map(|nth| Flow::number(job.n, Part::Child(nth)))
+            .map(|nth| Suspending::number(job.n, Part::Child(nth)))
             .collect();
         let numbers: BTreeSet<i64> = children.iter().map(|child| child.n).collect();
         found.case(
@@ -70,7 +70,7 @@ pub(super) fn only_of_successes(known: &Known<'_>) -> Found {
                 known
                     .rows(parent)
                     .iter()
-                    .any(|row| row.n == Flow::root(child.n))
+                    .any(|row| row.n == Suspending::root(child.n))
             });
         found.unless(child.id, is_stray, || {
             format!(
@@ -86,7 +86,7 @@ pub(super) fn only_of_successes(known: &Known<'_>) -> Found {
 pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let is_next = |job: &&&Job| Part::of(job.n) == Some(Part::Next);
-    for (job, _) in flows(known) {
+    for (job, _) in suspending(known) {
         let chain = known.chain(job.chain);
         let nexts: Vec<&&Job> = chain.iter().filter(is_next).collect();
         let announced: Vec<&&Job> = chain
@@ -101,7 +101,7 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
             .is_some_and(|(s, e)| s < e);
         let fits = nexts
             .iter()
-            .all(|next| next.n == Flow::number(job.n, Part::Next));
+            .all(|next| next.n == Suspending::number(job.n, Part::Next));
         found.case(
             job.id,
             nexts.len() != announced.len() || is_early || !fits,
@@ -120,7 +120,7 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
         let chain = known.chain(next.chain).iter();
         let is_stray = !chain
             .clone()
-            .any(|job| job.n == Flow::root(next.n) && job.id != next.id);
+            .any(|job| job.n == Suspending::root(next.n) && job.id != next.id);
         found.unless(next.id, is_stray, || {
             format!("job {} continues no chain", next.id)
         });
@@ -131,7 +131,7 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
 /// Each call that an attempt has begun has one job, and returns how that has ended.
 pub(super) fn calls_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    for (job, _) in flows(known) {
+    for (job, _) in suspending(known) {
         let begun = known.steps(job.id).iter().filter_map(|step| {
             let wait = step.wait.as_ref()?;
             (wait["kind"] == "call").then(|| wait["job"].as_i64())

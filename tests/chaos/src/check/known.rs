@@ -151,7 +151,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// What its producer, or the payload of the flow that has enqueued it, requests.
+    /// What its producer, or the payload of the job that has enqueued it, requests.
     pub(super) fn spec(&self, job: &Job) -> Option<&'a JobSpec> {
         self.specs.get(&job.n).copied()
     }

@@ -87,12 +87,12 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
     found
 }
 
-/// The step that a flow has recorded is not done again, and its result is that of the attempt that recorded it. A case is
+/// A step that a job has recorded is not done again, and its result is that of the attempt that recorded it. A case is
 /// a job with an attempt after the record.
 pub(super) fn steps_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
-        if known.spec(job).is_none_or(|spec| spec.flow.is_none()) {
+        if known.spec(job).is_none_or(|spec| spec.suspending.is_none()) {
             continue;
         }
         let steps = known.steps(job.id).iter();

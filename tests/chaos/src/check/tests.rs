@@ -1,10 +1,10 @@
 //! Checks worlds in which exactly one promise is broken.
 
 mod effects;
-mod flows;
 mod gates;
 mod graphs;
 mod healthy;
+mod suspended;
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! A world with every kind of event, in which every promise was kept.
 
-pub(super) mod flow;
 pub(super) mod gate;
 pub(super) mod graph;
+pub(super) mod suspension;
 
 use serde_json::json;
 
@@ -584,7 +584,7 @@ pub(super) fn healthy() -> World {
     };
     b.happen(900 * S, 901 * S, stopped);
 
-    flow::add(&mut b);
+    suspension::add(&mut b);
     gate::add(&mut b);
     graph::add(&mut b);
 

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::flows::{Flow, Part};
 use super::super::super::ledger::{Answer, Request};
+use super::super::super::suspending::{Part, Suspending};
 use super::super::super::world::{Evidence, Job, Kept, Step, World};
-use super::healthy::flow::*;
+use super::healthy::suspension::*;
 use super::healthy::*;
 use super::{breaks, breaks_nothing, cases_of, evidence, job};
 
@@ -19,21 +19,21 @@ fn twin(world: &mut World, id: i64) -> Job {
     twin
 }
 
-/// The evidence of this attempt of the flow.
+/// The evidence of this attempt at [`SUSPENDED`].
 fn attempt(world: &mut World, number: i32) -> &mut Evidence {
     let mut all = world.evidence.iter_mut();
-    let found = all.find(|e| e.job == FLOWING && e.attempt == number);
+    let found = all.find(|e| e.job == SUSPENDED && e.attempt == number);
     found.expect("the healthy world has it")
 }
 
 fn step<'a>(world: &'a mut World, name: &str) -> &'a mut Step {
     let mut steps = world.steps.iter_mut();
-    let found = steps.find(|s| s.job == FLOWING && s.name == name && s.wait.is_none());
+    let found = steps.find(|s| s.job == SUSPENDED && s.name == name && s.wait.is_none());
     found.expect("the healthy world has it")
 }
 
 fn result(world: &mut World) -> &mut Value {
-    job(world, FLOWING)
+    job(world, SUSPENDED)
         .result
         .as_mut()
         .expect("it has succeeded")
@@ -56,7 +56,7 @@ fn a_child_of_a_suspended_attempt_and_one_that_starts_before_the_success_are_fou
     breaks(rule, |world| {
         let mut child = twin(world, CHILDREN[0]);
         child.parent = Some(UNSIGNALLED);
-        child.n = Flow::number(UNSIGNALLED * 100, Part::Child(1));
+        child.n = Suspending::number(UNSIGNALLED * 100, Part::Child(1));
         world.jobs.push(child);
     });
     breaks(rule, |world| job(world, CHILDREN[0]).parent = Some(QUICK));
@@ -76,7 +76,7 @@ fn a_chain_that_is_continued_twice_or_not_at_all_is_found() {
     breaks(rule, |world| {
         let mut next = twin(world, NEXT);
         next.chain = UNSIGNALLED;
-        next.n = Flow::number(UNSIGNALLED * 100, Part::Next);
+        next.n = Suspending::number(UNSIGNALLED * 100, Part::Next);
         world.jobs.push(next);
     });
     breaks(rule, |world| {
@@ -205,7 +205,7 @@ fn a_job_that_stays_suspended_without_a_reason_is_found() {
 #[test]
 fn a_suspension_that_counts_as_an_attempt_is_found() {
     let rule = "suspensions_not_counted";
-    breaks(rule, |world| job(world, FLOWING).uncounted = 2);
+    breaks(rule, |world| job(world, SUSPENDED).uncounted = 2);
     breaks(rule, |world| job(world, UNSIGNALLED).uncounted = 0);
 }
 
@@ -215,12 +215,12 @@ fn a_step_that_is_done_again_after_a_suspension_is_found() {
         attempt(world, 2).did_us = Some(405 * S + 1_500);
     });
     breaks("steps_once", |world| {
-        result(world)["first"] = json!(nonce(FLOWING, 2));
+        result(world)["first"] = json!(nonce(SUSPENDED, 2));
     });
     breaks("steps_once", |world| {
         world
             .steps
-            .retain(|step| step.name != "first" || step.job != FLOWING);
+            .retain(|step| step.name != "first" || step.job != SUSPENDED);
     });
     breaks("steps_once", |world| {
         let again = step(world, "first").clone();

@@ -12,11 +12,11 @@ use super::ledger::{Ledger, Request};
 use super::load::{JobSpec, WORK};
 use super::random::Random;
 
-/// Distance between the number of a flow and those of the jobs that it enqueues: above the numbers of all producers.
+/// Distance between the number of a job and those of the jobs that it enqueues: above the numbers of all producers.
 const PART_STRIDE: i64 = 1_000_000_000_000;
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', $2)::int::bigint";
 
-/// The role of a job in a flow. Its number shows it, whatever the database says.
+/// The role of a job that such a job enqueues. Its number shows it, whatever the database says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Child(u8),
@@ -24,9 +24,9 @@ pub(super) enum Part {
     Call,
 }
 
-/// What a job of the handler [`FLOW`](super::load::FLOW) does.
+/// What a job of the handler [`SUSPENDING`](super::load::SUSPENDING) does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Flow {
+pub(super) struct Suspending {
     pub(super) nap_ms: u64,
     /// How many signals it waits for.
     pub(super) waits: u32,
@@ -42,7 +42,7 @@ pub(super) struct Flow {
     pub(super) continues: bool,
 }
 
-impl Flow {
+impl Suspending {
     pub(super) fn draw(random: &mut Random) -> Self {
         let nap_ms = random.between(2_100, 4_000);
         let timeout_ms = random.between(2_000, 6_000);
@@ -107,19 +107,19 @@ impl Flow {
         parts
     }
 
-    /// The number of a job that the flow with this number enqueues.
+    /// The number of a job that the job with this number enqueues.
     pub(super) fn number(n: i64, part: Part) -> i64 {
         n + part.digit() * PART_STRIDE
     }
 
-    /// The number of the flow that has enqueued the job with this one; of any other job, its own.
+    /// The number of the job that enqueues the one with this number; of a job that no other enqueues, its own.
     pub(super) fn root(n: i64) -> i64 {
         n % PART_STRIDE
     }
 
-    /// A job of this flow, as its attempt enqueues it.
+    /// A job that this one enqueues, as its attempt does it.
     pub(super) fn part(spec: &JobSpec, part: Part) -> JobSpec {
-        let flow = spec.flow.as_ref();
+        let suspending = spec.suspending.as_ref();
         JobSpec {
             n: Self::number(spec.n, part),
             kind: spec.kind,
@@ -127,7 +127,7 @@ impl Flow {
             queue: spec.queue.clone(),
             priority: spec.priority.clone(),
             sleep_ms: spec.n.unsigned_abs() % 500,
-            hopeless: part == Part::Call && flow.is_some_and(|flow| flow.call_fails),
+            hopeless: part == Part::Call && suspending.is_some_and(|it| it.call_fails),
             ..JobSpec::default()
         }
     }
@@ -142,7 +142,7 @@ impl Part {
         }
     }
 
-    /// The role of the job with this number. `None`: no flow has enqueued it.
+    /// The role of the job with this number. `None`: no job enqueues it.
     pub(super) fn of(n: i64) -> Option<Self> {
         match n / PART_STRIDE {
             1 => Some(Self::Next),
@@ -176,29 +176,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_a_job_shows_its_part_in_a_flow() {
+    fn the_number_of_a_job_shows_as_which_part_it_is_enqueued() {
         let spec = JobSpec {
             n: 2_000_000_017,
             ..JobSpec::default()
         };
         assert_eq!(Part::of(spec.n), None);
         for part in [Part::Child(1), Part::Child(2), Part::Next, Part::Call] {
-            let n = Flow::part(&spec, part).n;
-            assert_eq!((Part::of(n), Flow::root(n)), (Some(part), spec.n));
+            let n = Suspending::part(&spec, part).n;
+            assert_eq!((Part::of(n), Suspending::root(n)), (Some(part), spec.n));
         }
     }
 
     #[test]
-    fn flows_have_every_kind_of_signal_and_of_part() {
-        let mut random = Random::new(1, "flows");
-        let flows: Vec<Flow> = (0..200).map(|_| Flow::draw(&mut random)).collect();
-        let has = |test: fn(&Flow) -> bool| flows.iter().any(test);
+    fn suspending_jobs_have_every_kind_of_signal_and_of_part() {
+        let mut random = Random::new(1, "suspending");
+        let drawn: Vec<Suspending> = (0..200).map(|_| Suspending::draw(&mut random)).collect();
+        let has = |test: fn(&Suspending) -> bool| drawn.iter().any(test);
         assert!(has(|f| f.signals_ms.is_empty()));
         assert!(has(|f| f.waits == 1 && f.signals_ms.len() == 2));
         assert!(has(|f| f.waits == 2));
         assert!(has(|f| f.stumbles && f.traps && f.calls && f.continues));
         assert!(has(|f| f.children == 0) && has(|f| f.parts().len() == 4));
-        assert!(flows.iter().all(|f| f.timeout_ms.is_some()));
-        assert_eq!(Flow::never_signalled().timeout_ms, None);
+        assert!(drawn.iter().all(|f| f.timeout_ms.is_some()));
+        assert_eq!(Suspending::never_signalled().timeout_ms, None);
     }
 }

@@ -1,15 +1,15 @@
-//! A flow in the healthy world: suspended three times, with children, a call and a job that continues its chain; and one
-//! that still waits for its signal.
+//! Suspended jobs in the healthy world: one was suspended three times, with children, a call and a job that continues
+//! its chain; one still waits for its signal.
 
 use serde_json::{Value, json};
 
-use super::super::super::super::flows::{Flow, Part};
 use super::super::super::super::ledger::{Answer, Request};
 use super::super::super::super::load::{JobSpec, WORK};
+use super::super::super::super::suspending::{Part, Suspending};
 use super::super::super::super::world::{Attempt, Job, Kept, Step};
 use super::{A, B, Builder, S, nonce};
 
-pub(crate) const FLOWING: i64 = 40;
+pub(crate) const SUSPENDED: i64 = 40;
 pub(crate) const CHILDREN: [i64; 2] = [41, 42];
 pub(crate) const CALLED: i64 = 43;
 pub(crate) const NEXT: i64 = 44;
@@ -41,7 +41,7 @@ impl Builder {
     /// A row of rouse.step: with a result, or with the begin of a wait.
     fn step(&mut self, name: &str, result: Value, wait: Option<Value>, attempt: i32, at_us: i64) {
         self.0.steps.push(Step {
-            job: FLOWING,
+            job: SUSPENDED,
             name: name.into(),
             result,
             wait,
@@ -51,16 +51,16 @@ impl Builder {
         });
     }
 
-    /// A job that the flow has enqueued.
+    /// A job that [`SUSPENDED`] has enqueued.
     fn made(&mut self, id: i64, part: Part, at_us: i64) -> &mut Job {
         self.0.jobs.push(Job {
             id,
             queue: "default".into(),
             handler: WORK.into(),
             state: "queued".into(),
-            n: Flow::number(FLOWING * 100, part),
+            n: Suspending::number(SUSPENDED * 100, part),
             chain: id,
-            parent: Some(FLOWING),
+            parent: Some(SUSPENDED),
             requested_us: at_us,
             available_us: at_us,
             ..Job::default()
@@ -75,53 +75,56 @@ impl Builder {
 }
 
 pub(super) fn add(b: &mut Builder) {
-    let flow = |flow| JobSpec {
-        flow: Some(flow),
+    let spec = |suspending| JobSpec {
+        suspending: Some(suspending),
         ..JobSpec::default()
     };
-    let whole = Flow {
+    let whole = Suspending {
         waits: 1,
         calls: true,
         children: 2,
         continues: true,
-        ..Flow::default()
+        ..Suspending::default()
     };
-    b.job(FLOWING, 400 * S, flow(whole));
+    b.job(SUSPENDED, 400 * S, spec(whole));
     let sleep = json!({"kind": "sleep", "step": "sleep:nap"});
-    b.start(FLOWING, 1, A, 401 * S);
+    b.start(SUSPENDED, 1, A, 401 * S);
     let first = b.0.evidence.last_mut().expect("it has started");
     first.did_us = Some(401 * S + 1_300);
     first.stepped_us = Some(401 * S + 1_600);
-    let by = nonce(FLOWING, 1);
+    let by = nonce(SUSPENDED, 1);
     b.step("first", json!(by), None, 1, 401 * S + 1_500);
     b.step("sleep:nap", Value::Null, Some(sleep.clone()), 1, 402 * S);
-    b.suspend(FLOWING, &sleep, 402 * S);
+    b.suspend(SUSPENDED, &sleep, 402 * S);
 
     let signal = json!({"kind": "signal", "step": "signal:go", "name": "go"});
-    b.start(FLOWING, 2, A, 405 * S);
+    b.start(SUSPENDED, 2, A, 405 * S);
     b.step("signal:go", Value::Null, Some(signal.clone()), 2, 406 * S);
-    b.suspend(FLOWING, &signal, 406 * S);
+    b.suspend(SUSPENDED, &signal, 406 * S);
     for mark in [TAKEN, KEPT] {
-        let request = Request::Signal { job: FLOWING, mark };
+        let request = Request::Signal {
+            job: SUSPENDED,
+            mark,
+        };
         b.call(407 * S, request, Answer::Ok(1));
     }
     b.0.signals.push(Kept {
-        job: FLOWING,
+        job: SUSPENDED,
         name: "go".into(),
         mark: KEPT,
     });
 
-    b.start(FLOWING, 3, A, 408 * S);
+    b.start(SUSPENDED, 3, A, 408 * S);
     let payload = json!({"payload": {"mark": TAKEN}});
     b.step("signal:go", payload, None, 3, 408 * S + 1_200);
     let call = json!({"kind": "call", "step": "call:chaos.work", "jobs": [CALLED]});
     let begun = json!({"kind": "call", "job": CALLED});
     b.step("call:chaos.work", Value::Null, Some(begun), 3, 409 * S);
-    b.suspend(FLOWING, &call, 409 * S);
+    b.suspend(SUSPENDED, &call, 409 * S);
     b.made(CALLED, Part::Call, 409 * S);
     b.runs(CALLED, 410 * S);
 
-    b.start(FLOWING, 4, A, 412 * S);
+    b.start(SUSPENDED, 4, A, 412 * S);
     let output = b.of(CALLED).result.clone().expect("it has succeeded");
     let returned = json!({"output": output});
     b.step(
@@ -131,8 +134,8 @@ pub(super) fn add(b: &mut Builder) {
         4,
         412 * S + 1_200,
     );
-    b.succeed(FLOWING, 413 * S);
-    let result = b.of(FLOWING).result.as_mut().expect("it has succeeded");
+    b.succeed(SUSPENDED, 413 * S);
+    let result = b.of(SUSPENDED).result.as_mut().expect("it has succeeded");
     result["first"] = json!(by);
     result["signals"] = json!([{"mark": TAKEN}]);
     result["called"] = returned;
@@ -144,21 +147,21 @@ pub(super) fn add(b: &mut Builder) {
     }
     b.of(CHILDREN[1]).after = Some(json!({"the one before": {"job": CHILDREN[0]}}));
     let next = b.made(NEXT, Part::Next, 413 * S);
-    (next.chain, next.parent) = (FLOWING, None);
+    (next.chain, next.parent) = (SUSPENDED, None);
     b.runs(NEXT, 416 * S);
     let after = JobSpec {
-        after: Some(json!({"f": FLOWING})),
+        after: Some(json!({"f": SUSPENDED})),
         ..JobSpec::default()
     };
     b.job(AFTER_CHAIN, 400 * S, after);
     b.runs(AFTER_CHAIN, 417 * S);
 
-    let waiting = Flow {
+    let waiting = Suspending {
         waits: 1,
         children: 2,
-        ..Flow::default()
+        ..Suspending::default()
     };
-    b.job(UNSIGNALLED, 400 * S, flow(waiting));
+    b.job(UNSIGNALLED, 400 * S, spec(waiting));
     b.start(UNSIGNALLED, 1, A, 401 * S);
     b.suspend(UNSIGNALLED, &signal, 402 * S);
     let dumped_us = b.0.dumped_us;

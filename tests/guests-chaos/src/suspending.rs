@@ -16,7 +16,7 @@ const SIGNAL: &str = "go";
 
 /// The task of a job.
 #[derive(Deserialize, JsonSchema)]
-pub(crate) struct Flow {
+pub(crate) struct Task {
     /// The job's number in the ledger.
     n: i64,
     /// How long it sleeps durably.
@@ -39,19 +39,19 @@ pub(crate) struct Flow {
 
 /// Enqueues jobs, does a step, sleeps, waits for signals and calls a job. The result says what it has enqueued and
 /// received.
-#[handler(name = "chaos.flow", capabilities = ["dir", "enqueue:chaos.work"])]
-pub(crate) fn flow(ctx: &Ctx, flow: Flow) -> Result<Value, Error> {
+#[handler(name = "chaos.suspending", capabilities = ["dir", "enqueue:chaos.work"])]
+pub(crate) fn suspending(ctx: &Ctx, task: Task) -> Result<Value, Error> {
     let witness = Witness::start(ctx)?;
     // Every attempt enqueues them, and only those of the last one may exist.
     let mut previous = None;
-    for payload in &flow.children {
+    for payload in &task.children {
         let mut job = Job::new(WORK, payload);
         if let Some(previous) = &previous {
             job = job.after("the one before", previous);
         }
         previous = Some(ctx.enqueue(job)?);
     }
-    if let Some(payload) = &flow.next {
+    if let Some(payload) = &task.next {
         ctx.continue_with(Job::new(WORK, payload))?;
     }
     let first: String = ctx.step("first", || {
@@ -61,21 +61,21 @@ pub(crate) fn flow(ctx: &Ctx, flow: Flow) -> Result<Value, Error> {
     if first == witness.nonce {
         witness.leave("step")?;
     }
-    if flow.stumbles && is_first(ctx, &witness, "stumble")? {
+    if task.stumbles && is_first(ctx, &witness, "stumble")? {
         return Err(Error::retryable("as the payload requests")
             .kind("stumbled")
             .details(witness.to_json()));
     }
-    ctx.sleep("nap", Duration::from_millis(flow.nap_ms))?;
-    let timeout = flow.timeout_ms.map(Duration::from_millis);
+    ctx.sleep("nap", Duration::from_millis(task.nap_ms))?;
+    let timeout = task.timeout_ms.map(Duration::from_millis);
     let mut signals = Vec::new();
-    for _ in 0..flow.waits {
+    for _ in 0..task.waits {
         signals.push(ctx.wait_signal::<Value>(SIGNAL, timeout)?);
     }
-    if flow.traps && is_first(ctx, &witness, "trap")? {
+    if task.traps && is_first(ctx, &witness, "trap")? {
         std::process::abort();
     }
-    let called = match &flow.call {
+    let called = match &task.call {
         None => Value::Null,
         Some(payload) => match ctx.try_call::<Value>(Job::new(WORK, payload))? {
             Ok(output) => json!({"output": output}),
@@ -84,12 +84,12 @@ pub(crate) fn flow(ctx: &Ctx, flow: Flow) -> Result<Value, Error> {
     };
     witness.leave("end")?;
     let mut result = witness.to_json();
-    result["n"] = flow.n.into();
+    result["n"] = task.n.into();
     result["first"] = first.into();
     result["signals"] = json!(signals);
     result["called"] = called;
-    result["children"] = flow.children.len().into();
-    result["continued"] = flow.next.is_some().into();
+    result["children"] = task.children.len().into();
+    result["continued"] = task.next.is_some().into();
     Ok(result)
 }
 
