@@ -14,8 +14,8 @@ mod children;
 mod debounces;
 mod dependencies;
 mod effects;
+mod flows;
 mod frozen;
-mod graphs;
 mod keys;
 mod limits;
 mod order;
@@ -413,37 +413,37 @@ pub(super) const RULES: [Rule; 51] = [
         name: "flow_whole",
         promise: "each job of a flow is enqueued once if the call was accepted, and none if it was refused",
         needs: Needs::Nothing,
-        check: graphs::whole,
+        check: flows::whole,
     },
     Rule {
         name: "flow_in_order",
         promise: "no job of a flow starts before those that it waits for have ended in a way that its on_failure permits",
         needs: Needs::Nothing,
-        check: graphs::in_order,
+        check: flows::in_order,
     },
     Rule {
         name: "flow_cancel_holds",
         promise: "each job of a cancelled flow has ended, and none starts 2.5 s later",
         needs: Needs::Minutes(1.0),
-        check: graphs::cancelled_rests,
+        check: flows::cancelled_rests,
     },
     Rule {
         name: "flow_retry_repeats_failures",
         promise: "a retry of a flow repeats each job that failed or was cancelled once, and none that has succeeded",
         needs: Needs::Minutes(1.0),
-        check: graphs::retries,
+        check: flows::retries,
     },
     Rule {
         name: "flow_not_stranded",
         promise: "no job of a flow waits at the end, except for the retry of one that has failed",
         needs: Needs::Nothing,
-        check: graphs::not_stranded,
+        check: flows::not_stranded,
     },
     Rule {
         name: "flow_delete_leaves_nothing",
         promise: "a deleted flow has no live job and no dependency, and none of its jobs starts 2.5 s later",
         needs: Needs::Minutes(5.0),
-        check: graphs::deleted,
+        check: flows::deleted,
     },
 ];
 

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::cuts::{At, How};
-use super::graphs::Graph;
+use super::flows::FlowSpec;
 use super::load::JobSpec;
 use super::plan::Fault;
 
@@ -85,19 +85,19 @@ pub(super) enum Request {
         /// Identifies the signal: its payload.
         mark: i64,
     },
-    EnqueueGraph {
-        graph: Graph,
+    EnqueueFlow {
+        spec: FlowSpec,
     },
     /// The answers to this and the next two count the jobs that were cancelled, retried or deleted.
-    CancelGraph {
+    CancelFlow {
         flow: i64,
     },
     /// Jobs that ended at this time or later are left alone.
-    RetryGraph {
+    RetryFlow {
         flow: i64,
         before_us: i64,
     },
-    DeleteGraph {
+    DeleteFlow {
         flow: i64,
     },
     Pause {

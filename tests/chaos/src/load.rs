@@ -67,8 +67,8 @@ pub(super) enum Kind {
     PassesGates,
     /// Enqueued by a fault; no producer draws it.
     FromFault,
-    /// A job of a graph; no producer draws it.
-    IsInGraph,
+    /// A job of a flow; no producer draws it.
+    IsInFlow,
 }
 
 impl Kind {
@@ -234,7 +234,7 @@ impl JobSpec {
                 spec.fail_attempts = u32::from(random.per_mille(150));
                 spec.gated = Some(gated);
             }
-            Kind::FromFault | Kind::IsInGraph => {}
+            Kind::FromFault | Kind::IsInFlow => {}
         }
         // A tag would double the lanes of the keys.
         if spec.gated.is_none() && random.per_mille(60) {

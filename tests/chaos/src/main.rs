@@ -7,8 +7,8 @@ mod run;
 mod schedules;
 
 mod bank;
+mod flows;
 mod gates;
-mod graphs;
 mod load;
 mod plan;
 mod random;
@@ -18,7 +18,7 @@ mod admin_actions;
 mod bursts;
 mod cuts;
 mod faults;
-mod graph_producer;
+mod flow_producer;
 mod producers;
 
 mod calls;

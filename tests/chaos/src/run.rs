@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use super::bank;
 use super::dump;
 use super::faults::Faults;
+use super::flow_producer::FlowProducer;
 use super::folder::Folder;
 use super::gates;
-use super::graph_producer::GraphProducer;
 use super::hosts::Hosts;
 use super::ledger::{Event, Ledger, Line, Run, now_us};
 use super::load::QUEUES;
@@ -134,12 +134,12 @@ async fn run_with(
         };
         tasks.spawn(producer.run(started + length));
     }
-    let graphs = GraphProducer {
+    let flows = FlowProducer {
         seed: settings.seed,
         url: server.url.clone(),
         ledger: ledger.clone(),
     };
-    tasks.spawn(graphs.run(started + length));
+    tasks.spawn(flows.run(started + length));
     tasks.spawn(faults.clone().run(plan, started));
     let work = async {
         while let Some(done) = tasks.join_next().await {

@@ -76,10 +76,10 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
                 | Request::Retry { .. }
                 | Request::Reschedule { .. }
                 | Request::Signal { .. }
-                | Request::EnqueueGraph { .. }
-                | Request::CancelGraph { .. }
-                | Request::RetryGraph { .. }
-                | Request::DeleteGraph { .. }
+                | Request::EnqueueFlow { .. }
+                | Request::CancelFlow { .. }
+                | Request::RetryFlow { .. }
+                | Request::DeleteFlow { .. }
                 | Request::Pause { .. }
                 | Request::Resume { .. },
                 _,
@@ -120,10 +120,10 @@ pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
         | Request::Retry { .. }
         | Request::Reschedule { .. }
         | Request::Signal { .. }
-        | Request::EnqueueGraph { .. }
-        | Request::CancelGraph { .. }
-        | Request::RetryGraph { .. }
-        | Request::DeleteGraph { .. }
+        | Request::EnqueueFlow { .. }
+        | Request::CancelFlow { .. }
+        | Request::RetryFlow { .. }
+        | Request::DeleteFlow { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => None,
     });
@@ -175,19 +175,19 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
         ("of these, enqueues whose job exists", kept.count() as u64),
         (
             "flows enqueued",
-            flows(|r| matches!(r, Request::EnqueueGraph { .. })),
+            flows(|r| matches!(r, Request::EnqueueFlow { .. })),
         ),
         (
             "calls that cancelled jobs of flows",
-            flows(|r| matches!(r, Request::CancelGraph { .. })),
+            flows(|r| matches!(r, Request::CancelFlow { .. })),
         ),
         (
             "calls that retried jobs of flows",
-            flows(|r| matches!(r, Request::RetryGraph { .. })),
+            flows(|r| matches!(r, Request::RetryFlow { .. })),
         ),
         (
             "calls that deleted jobs of flows",
-            flows(|r| matches!(r, Request::DeleteGraph { .. })),
+            flows(|r| matches!(r, Request::DeleteFlow { .. })),
         ),
         ("attempts started", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),

@@ -59,9 +59,9 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut requested = HashSet::new();
     for call in &known.world.calls {
-        // `flow_whole` checks which jobs of a graph there are.
-        if let Request::EnqueueGraph { graph } = &call.request {
-            requested.extend(graph.nodes.iter().map(|node| node.spec.n));
+        // `flow_whole` checks which jobs of a flow there are.
+        if let Request::EnqueueFlow { spec } = &call.request {
+            requested.extend(spec.nodes.iter().map(|node| node.spec.n));
         }
         let Request::Enqueue { spec, .. } = &call.request else {
             continue;

@@ -8,7 +8,7 @@ use super::{Found, Known};
 /// Whether the row of the job looks as if this call had ended it.
 fn ended_by(call: &Call, job: &Job) -> bool {
     match &call.request {
-        Request::Cancel { .. } | Request::CancelGraph { .. } | Request::DeleteGraph { .. } => {
+        Request::Cancel { .. } | Request::CancelFlow { .. } | Request::DeleteFlow { .. } => {
             job.state == "cancelled"
         }
         Request::Complete { mark, .. } => {
@@ -23,8 +23,8 @@ fn ended_by(call: &Call, job: &Job) -> bool {
         | Request::Retry { .. }
         | Request::Reschedule { .. }
         | Request::Signal { .. }
-        | Request::EnqueueGraph { .. }
-        | Request::RetryGraph { .. }
+        | Request::EnqueueFlow { .. }
+        | Request::RetryFlow { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => false,
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::graphs::OnFailure;
+use super::super::flows::OnFailure;
 use super::super::world::Job;
 use super::known::has_continued;
 use super::{Found, Known};

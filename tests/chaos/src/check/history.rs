@@ -13,8 +13,8 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
             Request::Enqueue { spec, .. } => {
                 call.answer == Answer::Ok(job) || known.rows(job).iter().any(|row| row.n == spec.n)
             }
-            Request::EnqueueGraph { graph } => {
-                let mut nodes = graph.nodes.iter();
+            Request::EnqueueFlow { spec } => {
+                let mut nodes = spec.nodes.iter();
                 nodes.any(|node| known.rows(job).iter().any(|row| row.n == node.spec.n))
             }
             _ => {

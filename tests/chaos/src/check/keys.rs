@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::super::ledger::{Answer, Request};
 use super::super::world::Job;
-use super::{Found, Known, graphs};
+use super::{Found, Known, flows};
 
 /// The time in which a job was certainly live: from the answer that returned its id, or that of the flow, to its end. A
 /// job without such an answer is left out.
@@ -75,7 +75,7 @@ fn answered(known: &Known<'_>) -> HashMap<i64, i64> {
         _ => None,
     });
     let mut answered = HashMap::new();
-    for (job, at_us) in returned.chain(graphs::made(known)) {
+    for (job, at_us) in returned.chain(flows::made(known)) {
         let first = answered.entry(job).or_insert(at_us);
         *first = at_us.min(*first);
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::super::flows::FlowSpec;
 use super::super::gates::Gated;
-use super::super::graphs::Graph;
 use super::super::ledger::{Answer, Event, Happened, Request};
 use super::super::load::JobSpec;
 use super::super::settings;
@@ -39,8 +39,8 @@ pub(crate) struct Known<'a> {
     enqueued: HashMap<i64, Vec<&'a Job>>,
     specs: HashMap<i64, &'a JobSpec>,
     numbers: HashMap<i64, Vec<&'a Job>>,
-    graphs: Vec<(&'a Call, &'a Graph)>,
-    /// The flow of each job of a graph whose enqueue was answered, by the number of the job.
+    flow_specs: Vec<(&'a Call, &'a FlowSpec)>,
+    /// The flow of each job of a flow whose enqueue was answered, by the number of the job.
     flows: HashMap<i64, i64>,
     flow_calls: HashMap<i64, Vec<&'a Call>>,
     worker_ids: HashMap<i64, &'a str>,
@@ -48,7 +48,7 @@ pub(crate) struct Known<'a> {
 
 impl<'a> Known<'a> {
     pub(crate) fn of(world: &'a World) -> Self {
-        let graphs = graphs(world);
+        let flow_specs = flow_specs(world);
         Self {
             world,
             evidence: by(&world.evidence, |e| Some(e.job)),
@@ -63,8 +63,8 @@ impl<'a> Known<'a> {
             enqueued: by(&world.jobs, |j| j.parent),
             specs: specs(world),
             numbers: by(&world.jobs, |j| Some(j.n)),
-            flows: flows(&graphs),
-            graphs,
+            flows: flows(&flow_specs),
+            flow_specs,
             flow_calls: by(&world.calls, flow_of),
             worker_ids: world
                 .workers
@@ -110,9 +110,9 @@ impl<'a> Known<'a> {
         self.numbers.get(&n).map_or(&[], Vec::as_slice)
     }
 
-    /// Every graph, with its enqueue.
-    pub(super) fn graphs(&self) -> &[(&'a Call, &'a Graph)] {
-        &self.graphs
+    /// Every flow that was requested, with its enqueue.
+    pub(super) fn flow_specs(&self) -> &[(&'a Call, &'a FlowSpec)] {
+        &self.flow_specs
     }
 
     /// Calls about the flow of this job, without its enqueue.
@@ -426,10 +426,10 @@ fn job_of(call: &Call) -> Option<i64> {
         | Request::Reschedule { job, .. } => Some(*job),
         Request::Signal { job, .. } => Some(*job),
         Request::Enqueue { .. }
-        | Request::EnqueueGraph { .. }
-        | Request::CancelGraph { .. }
-        | Request::RetryGraph { .. }
-        | Request::DeleteGraph { .. }
+        | Request::EnqueueFlow { .. }
+        | Request::CancelFlow { .. }
+        | Request::RetryFlow { .. }
+        | Request::DeleteFlow { .. }
         | Request::Pause { .. }
         | Request::Resume { .. } => None,
     }
@@ -438,26 +438,26 @@ fn job_of(call: &Call) -> Option<i64> {
 /// The flow that a call is about.
 fn flow_of(call: &Call) -> Option<i64> {
     match call.request {
-        Request::CancelGraph { flow }
-        | Request::RetryGraph { flow, .. }
-        | Request::DeleteGraph { flow } => Some(flow),
+        Request::CancelFlow { flow }
+        | Request::RetryFlow { flow, .. }
+        | Request::DeleteFlow { flow } => Some(flow),
         _ => None,
     }
 }
 
-fn graphs(world: &World) -> Vec<(&Call, &Graph)> {
-    let graphs = world.calls.iter().filter_map(|call| match &call.request {
-        Request::EnqueueGraph { graph } => Some((call, graph)),
+fn flow_specs(world: &World) -> Vec<(&Call, &FlowSpec)> {
+    let specs = world.calls.iter().filter_map(|call| match &call.request {
+        Request::EnqueueFlow { spec } => Some((call, spec)),
         _ => None,
     });
-    graphs.collect()
+    specs.collect()
 }
 
-fn flows(graphs: &[(&Call, &Graph)]) -> HashMap<i64, i64> {
+fn flows(specs: &[(&Call, &FlowSpec)]) -> HashMap<i64, i64> {
     let mut flows = HashMap::new();
-    for (call, graph) in graphs {
+    for (call, spec) in specs {
         if let Answer::Ok(flow) = call.answer {
-            flows.extend(graph.nodes.iter().map(|node| (node.spec.n, flow)));
+            flows.extend(spec.nodes.iter().map(|node| (node.spec.n, flow)));
         }
     }
     flows
@@ -469,9 +469,8 @@ fn specs(world: &World) -> HashMap<i64, &JobSpec> {
         _ => None,
     });
     let parts = world.parts.iter().map(|spec| (spec.n, spec));
-    let graphs = graphs(world).into_iter();
-    let nodes =
-        graphs.flat_map(|(_, graph)| graph.nodes.iter().map(|node| (node.spec.n, &node.spec)));
+    let flows = flow_specs(world).into_iter();
+    let nodes = flows.flat_map(|(_, flow)| flow.nodes.iter().map(|node| (node.spec.n, &node.spec)));
     specs.chain(parts).chain(nodes).collect()
 }
 

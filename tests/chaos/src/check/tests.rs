@@ -1,8 +1,8 @@
 //! Checks worlds in which exactly one promise is broken.
 
 mod effects;
+mod flows;
 mod gates;
-mod graphs;
 mod healthy;
 mod suspended;
 

@@ -1,7 +1,7 @@
 //! A world with every kind of event, in which every promise was kept.
 
+pub(super) mod flow;
 pub(super) mod gate;
-pub(super) mod graph;
 pub(super) mod suspension;
 
 use serde_json::json;
@@ -586,7 +586,7 @@ pub(super) fn healthy() -> World {
 
     suspension::add(&mut b);
     gate::add(&mut b);
-    graph::add(&mut b);
+    flow::add(&mut b);
 
     // Host C comes back to a server twice.
     for (at_ms, failures, counted) in [

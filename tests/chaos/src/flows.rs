@@ -1,4 +1,4 @@
-//! Graphs of jobs that are enqueued in one call, and what is done to each of them afterwards.
+//! Flows, and what is done to each of them after its enqueue.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use super::random::Random;
 
 /// Above the numbers of all producers, and below those of the jobs that attempts enqueue.
 const START: i64 = 500_000_000_000;
-/// Distance between the first numbers of two graphs.
+/// Distance between the first numbers of two flows.
 const STRIDE: i64 = 100;
 /// The jobs between the first and the last of a fan.
 const FAN_MAX: u64 = 18;
-/// Few unique keys, so that graphs share jobs. No other job has them.
+/// Few unique keys, so that flows share jobs. No other job has them.
 const KEYS: u64 = 3;
-/// How many graphs in a row share these keys. Then others follow: a job that waits for the retry of a hopeless one
-/// keeps its key, and each graph that uses this job waits too.
+/// How many flows in a row share these keys. Then others follow: a job that waits for the retry of a hopeless one
+/// keeps its key, and each flow that uses this job waits too.
 const KEYS_LAST: i64 = 20;
 
 /// What the failure of a job does to one that waits for it.
@@ -31,21 +31,21 @@ pub(super) enum OnFailure {
 /// A job that another one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Edge {
-    /// Its place in the graph.
+    /// Its place in the flow.
     pub(super) from: usize,
     pub(super) on_failure: OnFailure,
 }
 
-/// A job of a graph.
+/// A job of a flow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Node {
     pub(super) spec: JobSpec,
     pub(super) after: Vec<Edge>,
 }
 
-/// A graph as it is enqueued: each job comes after those that it waits for.
+/// A flow as it is enqueued: each job comes after those that it waits for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Graph {
+pub(super) struct FlowSpec {
     pub(super) nodes: Vec<Node>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
@@ -53,7 +53,7 @@ pub(super) struct Graph {
     pub(super) hangs_up_us: Option<u64>,
 }
 
-/// What is done to a graph after its enqueue.
+/// What is done to a flow after its enqueue.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
     /// It is cancelled after this time.
@@ -68,10 +68,10 @@ pub(super) struct Plan {
     pub(super) deletes: bool,
 }
 
-impl Graph {
-    /// The graph with this index. Some jobs fail for the first seconds after `now_us`.
+impl FlowSpec {
+    /// The flow with this index. Some jobs fail for the first seconds after `now_us`.
     pub(super) fn nth(seed: u64, index: i64, now_us: i64) -> Self {
-        let mut random = Random::new(seed, &format!("graph {index}"));
+        let mut random = Random::new(seed, &format!("flow {index}"));
         let parents: Vec<Vec<usize>> = match random.below(3) {
             0 => vec![vec![], vec![0], vec![0], vec![1, 2]],
             1 => (0..random.between(3, 6))
@@ -102,7 +102,7 @@ impl Graph {
             }
         }
         if random.per_mille(250) {
-            let key = format!("graph-{}-{}", index / KEYS_LAST, random.below(KEYS));
+            let key = format!("flow-{}-{}", index / KEYS_LAST, random.below(KEYS));
             nodes[place(&mut random)].spec.unique_key = Some(key);
         }
         Self {
@@ -137,9 +137,9 @@ impl Graph {
 }
 
 impl Plan {
-    /// What is done to the graph with this index.
+    /// What is done to the flow with this index.
     pub(super) fn nth(seed: u64, index: i64) -> Self {
-        let mut random = Random::new(seed, &format!("plan of graph {index}"));
+        let mut random = Random::new(seed, &format!("plan of flow {index}"));
         Self {
             cancel_ms: random.per_mille(300).then(|| random.below(2_500)),
             retries: *random.pick(&[0, 1, 1, 2]),
@@ -158,7 +158,7 @@ fn name(place: usize) -> String {
 fn spec(random: &mut Random, n: i64) -> JobSpec {
     JobSpec {
         n,
-        kind: Kind::IsInGraph,
+        kind: Kind::IsInFlow,
         handler: WORK.into(),
         queue: (*random.pick(&QUEUES)).into(),
         priority: (*random.pick(&["high", "normal", "normal", "low"])).into(),
@@ -187,15 +187,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn graphs_have_every_shape_every_kind_of_edge_and_no_duplicate_number() {
-        let graphs: Vec<_> = (0..300).map(|index| Graph::nth(1, index, 7)).collect();
-        assert_eq!(graphs[5], Graph::nth(1, 5, 7));
-        let sizes: Vec<_> = graphs.iter().map(|graph| graph.nodes.len()).collect();
+    fn flows_have_every_shape_every_kind_of_edge_and_no_duplicate_number() {
+        let flows: Vec<_> = (0..300).map(|index| FlowSpec::nth(1, index, 7)).collect();
+        assert_eq!(flows[5], FlowSpec::nth(1, 5, 7));
+        let sizes: Vec<_> = flows.iter().map(|flow| flow.nodes.len()).collect();
         assert_eq!(
             (sizes.iter().min(), sizes.iter().max()),
             (Some(&3), Some(&20))
         );
-        let nodes: Vec<_> = graphs.iter().flat_map(|graph| &graph.nodes).collect();
+        let nodes: Vec<_> = flows.iter().flat_map(|flow| &flow.nodes).collect();
         let numbers: std::collections::HashSet<_> = nodes.iter().map(|node| node.spec.n).collect();
         assert_eq!(numbers.len(), nodes.len());
         for kind in [OnFailure::Cancel, OnFailure::Run, OnFailure::Wait] {
@@ -207,31 +207,31 @@ mod tests {
         assert!(has(|spec| spec
             .fails_until_us
             .is_some_and(|us| us > 1_000_000)));
-        assert!(graphs.iter().any(|graph| graph.rolled_back));
-        for graph in &graphs {
-            let keyed = graph.nodes.iter().filter(|n| n.spec.unique_key.is_some());
+        assert!(flows.iter().any(|flow| flow.rolled_back));
+        for flow in &flows {
+            let keyed = flow.nodes.iter().filter(|n| n.spec.unique_key.is_some());
             // Two of them could be the same job.
             assert!(keyed.count() <= 1);
-            for (place, node) in graph.nodes.iter().enumerate() {
+            for (place, node) in flow.nodes.iter().enumerate() {
                 assert!(node.after.iter().all(|edge| edge.from < place));
             }
         }
     }
 
     #[test]
-    fn a_key_is_shared_only_by_graphs_that_follow_each_other() {
+    fn a_key_is_shared_only_by_flows_that_follow_each_other() {
         let mut users = std::collections::HashMap::<String, Vec<i64>>::new();
         for index in 0..300 {
-            for node in Graph::nth(1, index, 7).nodes {
+            for node in FlowSpec::nth(1, index, 7).nodes {
                 if let Some(key) = node.spec.unique_key {
                     users.entry(key).or_default().push(index);
                 }
             }
         }
-        assert!(users.values().any(|graphs| graphs.len() > 1));
-        for (key, graphs) in users {
-            let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
-            assert!(last - first < KEYS_LAST, "{key}: {graphs:?}");
+        assert!(users.values().any(|flows| flows.len() > 1));
+        for (key, flows) in users {
+            let (first, last) = (flows[0], flows[flows.len() - 1]);
+            assert!(last - first < KEYS_LAST, "{key}: {flows:?}");
         }
     }
 
@@ -245,11 +245,11 @@ mod tests {
             after: vec![edge],
             ..Node::default()
         };
-        let graph = Graph {
+        let flow = FlowSpec {
             nodes: vec![Node::default(), waits],
-            ..Graph::default()
+            ..FlowSpec::default()
         };
-        let argument = graph.argument();
+        let argument = flow.argument();
         assert_eq!(argument[0]["name"], "job 0");
         assert_eq!(argument[0]["after"], json!({}));
         let after = json!({"job 0": {"job": "job 0", "on_failure": "wait"}});

@@ -1,4 +1,4 @@
-//! A task that enqueues graphs, and one for each of them that cancels, retries and deletes it.
+//! A task that enqueues flows, and one for each of them that cancels, retries and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
-use super::graphs::{Graph, Plan};
+use super::flows::{FlowSpec, Plan};
 use super::ledger::{Answer, Ledger, Request, now_us};
 use super::random::Random;
 
@@ -20,7 +20,7 @@ const DELETE: &str = "SELECT rouse.delete_flow($1)::bigint";
 /// Whether a job of the flow failed or was cancelled; no row while jobs run, or will run without a retry.
 const RESTS: &str = "SELECT failed + cancelled > 0 FROM rouse.flows
     WHERE id = $1 AND scheduled + ready + running = 0 AND (waiting = 0 OR stuck > 0)";
-/// The mean interval between graphs.
+/// The mean interval between flows.
 const EVERY: Duration = Duration::from_millis(1_500);
 const POLL_EVERY: Duration = Duration::from_millis(300);
 /// A flow that takes longer may wait for a job of another flow, which waits for a retry until the end.
@@ -30,16 +30,16 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// a moment after the time that it records.
 const RETRIED_AFTER: Duration = Duration::from_millis(1_200);
 
-pub(super) struct GraphProducer {
+pub(super) struct FlowProducer {
     pub(super) seed: u64,
     pub(super) url: String,
     pub(super) ledger: Arc<Ledger>,
 }
 
-impl GraphProducer {
-    /// Enqueues graphs until `until`. What is not done to them by then is left out.
+impl FlowProducer {
+    /// Enqueues flows until `until`. What is not done to them by then is left out.
     pub(super) async fn run(self, until: Instant) -> Result<()> {
-        let mut random = Random::new(self.seed, "pace of graphs");
+        let mut random = Random::new(self.seed, "pace of flows");
         let mut lives = JoinSet::new();
         for index in 0.. {
             let next = Instant::now() + EVERY * random.between(50, 150) as u32 / 100;
@@ -47,10 +47,10 @@ impl GraphProducer {
                 break;
             }
             tokio::time::sleep_until(next).await;
-            let graph = Graph::nth(self.seed, index, now_us());
+            let spec = FlowSpec::nth(self.seed, index, now_us());
             let plan = Plan::nth(self.seed, index);
             let (url, ledger) = (self.url.clone(), self.ledger.clone());
-            lives.spawn(async move { live(&url, &ledger, graph, &plan, until).await });
+            lives.spawn(async move { live(&url, &ledger, spec, &plan, until).await });
             while let Some(done) = lives.try_join_next() {
                 done??;
             }
@@ -62,10 +62,16 @@ impl GraphProducer {
     }
 }
 
-/// Enqueues a graph and does to it what is planned.
-async fn live(url: &str, ledger: &Ledger, graph: Graph, plan: &Plan, until: Instant) -> Result<()> {
+/// Enqueues a flow and does to it what is planned.
+async fn live(
+    url: &str,
+    ledger: &Ledger,
+    spec: FlowSpec,
+    plan: &Plan,
+    until: Instant,
+) -> Result<()> {
     let mut caller = Caller::new(url, ledger);
-    let Some(flow) = enqueue(&mut caller, graph).await? else {
+    let Some(flow) = enqueue(&mut caller, spec).await? else {
         return Ok(());
     };
     caller.options = CallOptions::default();
@@ -95,16 +101,16 @@ async fn live(url: &str, ledger: &Ledger, graph: Graph, plan: &Plan, until: Inst
 }
 
 /// Returns the id of the flow, if it was accepted.
-async fn enqueue(caller: &mut Caller<'_>, graph: Graph) -> Result<Option<i64>> {
+async fn enqueue(caller: &mut Caller<'_>, spec: FlowSpec) -> Result<Option<i64>> {
     let usual = CallOptions::default();
     caller.options = CallOptions {
-        roll_back: graph.rolled_back,
-        patience: graph
+        roll_back: spec.rolled_back,
+        patience: spec
             .hangs_up_us
             .map_or(usual.patience, Duration::from_micros),
     };
-    let argument = Json(graph.argument());
-    let request = Request::EnqueueGraph { graph };
+    let argument = Json(spec.argument());
+    let request = Request::EnqueueFlow { spec };
     match caller.call(request, ENQUEUE, &[&argument]).await? {
         Some(Answer::Ok(flow)) => Ok(Some(flow)),
         Some(Answer::Refused(_) | Answer::Unknown(_)) | None => Ok(None),
@@ -145,7 +151,7 @@ impl Life<'_> {
     /// Calls until no job is live.
     async fn cancel(&mut self, plan: &Plan) -> Result<()> {
         while Instant::now() < self.until {
-            let request = Request::CancelGraph { flow: self.flow };
+            let request = Request::CancelFlow { flow: self.flow };
             let args: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&self.flow, &plan.most];
             match self.caller.call(request, CANCEL, &args).await? {
                 Some(Answer::Ok(0)) => break,
@@ -165,7 +171,7 @@ impl Life<'_> {
             self.caller.options.patience = Duration::from_micros(us);
         }
         while Instant::now() < self.until {
-            let request = Request::RetryGraph {
+            let request = Request::RetryFlow {
                 flow: self.flow,
                 before_us,
             };
@@ -185,7 +191,7 @@ impl Life<'_> {
     }
 
     async fn delete(&mut self) -> Result<()> {
-        let request = Request::DeleteGraph { flow: self.flow };
+        let request = Request::DeleteFlow { flow: self.flow };
         // It is refused while another flow waits for a job that both have.
         self.caller.call(request, DELETE, &[&self.flow]).await?;
         Ok(())

@@ -1,10 +1,10 @@
 //! Whether flows are enqueued as a whole, run in their order, and are cancelled, retried and deleted as requested.
 //!
-//! The graph is that of the ledger, whatever the database says about it.
+//! The ledger says which jobs a flow has and which of them wait for others, whatever the database says about it.
 
 use std::collections::HashSet;
 
-use super::super::graphs::{Edge, Graph, Node, OnFailure};
+use super::super::flows::{Edge, FlowSpec, Node, OnFailure};
 use super::super::ledger::{Answer, Request};
 use super::super::world::{Call, Evidence, Job};
 use super::cancellations::RELEASED_WITHIN_US;
@@ -13,9 +13,9 @@ use super::{Found, Known};
 /// A settlement takes effect when it commits, a moment after the time that it records.
 const COMMITS_WITHIN_US: i64 = 1_000_000;
 
-/// A graph whose enqueue was answered with the id of its flow.
+/// A flow whose enqueue was answered with its id.
 struct Flow<'a> {
-    graph: &'a Graph,
+    spec: &'a FlowSpec,
     /// When the enqueue was answered.
     enqueued_us: i64,
     /// All its jobs, retries included.
@@ -24,13 +24,13 @@ struct Flow<'a> {
 }
 
 fn flows<'a>(known: &'a Known<'a>) -> impl Iterator<Item = Flow<'a>> {
-    known.graphs().iter().filter_map(move |&(call, graph)| {
+    known.flow_specs().iter().filter_map(move |&(call, spec)| {
         let Answer::Ok(flow) = call.answer else {
             return None;
         };
-        let jobs = graph.nodes.iter().flat_map(|node| of(known, node));
+        let jobs = spec.nodes.iter().flat_map(|node| of(known, node));
         Some(Flow {
-            graph,
+            spec,
             enqueued_us: call.answered_us,
             jobs: jobs.copied().collect(),
             calls: known.calls_of_flow(flow),
@@ -54,7 +54,7 @@ impl<'a> Flow<'a> {
     /// Whether a retry without an answer may still have been under way at this time.
     fn may_be_retried(&self, at_us: i64) -> bool {
         self.calls.iter().any(|call| {
-            matches!(call.request, Request::RetryGraph { .. })
+            matches!(call.request, Request::RetryFlow { .. })
                 && matches!(call.answer, Answer::Unknown(_))
                 && call.sent_us <= at_us
         })
@@ -69,7 +69,7 @@ pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
         let originals = flow.jobs.iter().filter(|job| job.retried_from.is_none());
         made.extend(originals.map(|job| (job.id, flow.enqueued_us)));
         for call in flow.calls {
-            let is_retry = matches!(call.request, Request::RetryGraph { .. })
+            let is_retry = matches!(call.request, Request::RetryFlow { .. })
                 && matches!(call.answer, Answer::Ok(_));
             if is_retry && !flow.may_be_retried(call.answered_us) {
                 let retries = flow.retried_during(call);
@@ -84,8 +84,8 @@ pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
 /// answer, all of them exist or none. One with a unique key may be the job of another flow.
 pub(super) fn whole(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    for (call, graph) in known.graphs() {
-        let times = graph.nodes.iter().map(|node| {
+    for (call, spec) in known.flow_specs() {
+        let times = spec.nodes.iter().map(|node| {
             let ids: HashSet<i64> = known
                 .originals(node.spec.n)
                 .iter()
@@ -97,13 +97,13 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
         let is_all = times.iter().all(|(keyed, times)| *keyed || *times == 1);
         let is_none = times.iter().all(|(_, times)| *times == 0);
         let right = match &call.answer {
-            _ if graph.rolled_back => is_none,
+            _ if spec.rolled_back => is_none,
             Answer::Ok(_) => is_all,
             Answer::Refused(_) => is_none,
             Answer::Unknown(_) => is_all || is_none,
         };
         let is_twice = times.iter().any(|(_, times)| *times > 1);
-        let first = graph.nodes.iter().flat_map(|node| of(known, node)).next();
+        let first = spec.nodes.iter().flat_map(|node| of(known, node)).next();
         found.case(first.map(|job| job.id), !right || is_twice, || {
             format!(
                 "the enqueue of a flow was answered with {:?} and created its jobs so many times: {times:?}",
@@ -118,15 +118,15 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
 /// without having run waits again for those that are live by then.
 pub(super) fn in_order(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    for Flow { graph, .. } in flows(known) {
-        for node in &graph.nodes {
+    for Flow { spec, .. } in flows(known) {
+        for node in &spec.nodes {
             for job in of(known, node) {
                 let started = known.evidence(job.id).iter().map(|e| e.started_us);
                 let Some(started_us) = started.min() else {
                     continue;
                 };
                 for edge in &node.after {
-                    let parents = of(known, &graph.nodes[edge.from]);
+                    let parents = of(known, &spec.nodes[edge.from]);
                     // `no_child_before_parents` checks it if the parent is a job of another flow.
                     if parents.is_empty() {
                         continue;
@@ -170,7 +170,7 @@ fn let_run(known: &Known<'_>, job: &Job, edge: Edge, parents: &[&Job], at_us: i6
 pub(super) fn cancelled_rests(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for flow in flows(known) {
-        let is_cancel = |call: &&&Call| matches!(call.request, Request::CancelGraph { .. });
+        let is_cancel = |call: &&&Call| matches!(call.request, Request::CancelFlow { .. });
         let mut cancels = flow.calls.iter().filter(is_cancel);
         let Some(from_us) = cancels.clone().map(|call| call.sent_us).min() else {
             continue;
@@ -232,7 +232,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
                     && was.finished_us.is_some_and(|at| at <= job.requested_us)
             });
             let is_requested = flow.calls.iter().any(|call| {
-                matches!(call.request, Request::RetryGraph { .. })
+                matches!(call.request, Request::RetryFlow { .. })
                     && !matches!(call.answer, Answer::Refused(_))
                     && call.sent_us <= job.requested_us
             });
@@ -245,7 +245,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
             });
         }
         for call in flow.calls {
-            let (Request::RetryGraph { before_us, .. }, Answer::Ok(count)) =
+            let (Request::RetryFlow { before_us, .. }, Answer::Ok(count)) =
                 (&call.request, &call.answer)
             else {
                 continue;
@@ -267,7 +267,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
 /// The jobs that had failed before a time, and of which there was no retry at the end of the call.
 fn left_out(known: &Known<'_>, flow: &Flow<'_>, before_us: i64, at_us: i64) -> Found {
     let mut found = Found::default();
-    for node in &flow.graph.nodes {
+    for node in &flow.spec.nodes {
         let Some(job) = latest(of(known, node), at_us) else {
             continue;
         };
@@ -279,7 +279,7 @@ fn left_out(known: &Known<'_>, flow: &Flow<'_>, before_us: i64, at_us: i64) -> F
         }
         let would_be_cancelled = job.attempt == 0
             && node.after.iter().any(|edge| {
-                let parent = latest(of(known, &flow.graph.nodes[edge.from]), at_us);
+                let parent = latest(of(known, &flow.spec.nodes[edge.from]), at_us);
                 edge.on_failure == OnFailure::Cancel
                     && parent.is_none_or(|parent| {
                         parent.state != "succeeded"
@@ -307,12 +307,12 @@ fn latest<'a>(jobs: &[&'a Job], at_us: i64) -> Option<&'a Job> {
 pub(super) fn not_stranded(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let end_us = known.world.dumped_us;
-    for Flow { graph, .. } in flows(known) {
-        // In the order of the graph.
+    for Flow { spec, .. } in flows(known) {
+        // Each after those that it waits for.
         let mut held: Vec<bool> = Vec::new();
-        for node in &graph.nodes {
+        for node in &spec.nodes {
             let has_reason = node.after.iter().any(|edge| {
-                match latest(of(known, &graph.nodes[edge.from]), end_us) {
+                match latest(of(known, &spec.nodes[edge.from]), end_us) {
                     Some(parent) if parent.finished_us.is_some() => {
                         edge.on_failure == OnFailure::Wait && parent.state != "succeeded"
                     }
@@ -342,7 +342,7 @@ pub(super) fn deleted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for flow in flows(known) {
         let deleted = flow.calls.iter().find(|call| {
-            matches!(call.request, Request::DeleteGraph { .. })
+            matches!(call.request, Request::DeleteFlow { .. })
                 && matches!(call.answer, Answer::Ok(_))
         });
         let Some(call) = deleted else {

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::super::super::graphs::{Graph, OnFailure};
+use super::super::super::flows::{FlowSpec, OnFailure};
 use super::super::super::ledger::{Answer, Request};
 use super::super::super::world::{Call, Dependency, World};
-use super::healthy::graph::*;
+use super::healthy::flow::*;
 use super::healthy::*;
 use super::{breaks, breaks_nothing, cases_of, evidence, job};
 
@@ -13,14 +13,14 @@ use super::{breaks, breaks_nothing, cases_of, evidence, job};
 fn enqueue(world: &mut World, flow: i64) -> &mut Call {
     let mut calls = world.calls.iter_mut();
     let found = calls.find(|call| {
-        matches!(call.request, Request::EnqueueGraph { .. }) && call.answer == Answer::Ok(flow)
+        matches!(call.request, Request::EnqueueFlow { .. }) && call.answer == Answer::Ok(flow)
     });
     found.expect("the healthy world has it")
 }
 
-fn graph(world: &mut World, flow: i64) -> &mut Graph {
+fn spec(world: &mut World, flow: i64) -> &mut FlowSpec {
     match &mut enqueue(world, flow).request {
-        Request::EnqueueGraph { graph } => graph,
+        Request::EnqueueFlow { spec } => spec,
         other => panic!("{other:?}"),
     }
 }
@@ -36,7 +36,7 @@ fn starts(world: &mut World, id: i64, at_us: i64) {
 /// The calls that have retried the flow, in order.
 fn retries(world: &mut World) -> impl Iterator<Item = &mut Call> {
     let calls = world.calls.iter_mut();
-    calls.filter(|call| matches!(call.request, Request::RetryGraph { .. }))
+    calls.filter(|call| matches!(call.request, Request::RetryFlow { .. }))
 }
 
 /// Another attempt at the cancelled job starts at this time.
@@ -64,7 +64,7 @@ fn a_refused_flow_that_has_jobs_and_half_of_one_without_an_answer_are_found() {
         enqueue(world, FLOWS[3]).answer = Answer::Refused("no".into());
     });
     breaks("flow_whole", |world| {
-        graph(world, FLOWS[3]).rolled_back = true;
+        spec(world, FLOWS[3]).rolled_back = true;
     });
     breaks("flow_whole", |world| {
         enqueue(world, FLOWS[3]).answer = Answer::Unknown("cut".into());
@@ -78,7 +78,7 @@ fn a_refused_flow_that_has_jobs_and_half_of_one_without_an_answer_are_found() {
 #[test]
 fn a_job_with_a_unique_key_may_be_that_of_another_flow() {
     let mut world = healthy();
-    graph(&mut world, FLOWS[3]).nodes[0].spec.unique_key = Some("k".into());
+    spec(&mut world, FLOWS[3]).nodes[0].spec.unique_key = Some("k".into());
     world.jobs.retain(|job| job.id != HELD[0]);
     world.evidence.retain(|evidence| evidence.job != HELD[0]);
     // The row of the other flow.
@@ -104,14 +104,14 @@ fn a_job_that_starts_before_its_parents_is_found_although_the_database_does_not_
 #[test]
 fn a_failed_parent_lets_a_job_run_only_if_its_on_failure_says_so() {
     breaks("flow_in_order", |world| {
-        graph(world, FLOWS[0]).nodes[2].after[0].from = 1;
-        graph(world, FLOWS[0]).nodes[2].after[0].on_failure = OnFailure::Wait;
+        spec(world, FLOWS[0]).nodes[2].after[0].from = 1;
+        spec(world, FLOWS[0]).nodes[2].after[0].on_failure = OnFailure::Wait;
         starts(world, DIAMOND[2], 504 * S + 100_000);
         job(world, DIAMOND[2]).finished_us = Some(505 * S);
     });
     let mut world = healthy();
-    graph(&mut world, FLOWS[0]).nodes[2].after[0].from = 1;
-    graph(&mut world, FLOWS[0]).nodes[2].after[0].on_failure = OnFailure::Run;
+    spec(&mut world, FLOWS[0]).nodes[2].after[0].from = 1;
+    spec(&mut world, FLOWS[0]).nodes[2].after[0].on_failure = OnFailure::Run;
     starts(&mut world, DIAMOND[2], 504 * S + 100_000);
     job(&mut world, DIAMOND[2]).finished_us = Some(505 * S);
     breaks_nothing(&world);
@@ -120,7 +120,7 @@ fn a_failed_parent_lets_a_job_run_only_if_its_on_failure_says_so() {
 #[test]
 fn a_retried_job_that_does_not_wait_for_the_retry_of_its_parent_is_found() {
     breaks("flow_in_order", |world| {
-        for edge in &mut graph(world, FLOWS[0]).nodes[3].after {
+        for edge in &mut spec(world, FLOWS[0]).nodes[3].after {
             edge.on_failure = OnFailure::Run;
         }
         starts(world, REPEATED[1], 521 * S + 500_000);
@@ -131,7 +131,7 @@ fn a_retried_job_that_does_not_wait_for_the_retry_of_its_parent_is_found() {
 fn a_job_that_fails_after_its_time_or_succeeds_before_it_is_found() {
     for until_us in [502 * S, 525 * S] {
         breaks("ends_as_decided", |world| {
-            graph(world, FLOWS[0]).nodes[1].spec.fails_until_us = Some(until_us);
+            spec(world, FLOWS[0]).nodes[1].spec.fails_until_us = Some(until_us);
         });
     }
 }
@@ -190,7 +190,7 @@ fn a_wrong_number_of_retried_jobs_and_one_that_is_left_out_are_found() {
     let mut world = healthy();
     left_out(&mut world);
     for call in retries(&mut world) {
-        if let Request::RetryGraph { before_us, .. } = &mut call.request {
+        if let Request::RetryFlow { before_us, .. } = &mut call.request {
             // They had not failed by then.
             *before_us = 503 * S;
         }
@@ -211,7 +211,7 @@ fn a_retry_without_an_answer_may_have_made_jobs() {
 fn two_live_jobs_of_flows_with_the_same_key_are_found() {
     let share = |world: &mut World, ids: [i64; 2]| {
         for id in ids {
-            job(world, id).unique_key = Some("graph".into());
+            job(world, id).unique_key = Some("flow".into());
         }
     };
     // Jobs of two flows.
@@ -228,7 +228,7 @@ fn two_live_jobs_of_flows_with_the_same_key_are_found() {
 fn jobs_that_a_retry_without_an_answer_may_have_made_are_not_certainly_live() {
     let mut world = healthy();
     for id in REPEATED {
-        job(&mut world, id).unique_key = Some("graph".into());
+        job(&mut world, id).unique_key = Some("flow".into());
     }
     let first = retries(&mut world).next();
     let mut unanswered = first.expect("there are two").clone();
@@ -241,7 +241,7 @@ fn jobs_that_a_retry_without_an_answer_may_have_made_are_not_certainly_live() {
 #[test]
 fn a_job_that_waits_for_no_retry_is_found() {
     breaks("flow_not_stranded", |world| {
-        graph(world, FLOWS[3]).nodes[1].after[0].on_failure = OnFailure::Run;
+        spec(world, FLOWS[3]).nodes[1].after[0].on_failure = OnFailure::Run;
     });
     // The database says that the failure cancels the job.
     breaks("no_child_stranded", |world| {
@@ -271,9 +271,9 @@ fn a_job_that_starts_after_its_flow_was_deleted_is_found_unless_its_claim_was_in
     let starts_at = |world: &mut World, at_us: i64| {
         let mut calls = world.calls.iter_mut();
         let last = calls.find(|call| {
-            matches!(call.request, Request::CancelGraph { .. }) && call.answer == Answer::Ok(0)
+            matches!(call.request, Request::CancelFlow { .. }) && call.answer == Answer::Ok(0)
         });
-        last.expect("the healthy world has it").request = Request::DeleteGraph { flow: FLOWS[1] };
+        last.expect("the healthy world has it").request = Request::DeleteFlow { flow: FLOWS[1] };
         starts_late(world, at_us);
     };
     breaks("flow_delete_leaves_nothing", |world| {

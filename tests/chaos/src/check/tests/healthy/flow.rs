@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::super::graphs::{Edge, Graph, Node, OnFailure};
+use super::super::super::super::flows::{Edge, FlowSpec, Node, OnFailure};
 use super::super::super::super::ledger::{Answer, Request};
 use super::super::super::super::load::{JobSpec, Kind, WORK};
 use super::super::super::super::world::{Dependency, Job};
@@ -29,7 +29,7 @@ fn node(id: i64, after: &[(usize, OnFailure)]) -> Node {
     Node {
         spec: JobSpec {
             n: id * 100,
-            kind: Kind::IsInGraph,
+            kind: Kind::IsInFlow,
             handler: WORK.into(),
             queue: "default".into(),
             ..JobSpec::default()
@@ -40,7 +40,7 @@ fn node(id: i64, after: &[(usize, OnFailure)]) -> Node {
 
 impl Builder {
     /// Adds a flow whose jobs have these ids and wait.
-    fn graph(&mut self, flow: i64, ids: &[i64], nodes: Vec<Node>, at_us: i64) {
+    fn flow(&mut self, flow: i64, ids: &[i64], nodes: Vec<Node>, at_us: i64) {
         for (id, node) in ids.iter().zip(&nodes) {
             let after = node.after.iter().map(|edge| {
                 let entry = match edge.on_failure {
@@ -64,11 +64,11 @@ impl Builder {
                 ..Job::default()
             });
         }
-        let graph = Graph {
+        let spec = FlowSpec {
             nodes,
-            ..Graph::default()
+            ..FlowSpec::default()
         };
-        self.call(at_us, Request::EnqueueGraph { graph }, Answer::Ok(flow));
+        self.call(at_us, Request::EnqueueFlow { spec }, Answer::Ok(flow));
     }
 
     fn fails(&mut self, id: i64, claimed_us: i64) {
@@ -106,7 +106,7 @@ fn add_diamond(b: &mut Builder) {
         node(DIAMOND[3], &[(1, Cancel), (2, Cancel)]),
     ];
     nodes[1].spec.fails_until_us = Some(510 * S);
-    b.graph(FLOWS[0], &DIAMOND, nodes, 500 * S);
+    b.flow(FLOWS[0], &DIAMOND, nodes, 500 * S);
     b.start(DIAMOND[0], 1, A, 501 * S);
     b.succeed(DIAMOND[0], 502 * S);
     b.fails(DIAMOND[1], 503 * S);
@@ -116,7 +116,7 @@ fn add_diamond(b: &mut Builder) {
     b.of(DIAMOND[3]).cancelled_after = Some(DIAMOND[1]);
 
     for (at_us, count) in [(520 * S, 2), (520 * S + 10_000, 0)] {
-        let request = Request::RetryGraph {
+        let request = Request::RetryFlow {
             flow: FLOWS[0],
             before_us: 519 * S,
         };
@@ -137,10 +137,10 @@ pub(super) fn add(b: &mut Builder) {
         node(STOPPED_FLOW[0], &[]),
         node(STOPPED_FLOW[1], &[(0, OnFailure::Run)]),
     ];
-    b.graph(FLOWS[1], &STOPPED_FLOW, nodes, 528 * S);
+    b.flow(FLOWS[1], &STOPPED_FLOW, nodes, 528 * S);
     b.start(STOPPED_FLOW[0], 1, A, 529 * S);
     for (at_us, count) in [(530 * S, 2), (530 * S + 10_000, 0)] {
-        let request = Request::CancelGraph { flow: FLOWS[1] };
+        let request = Request::CancelFlow { flow: FLOWS[1] };
         b.call(at_us, request, Answer::Ok(count));
     }
     for id in STOPPED_FLOW {
@@ -150,10 +150,10 @@ pub(super) fn add(b: &mut Builder) {
     for (flow, ids) in [(FLOWS[2], DELETED), (FLOWS[3], HELD)] {
         let mut nodes = vec![node(ids[0], &[]), node(ids[1], &[(0, OnFailure::Wait)])];
         nodes[0].spec.hopeless = true;
-        b.graph(flow, &ids, nodes, 535 * S);
+        b.flow(flow, &ids, nodes, 535 * S);
         b.fails(ids[0], 536 * S);
     }
-    let request = Request::DeleteGraph { flow: FLOWS[2] };
+    let request = Request::DeleteFlow { flow: FLOWS[2] };
     b.call(540 * S, request, Answer::Ok(1));
     b.end(DELETED[1], "cancelled", json!(null), 540 * S + 500);
     b.of(HELD[1]).is_waiting = true;
