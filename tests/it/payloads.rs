@@ -23,6 +23,29 @@ async fn payload_number(client: &Client, id: i64) -> Option<i64> {
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
 
+/// A job with a payload of this time. `payloads` are the rows that were written for it, as numbers and times; those of
+/// this day of January 2020 have a partition of their own.
+async fn old_job(client: &Client, day: u8, payloads: &[(i32, &str)], payload_at: &str) -> i64 {
+    let id = query_number(client, "SELECT rouse.enqueue('x')").await;
+    let rows: Vec<String> = payloads
+        .iter()
+        .map(|(n, at)| format!("({id}, '{{\"n\": {n}}}', '{at}')"))
+        .collect();
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_2020010{day} PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}');
+             INSERT INTO rouse.payload VALUES {};
+             UPDATE rouse.job SET payload = NULL, payload_at = '{payload_at}';
+             RESET ROLE",
+            day + 1,
+            rows.join(", ")
+        ))
+        .await
+        .unwrap();
+    id
+}
+
 #[tokio::test]
 async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_in_its_row() {
     let db = TestDb::new().await;
@@ -225,18 +248,12 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
 async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
-    client
-        .batch_execute(&format!(
-            "SET ROLE rouse_owner;
-             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-01 11:00'), ({id}, '{{\"n\": 3}}', '2020-01-01 13:00'),
-                 ({id}, '{{\"n\": 2}}', '2020-01-01 12:00');
-             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
-             RESET ROLE"
-        ))
-        .await
-        .unwrap();
+    let payloads = [
+        (1, "2020-01-01 11:00"),
+        (3, "2020-01-01 13:00"),
+        (2, "2020-01-01 12:00"),
+    ];
+    let id = old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
@@ -251,17 +268,8 @@ async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
 async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_before_is_dropped() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
-    client
-        .batch_execute(&format!(
-            "SET ROLE rouse_owner;
-             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 2}}', '2020-01-01 23:59'), ({id}, '{{\"n\": 1}}', now());
-             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 23:59';
-             RESET ROLE"
-        ))
-        .await
-        .unwrap();
+    let payloads = [(2, "2020-01-01 23:59"), (1, "now")];
+    let id = old_job(&client, 1, &payloads, "2020-01-01 23:59").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
@@ -273,17 +281,8 @@ async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_bef
 async fn a_copy_of_a_payload_is_copied_again_and_a_replaced_one_is_not() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
-    client
-        .batch_execute(&format!(
-            "SET ROLE rouse_owner;
-             CREATE TABLE rouse.payload_20200102 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-02') TO ('2020-01-03');
-             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-02 00:01'), ({id}, '{{\"n\": 2}}', '2020-01-02 12:00');
-             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 23:59';
-             RESET ROLE"
-        ))
-        .await
-        .unwrap();
+    let payloads = [(1, "2020-01-02 00:01"), (2, "2020-01-02 12:00")];
+    let id = old_job(&client, 2, &payloads, "2020-01-01 23:59").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
@@ -327,17 +326,8 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
 async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
     let db = TestDb::new().await;
     let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
-    let id = query_number(&client, "SELECT rouse.enqueue('x')").await;
-    client
-        .batch_execute(&format!(
-            "SET ROLE rouse_owner;
-             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-01 12:00');
-             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
-             RESET ROLE"
-        ))
-        .await
-        .unwrap();
+    let payloads = [(1, "2020-01-01 12:00")];
+    let id = old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
     let drop = owner.transaction().await.unwrap();
     drop.query("SELECT rouse.drop_partitions('7 days')", &[])
         .await
