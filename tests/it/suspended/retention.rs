@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::{call, promote, settle, suspend, suspended};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, result};
-use crate::support::worker::enqueue;
+use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, until_true};
 
 /// Moves ended jobs to a day of 2020.
 async fn make_old(client: &Client, day: u8, ids: &[i64]) {
@@ -38,6 +38,41 @@ async fn kept(client: &Client) -> Vec<i64> {
     let sql = "SELECT chain FROM rouse.kept_end ORDER BY chain";
     let rows = client.query(sql, &[]).await.unwrap();
     rows.iter().map(|row| row.get(0)).collect()
+}
+
+const SUM: &str = "SELECT rouse.enqueue('sum', after => jsonb_build_object('a', $1::bigint))";
+/// Two steps of rouse.drop_partitions.
+const KEEP_ENDS: &str = "SELECT rouse._keep_ends(ARRAY['finished_20200111'])";
+const DROP: &str = "DROP TABLE rouse.finished_20200111";
+
+async fn as_owner(client: &Client, sql: &str) {
+    let sql = format!("SET ROLE rouse_owner; {sql}; RESET ROLE");
+    client.batch_execute(&sql).await.unwrap();
+}
+
+/// A job that ended in 2020 with the result 7.
+async fn old_parent(client: &Client, store: &Store) -> i64 {
+    let parent = enqueue(client, "x", json!(1)).await;
+    let job = claim_one(store).await;
+    settle(store, &job, result("7"), Vec::new()).await;
+    make_old(client, 11, &[parent]).await;
+    parent
+}
+
+/// Keeps the end of an old job, which no live job needs.
+async fn keep_without_need(client: &Client, parent: i64) {
+    let earlier = client.query_one(SUM, &[&parent]).await.unwrap().get(0);
+    assert!(cancel(client, earlier).await);
+    assert_eq!(kept(client).await, [parent]);
+}
+
+/// The next job gets the result of its parent, which is no longer in the history.
+async fn assert_reads_parent(store: &Store) {
+    let sum = claim_one(store).await;
+    let ends = store.parent_ends(sum.id, sum.fence, None).await;
+    let ends = ends.unwrap().unwrap();
+    assert_eq!(ends[0].state.as_deref(), Some("succeeded"));
+    assert_eq!(ends[0].output.as_ref().unwrap().0, "7");
 }
 
 /// The end of the call, as the caller gets it.
@@ -132,26 +167,51 @@ async fn the_ends_of_parents_outlive_their_partition_until_the_job_ends() {
 async fn an_old_parent_that_a_job_names_while_its_partition_is_dropped_is_kept() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    let parent = enqueue(&client, "x", json!(1)).await;
-    let job = claim_one(&store).await;
-    settle(&store, &job, result("7"), Vec::new()).await;
-    make_old(&client, 11, &[parent]).await;
+    let parent = old_parent(&client, &store).await;
     // The steps of rouse.drop_partitions, and an enqueue between them.
-    let step = async |sql: &str| {
-        let sql = format!("SET ROLE rouse_owner; {sql}; RESET ROLE");
-        client.batch_execute(&sql).await.unwrap();
-    };
-    step("SELECT rouse._keep_ends(ARRAY['finished_20200111'])").await;
+    as_owner(&client, KEEP_ENDS).await;
     assert!(kept(&client).await.is_empty(), "nobody needs it yet");
-    let sql = "SELECT rouse.enqueue('sum', after => jsonb_build_object('a', $1::bigint))";
-    client.query_one(sql, &[&parent]).await.unwrap();
-    step("DROP TABLE rouse.finished_20200111").await;
+    client.query_one(SUM, &[&parent]).await.unwrap();
+    as_owner(&client, DROP).await;
+    assert_reads_parent(&store).await;
+}
 
-    let sum = claim_one(&store).await;
-    let ends = store.parent_ends(sum.id, sum.fence, None).await;
-    let ends = ends.unwrap().unwrap();
-    assert_eq!(ends[0].state.as_deref(), Some("succeeded"));
-    assert_eq!(ends[0].output.as_ref().unwrap().0, "7");
+/// An earlier job has kept the end of the parent, and needs it no more. Maintenance does not see the later one yet.
+#[tokio::test]
+async fn an_end_that_an_enqueue_relies_on_is_not_deleted_before_the_enqueue_commits() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let parent = old_parent(&client, &store).await;
+    keep_without_need(&client, parent).await;
+    let enqueuing = other.transaction().await.unwrap();
+    enqueuing.query_one(SUM, &[&parent]).await.unwrap();
+    as_owner(&client, KEEP_ENDS).await;
+    assert_eq!(kept(&client).await, [parent]);
+    enqueuing.commit().await.unwrap();
+    as_owner(&client, DROP).await;
+    assert_reads_parent(&store).await;
+}
+
+/// As before, but maintenance has locked the end when the enqueue looks for it.
+#[tokio::test]
+async fn an_enqueue_waits_for_maintenance_that_deletes_an_end_and_keeps_it_again() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let parent = old_parent(&client, &store).await;
+    keep_without_need(&client, parent).await;
+    let maintaining = other.transaction().await.unwrap();
+    // As the first step of rouse._keep_ends.
+    let lock = "SET LOCAL ROLE rouse_owner; SELECT FROM rouse.kept_end FOR UPDATE";
+    maintaining.batch_execute(lock).await.unwrap();
+    let enqueuing = db.client().await;
+    let enqueued = tokio::spawn(async move { enqueuing.query_one(SUM, &[&parent]).await });
+    until_true(&client, SOMEBODY_WAITS).await;
+    maintaining.batch_execute(KEEP_ENDS).await.unwrap();
+    maintaining.commit().await.unwrap();
+    enqueued.await.unwrap().unwrap();
+    assert_eq!(kept(&client).await, [parent]);
+    as_owner(&client, DROP).await;
+    assert_reads_parent(&store).await;
 }
 
 #[tokio::test]
