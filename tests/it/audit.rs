@@ -4,15 +4,10 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::TestDb;
 use crate::support::claims::claim;
 use crate::support::database::refusal;
 use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, tries};
-use crate::support::{Ran, rouse_in, scratch};
-
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("audit")).await
-}
+use crate::support::{TestDb, run_rouse};
 
 /// Inserts a row into each of the four tables.
 async fn history(db: &TestDb) -> Client {
@@ -104,7 +99,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
         ))
         .await
         .unwrap();
-    rouse(&db, &["migrate"]).await.exits(0);
+    run_rouse(&db, &["migrate"]).await.exits(0);
     for sql in [
         "DELETE FROM rouse.finished".to_owned(),
         format!("TRUNCATE rouse.finished_{day}"),
@@ -198,7 +193,7 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
             .get::<_, i32>(0),
         1
     );
-    let shown = rouse(&db, &["audit", &id.to_string(), "--json"]).await;
+    let shown = run_rouse(&db, &["audit", &id.to_string(), "--json"]).await;
     let rows = shown.json()["audit"].clone();
     let login: String = client
         .query_one("SELECT session_user::text", &[])
@@ -275,7 +270,7 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         .await
         .unwrap();
     let audit = async |args: &[&str]| -> Vec<Value> {
-        let ran = rouse(&db, &[&["audit", "--json"], args].concat()).await;
+        let ran = run_rouse(&db, &[&["audit", "--json"], args].concat()).await;
         ran.exits(0);
         ran.json()["audit"].as_array().unwrap().clone()
     };
@@ -336,12 +331,12 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         "{mine:?}"
     );
     assert!(audit(&["--who", "nobody"]).await.is_empty());
-    rouse(&db, &["audit", "999999"])
+    run_rouse(&db, &["audit", "999999"])
         .await
         .exits(3)
         .prints("no job 999999");
-    rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
-    rouse(&db, &["audit"]).await.exits(0).prints("deleted");
+    run_rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
+    run_rouse(&db, &["audit"]).await.exits(0).prints("deleted");
 }
 
 #[tokio::test]

@@ -13,13 +13,9 @@ use serde_json::{Value, json};
 use crate::support::claims::{claim, error, orders, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, backdate_heartbeat, enqueue, until_true, watched};
-use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
+use crate::support::{TestDb, command, folder, rouse_in, run_rouse};
 
 /// Runs a command to its end, in an empty folder.
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("fleet")).await
-}
-
 fn named(worker_id: &str) -> Settings {
     Settings {
         worker_id: worker_id.into(),
@@ -41,7 +37,7 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
     let client = db.client().await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
 
-    let ran = rouse(&db, &["workers", "ls"]).await;
+    let ran = run_rouse(&db, &["workers", "ls"]).await;
     ran.exits(0);
     let row = ran.stdout.lines().nth(1).expect("one worker");
     for part in [
@@ -55,18 +51,18 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
     ] {
         assert!(row.contains(part), "{part}: {row}");
     }
-    let listed = rouse(&db, &["workers", "ls", "--json"]).await.json();
+    let listed = run_rouse(&db, &["workers", "ls", "--json"]).await.json();
     assert_eq!(listed["workers"][0]["worker_id"], "mail-1");
     assert_eq!(listed["workers"][0]["slots"], 3);
     assert!(listed["workers"][0].get("key_hash").is_none());
 
-    let shown = rouse(&db, &["workers", "show", "mail-1"]).await;
+    let shown = run_rouse(&db, &["workers", "show", "mail-1"]).await;
     shown
         .exits(0)
         .prints("machine-7")
         .prints("test.echo")
         .prints("9.8.7");
-    let shown = rouse(&db, &["workers", "show", "mail-1", "--json"])
+    let shown = run_rouse(&db, &["workers", "show", "mail-1", "--json"])
         .await
         .json();
     assert_eq!(
@@ -74,16 +70,16 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
         "9.8.7"
     );
     assert_eq!(shown["workers"].as_array().unwrap().len(), 1);
-    let unknown = rouse(&db, &["workers", "show", "nobody"]).await;
+    let unknown = run_rouse(&db, &["workers", "show", "nobody"]).await;
     unknown.exits(3).prints("no worker nobody is listed");
 
     // A worker that stopped normally is listed only with `--all`.
     worker.drain().await;
     assert_eq!(
-        rouse(&db, &["workers", "ls", "--json"]).await.json()["workers"],
+        run_rouse(&db, &["workers", "ls", "--json"]).await.json()["workers"],
         json!([])
     );
-    let all = rouse(&db, &["workers", "ls", "--all", "--json"])
+    let all = run_rouse(&db, &["workers", "ls", "--all", "--json"])
         .await
         .json();
     assert_eq!(all["workers"][0]["state"], "unregistered");
@@ -103,25 +99,30 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
     let claimed = store.claim(Fence(7), &orders, 1, None).await.unwrap();
     assert_eq!(claimed.jobs().len(), 1);
 
-    let living = rouse(&db, &["workers", "forget", "mail"]).await;
+    let living = run_rouse(&db, &["workers", "forget", "mail"]).await;
     living
         .exits(6)
         .prints("worker mail is alive (here, last heartbeat 0 s ago)");
     backdate_heartbeat(&client, &store, 91).await;
-    rouse(&db, &["workers", "ls"]).await.exits(0).prints("dead");
-    let forgotten = rouse(&db, &["workers", "forget", "mail", "--json"]).await;
+    run_rouse(&db, &["workers", "ls"])
+        .await
+        .exits(0)
+        .prints("dead");
+    let forgotten = run_rouse(&db, &["workers", "forget", "mail", "--json"]).await;
     forgotten.exits(0);
     assert_eq!(
         forgotten.json(),
         json!({"worker_id": "mail", "incarnations": 1})
     );
     assert_eq!(
-        rouse(&db, &["workers", "ls", "--all", "--json"])
+        run_rouse(&db, &["workers", "ls", "--all", "--json"])
             .await
             .json()["workers"],
         json!([])
     );
-    rouse(&db, &["workers", "forget", "mail"]).await.exits(3);
+    run_rouse(&db, &["workers", "forget", "mail"])
+        .await
+        .exits(3);
 
     // Its claims are freed, and the history still names the worker.
     until_true(
@@ -129,7 +130,7 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
     )
     .await;
-    rouse(&db, &["job", &job.to_string()])
+    run_rouse(&db, &["job", &job.to_string()])
         .await
         .exits(0)
         .prints("mail");
@@ -212,7 +213,7 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
             }
         }
     }
-    let listed = rouse(&db, &["workers", "ls", "--json"]).await.json();
+    let listed = run_rouse(&db, &["workers", "ls", "--json"]).await.json();
     let listed: Vec<_> = listed["workers"]
         .as_array()
         .unwrap()
@@ -228,9 +229,11 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
         listed,
         [(json!("a"), json!("active")), (json!("b"), json!("dead"))]
     );
-    let all = rouse(&db, &["workers", "ls", "--all", "--json"]).await;
+    let all = run_rouse(&db, &["workers", "ls", "--all", "--json"]).await;
     assert_eq!(all.json()["workers"].as_array().unwrap().len(), 6);
-    let shown = rouse(&db, &["workers", "show", "c", "--json"]).await.json();
+    let shown = run_rouse(&db, &["workers", "show", "c", "--json"])
+        .await
+        .json();
     assert_eq!(shown["workers"][0]["state"], "unregistered");
     assert_eq!(shown["workers"].as_array().unwrap().len(), 2);
     assert_eq!(shown["workers"][1]["worker_id"], "c");
@@ -258,7 +261,7 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
         for filter in filters {
             args.extend(["--where", filter]);
         }
-        let ran = rouse(&db, &args).await;
+        let ran = run_rouse(&db, &args).await;
         ran.exits(0);
         let listed = ran.json();
         let rows: Vec<String> = listed["handlers"]
@@ -288,27 +291,27 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
     assert_eq!(listed(&["version=99"]).await, (String::new(), 0));
     assert_eq!(listed(&["handler=image.*"]).await, (String::new(), 1));
 
-    let table = rouse(&db, &["handlers", "ls"]).await;
+    let table = run_rouse(&db, &["handlers", "ls"]).await;
     table
         .exits(0)
         .prints("cpu-1, gpu-1")
         .prints("no worker can run these:")
         .prints("image.crop");
-    let wrong = rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
+    let wrong = run_rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
     wrong
         .exits(2)
         .prints("expected a condition such as handler=image.*");
 
-    let shown = rouse(&db, &["handlers", "show", "noop", "--json"]).await;
+    let shown = run_rouse(&db, &["handlers", "show", "noop", "--json"]).await;
     shown.exits(0);
     assert_eq!(shown.json()["on"].as_array().unwrap().len(), 2);
     assert_eq!(shown.json()["manifest"], Value::Null);
-    rouse(&db, &["handlers", "show", "image.crop"])
+    run_rouse(&db, &["handlers", "show", "image.crop"])
         .await
         .exits(0)
         .prints("no running worker has it")
         .prints("waiting");
-    rouse(&db, &["handlers", "show", "no.such"])
+    run_rouse(&db, &["handlers", "show", "no.such"])
         .await
         .exits(3)
         .prints("no worker has a handler no.such");
@@ -384,7 +387,7 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     assert_eq!(answer.unwrap().timeouts, 2, "for the metrics page");
     store.unregister().await.unwrap();
 
-    let listed = rouse(&db, &["workers", "ls", "--all", "--json"]).await;
+    let listed = run_rouse(&db, &["workers", "ls", "--all", "--json"]).await;
     let incarnation = &listed.json()["workers"][0];
     assert_eq!(
         (&incarnation["state"], &incarnation["timeouts"]),
@@ -393,7 +396,7 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     assert_eq!(incarnation["timed_out_handler"], "video.cut");
     assert_eq!(incarnation["timed_out_job"], jobs[1].id.0);
     assert!(incarnation["timed_out_since"].is_string());
-    rouse(&db, &["workers", "show", "mail"])
+    run_rouse(&db, &["workers", "show", "mail"])
         .await
         .exits(0)
         .prints("2 since")
@@ -401,7 +404,7 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
 
     // It is listed although it stopped normally, and its next incarnation has the flag too.
     let flagged = async || {
-        let listed = rouse(&db, &["workers", "ls", "--json"]).await.json();
+        let listed = run_rouse(&db, &["workers", "ls", "--json"]).await.json();
         let worker = &listed["workers"][0];
         (worker["state"].clone(), worker["timeouts"].clone())
     };
@@ -414,13 +417,13 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     let answer = store.heartbeat(None, &Stats::default(), false).await;
     assert_eq!(answer.unwrap().timeouts, 2);
 
-    let cleared = rouse(&db, &["workers", "clear", "mail"]).await;
+    let cleared = run_rouse(&db, &["workers", "clear", "mail"]).await;
     cleared
         .exits(0)
         .prints("the timeout flag of worker mail is cleared");
-    let again = rouse(&db, &["workers", "clear", "mail", "--json"]).await;
+    let again = run_rouse(&db, &["workers", "clear", "mail", "--json"]).await;
     assert_eq!(again.json()["incarnations"], 0);
-    rouse(&db, &["workers", "clear", "nobody"])
+    run_rouse(&db, &["workers", "clear", "nobody"])
         .await
         .exits(3)
         .prints("no worker nobody is listed");

@@ -6,11 +6,7 @@ use tokio_postgres::Client;
 
 use crate::support::database::{drop_all_partitions, raised, refusal};
 use crate::support::worker::{PATIENCE, TestWorker, cancel, ended, enqueue_sql, guests_dir};
-use crate::support::{Host, Ran, TestDb, rouse_in, scratch};
-
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("retention")).await
-}
+use crate::support::{Host, TestDb, run_rouse, scratch};
 
 /// The partition of a finished job, without its day.
 async fn partition_of(client: &Client, id: i64) -> String {
@@ -27,7 +23,7 @@ async fn exists(client: &Client, table: &str) -> bool {
 async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    rouse(
+    run_rouse(
         &db,
         &[
             "queue",
@@ -75,7 +71,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         assert_eq!(partition_of(&client, id).await, expected, "job {id}");
     }
     // In every partition, it is found, retried, and protected from changes.
-    let shown = rouse(
+    let shown = run_rouse(
         &db,
         &[
             "job", "ls", "--state", "failed", "--queue", "reports", "--json",
@@ -83,7 +79,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     )
     .await;
     assert_eq!(shown.json()["jobs"][0]["id"], json!(failed));
-    rouse(&db, &["job", "retry", &failed.to_string()])
+    run_rouse(&db, &["job", "retry", &failed.to_string()])
         .await
         .exits(0);
     for table in ["finished_keep_90", "finished_keep_1"] {
@@ -98,7 +94,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
             );
         }
     }
-    let listed = rouse(&db, &["queue", "ls", "--json"]).await.json();
+    let listed = run_rouse(&db, &["queue", "ls", "--json"]).await.json();
     let queue = listed["queues"]
         .as_array()
         .unwrap()
@@ -109,7 +105,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         (&queue["keep_days"], &queue["keep_failed_days"]),
         (&json!(1), &json!(90))
     );
-    let audited = rouse(&db, &["audit", "--json"]).await.json();
+    let audited = run_rouse(&db, &["audit", "--json"]).await.json();
     let set = audited["audit"]
         .as_array()
         .unwrap()
@@ -121,7 +117,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         json!({"keep_days": 1, "keep_failed_days": 90})
     );
 
-    rouse(&db, &["queue", "set", "reports", "--keep-failed-days", "0"])
+    run_rouse(&db, &["queue", "set", "reports", "--keep-failed-days", "0"])
         .await
         .exits(0)
         .prints("finished jobs of queue reports are kept: 1 day");
@@ -132,7 +128,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
         "finished_keep_1",
         "like the others"
     );
-    let set = rouse(
+    let set = run_rouse(
         &db,
         &["queue", "set", "reports", "--keep-days", "0", "--json"],
     )
@@ -242,14 +238,14 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
         .batch_execute("SELECT rouse.set_retention('q', 4)")
         .await
         .unwrap();
-    rouse(&db, &["queue", "set", "q"])
+    run_rouse(&db, &["queue", "set", "q"])
         .await
         .exits(2)
         .prints("--keep-days");
-    rouse(&db, &["queue", "set", "q", "--keep-days", "4000"])
+    run_rouse(&db, &["queue", "set", "q", "--keep-days", "4000"])
         .await
         .exits(2);
-    rouse(&db, &["queue", "set", "q", "--keep-days", "10"])
+    run_rouse(&db, &["queue", "set", "q", "--keep-days", "10"])
         .await
         .exits(1)
         .prints("at most 4 are allowed");

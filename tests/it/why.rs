@@ -9,13 +9,9 @@ use crate::support::claims::claim;
 use crate::support::database::registration;
 use crate::support::page::{blocks, run_sql};
 use crate::support::worker::enqueue_sql;
-use crate::support::{Ran, TestDb, rouse_in, scratch};
+use crate::support::{TestDb, run_rouse};
 
 /// Runs a command to its end, in an empty folder.
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("why")).await
-}
-
 /// The reasons why a job waits, and their sentences.
 async fn why(client: &Client, id: i64) -> Vec<(String, String)> {
     let rows = client
@@ -348,7 +344,7 @@ async fn a_job_with_three_reasons_says_three() {
     ];
     assert_why(&client, id, &reasons).await;
     let text = id.to_string();
-    let json = rouse(&db, &["why", &text, "--json"]).await;
+    let json = run_rouse(&db, &["why", &text, "--json"]).await;
     let found = &json.json()["why"];
     assert_eq!(found[1]["reason"], "paused");
     assert!(
@@ -356,10 +352,10 @@ async fn a_job_with_three_reasons_says_three() {
         "{found}"
     );
     assert_eq!(found[2]["until"], Value::Null);
-    let shown = rouse(&db, &["why", &text]).await;
+    let shown = run_rouse(&db, &["why", &text]).await;
     shown.exits(0).prints("it may start in 3 days");
     shown.prints("→ `rouse queue resume mail`");
-    rouse(&db, &["job", &text])
+    run_rouse(&db, &["job", &text])
         .await
         .exits(0)
         .prints("why it waits")
@@ -368,10 +364,10 @@ async fn a_job_with_three_reasons_says_three() {
     for reason in &found.as_array().unwrap()[..2] {
         let remedy = reason["remedy"].as_str().unwrap();
         let args: Vec<&str> = remedy.trim_matches('`').split(' ').collect();
-        rouse(&db, &args[1..]).await.exits(0);
+        run_rouse(&db, &args[1..]).await.exits(0);
     }
     assert_why(&client, id, &reasons[2..]).await;
-    rouse(&db, &["why", "999"])
+    run_rouse(&db, &["why", "999"])
         .await
         .exits(3)
         .prints("no job 999");

@@ -4,11 +4,7 @@ use serde_json::{Value, json};
 
 use super::worker;
 use crate::support::database::refusal;
-use crate::support::{Ran, TestDb, rouse_in, scratch};
-
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("direct")).await
-}
+use crate::support::{TestDb, run_rouse, set_mail};
 
 #[tokio::test]
 async fn settings_of_direct_dispatch_are_checked_and_recorded() {
@@ -85,13 +81,7 @@ async fn the_command_line_sets_direct_dispatch() {
         .batch_execute("SELECT rouse.enqueue('greet', queue => 'mail')")
         .await
         .unwrap();
-    let set = async |arguments: &[&str]| {
-        let arguments: Vec<&str> = ["queue", "set", "mail"]
-            .into_iter()
-            .chain(arguments.iter().copied())
-            .collect();
-        rouse(&db, &arguments).await
-    };
+    let set = async |options: &[&str]| set_mail(&db, options).await;
     set(&["--dispatch", "round-robin"])
         .await
         .exits(0)
@@ -114,11 +104,11 @@ async fn the_command_line_sets_direct_dispatch() {
         all,
         json!({"queue": "mail", "dispatch": "hash", "dispatch_key": ["tenant", "source"]})
     );
-    rouse(&db, &["queue", "ls"])
+    run_rouse(&db, &["queue", "ls"])
         .await
         .exits(0)
         .prints("mail: jobs go to the same worker for the same tenant and source (hash)\n");
-    let listed = rouse(&db, &["queue", "ls", "--json"]).await.json();
+    let listed = run_rouse(&db, &["queue", "ls", "--json"]).await.json();
     let queues = listed["queues"].as_array().unwrap();
     let mail = queues.iter().find(|queue| queue["name"] == "mail").unwrap();
     assert_eq!(

@@ -3,26 +3,16 @@
 use serde_json::{Value, json};
 
 use crate::support::worker::{PATIENCE, guests_dir, prompt_heartbeats, until_true};
-use crate::support::{Host, Ran, TestDb, free_port, rouse_in, scratch};
+use crate::support::{Host, TestDb, free_port, run_rouse, scratch, set_mail};
 
 use super::enqueue;
-
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("fair")).await
-}
 
 #[tokio::test]
 async fn the_command_line_sets_how_a_queue_is_shared() {
     let db = TestDb::new().await;
     let client = db.client().await;
     enqueue(&client, "mail", "a", "greet", 1, 1).await;
-    let set = async |arguments: &[&str]| {
-        let arguments: Vec<&str> = ["queue", "set", "mail"]
-            .into_iter()
-            .chain(arguments.iter().copied())
-            .collect();
-        rouse(&db, &arguments).await
-    };
+    let set = async |options: &[&str]| set_mail(&db, options).await;
     set(&["--policy", "drr"]).await.exits(0).prints(
         "queue mail is shared: by tenant (drr), quantum 1, weight 1; after 5m the oldest first\n",
     );
@@ -108,7 +98,7 @@ async fn the_list_of_queues_has_the_keys_of_fair_ones_and_what_living_workers_ha
     }
     crate::support::claims::claim(&stores[0], 1).await;
 
-    let all = rouse(&db, &["queue", "ls", "--json"]).await.json();
+    let all = run_rouse(&db, &["queue", "ls", "--json"]).await.json();
     let queue = |name: &str| {
         let queues = all["queues"].as_array().unwrap();
         queues
@@ -160,7 +150,7 @@ async fn the_list_of_queues_has_the_keys_of_fair_ones_and_what_living_workers_ha
         .map(|key| key["in_flight"].as_u64().unwrap());
     assert_eq!(in_flight.sum::<u64>(), 1);
 
-    let list = rouse(&db, &["queue", "ls"]).await;
+    let list = run_rouse(&db, &["queue", "ls"]).await;
     list.exits(0)
         .prints("mail: by tenant (drr), quantum 1, weights a 3, others 1; after 5m the oldest first; at most 2 running for each key\n")
         .prints("and 7 more keys (--json shows all)\n");

@@ -6,9 +6,9 @@ use rouse::sandbox::{Catalog, Digest};
 use rouse::worker::Settings;
 use serde_json::json;
 
-use super::{named, rouse};
-use crate::support::TestDb;
+use super::named;
 use crate::support::worker::{TestWorker, guests_dir, sandbox, until_true, watched};
+use crate::support::{TestDb, run_rouse};
 
 #[tokio::test]
 async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
@@ -17,7 +17,7 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     let worker = TestWorker::start(&db, named("mail-1")).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
 
-    let proven = rouse(&db, &["workers", "verify", "mail-1", "test.echo", "--json"]).await;
+    let proven = run_rouse(&db, &["workers", "verify", "mail-1", "test.echo", "--json"]).await;
     proven.exits(0);
     let proven = proven.json();
     let bytes = std::fs::read(guests_dir().join("test_guests.wasm")).unwrap();
@@ -26,7 +26,7 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     assert_eq!(proven["answer"]["version"], "9.8.7");
     assert_eq!(proven["answer"]["sha256"], digest);
     assert_eq!(proven["verdict"], "claims");
-    rouse(&db, &["workers", "verify", "mail-1", "noop"])
+    run_rouse(&db, &["workers", "verify", "mail-1", "noop"])
         .await
         .exits(0)
         .prints("worker mail-1 claims that it can run noop");
@@ -35,29 +35,29 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
         let args = ["workers", "verify", "mail-1", handler, "--module"];
         [args.as_slice(), &[module.to_str().unwrap()]].concat()
     };
-    rouse(&db, &verify("test.echo"))
+    run_rouse(&db, &verify("test.echo"))
         .await
         .exits(0)
         .prints(&format!(
             "worker mail-1 proves that it has the module of test.echo 9.8.7, sha256 {digest}"
         ));
-    rouse(&db, &verify("noop"))
+    run_rouse(&db, &verify("noop"))
         .await
         .exits(4)
         .prints("worker mail-1 has another module: sha256 ");
 
-    let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such"]).await;
+    let cannot = run_rouse(&db, &["workers", "verify", "mail-1", "no.such"]).await;
     cannot
         .exits(4)
         .prints("worker mail-1 cannot run the handler: the worker does not have this handler");
-    let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such", "--json"]).await;
+    let cannot = run_rouse(&db, &["workers", "verify", "mail-1", "no.such", "--json"]).await;
     cannot.exits(4);
     let why = &cannot.json()["why"];
     assert_eq!(
         *why,
         "cannot run the handler: the worker does not have this handler"
     );
-    let unknown = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
+    let unknown = run_rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
     unknown.exits(3).prints("no worker nobody is alive");
     worker.drain().await;
 }
@@ -102,7 +102,7 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
                 .await
                 .unwrap();
         };
-        let (ran, ()) = tokio::join!(rouse(&db, &args), answer);
+        let (ran, ()) = tokio::join!(run_rouse(&db, &args), answer);
         ran.exits(4).prints(expected);
     }
 }
@@ -129,22 +129,25 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
         "--module",
         noop.to_str().unwrap(),
     ];
-    rouse(&db, &args)
+    run_rouse(&db, &args)
         .await
         .exits(0)
         .prints("proves that it has the module of noop");
     std::fs::write(&served, "a newer file that is no module").unwrap();
     let changed = "worker mail-1 does not prove that it has the module: its file has changed since it was loaded";
-    rouse(&db, &args).await.exits(4).prints(changed);
+    run_rouse(&db, &args).await.exits(4).prints(changed);
     std::fs::remove_file(&served).unwrap();
-    rouse(&db, &args).await.exits(4).prints("its file is gone");
+    run_rouse(&db, &args)
+        .await
+        .exits(4)
+        .prints("its file is gone");
     // A pipe that nothing writes to.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());
     let no_file = "it cannot be read: it is not a regular file";
-    rouse(&db, &args).await.exits(4).prints(no_file);
+    run_rouse(&db, &args).await.exits(4).prints(no_file);
     let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
-    rouse(&db, &args)
+    run_rouse(&db, &args)
         .await
         .exits(1)
         .prints("read the module no.wasm");
@@ -171,7 +174,7 @@ async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
 
     // The worker is registered, but does not respond.
     let args = ["workers", "verify", "w-2", "noop", "--timeout", "300ms"];
-    let silent = rouse(&db, &args).await;
+    let silent = run_rouse(&db, &args).await;
     silent
         .exits(5)
         .prints("worker w-2 did not answer within 300ms");
@@ -188,7 +191,7 @@ async fn a_worker_has_at_most_a_hundred_open_challenges() {
     }
     let refused = worker.challenge("w-1", "noop").await.unwrap_err();
     assert!(refused.is_refused_by_state(), "{refused}");
-    rouse(&db, &["workers", "verify", "w-1", "noop"])
+    run_rouse(&db, &["workers", "verify", "w-1", "noop"])
         .await
         .exits(6)
         .prints("worker w-1 has 100 unanswered challenges of the last 10 minutes");

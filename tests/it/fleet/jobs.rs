@@ -3,10 +3,10 @@
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
-use super::{named, rouse};
-use crate::support::TestDb;
+use super::named;
 use crate::support::claims::claim;
 use crate::support::worker::{TestWorker, enqueue, enqueue_sql, until_true, watched};
+use crate::support::{TestDb, run_rouse};
 
 #[tokio::test]
 async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
@@ -33,12 +33,12 @@ async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
         ("'noop', queue => 'mail'", "Queue mail has been paused for"),
     ] {
         let id = enqueue_sql(&client, sql).await.to_string();
-        rouse(&db, &["job", "show", &id])
+        run_rouse(&db, &["job", "show", &id])
             .await
             .exits(0)
             .prints(expected);
     }
-    let listed = rouse(&db, &["job", "ls"]).await;
+    let listed = run_rouse(&db, &["job", "ls"]).await;
     listed
         .exits(0)
         .prints("has the handler no.such")
@@ -56,24 +56,24 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
     let dead = db.worker().await;
     let id = enqueue(&client, "video.cut", json!({})).await;
     assert_eq!(claim(&dead, 1).await.len(), 1);
-    let running = rouse(&db, &["job", &id.to_string(), "--json"]).await;
+    let running = run_rouse(&db, &["job", &id.to_string(), "--json"]).await;
     running.exits(0);
     assert_eq!(running.json()["orphaned_at"], Value::Null);
 
     let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
     client.execute(end, &[]).await.unwrap();
     let no_worker = "no running worker has the handler video.cut";
-    rouse(&db, &["job", &id.to_string()])
+    run_rouse(&db, &["job", &id.to_string()])
         .await
         .exits(0)
         .prints("orphaned_at")
         .prints("No running worker has the handler video.cut.");
-    rouse(&db, &["job", "ls"])
+    run_rouse(&db, &["job", "ls"])
         .await
         .exits(0)
         .prints("orphan")
         .prints(no_worker);
-    let fleet = rouse(&db, &["handlers", "ls", "--json"]).await;
+    let fleet = run_rouse(&db, &["handlers", "ls", "--json"]).await;
     let waiting = &fleet.json()["waiting"][0];
     assert_eq!(
         (
@@ -83,7 +83,7 @@ async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
         ),
         (&json!("video.cut"), &json!(1), &json!(1))
     );
-    rouse(&db, &["handlers", "ls"])
+    run_rouse(&db, &["handlers", "ls"])
         .await
         .prints("no worker can run these:")
         .prints("orphans");

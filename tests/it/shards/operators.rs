@@ -4,11 +4,7 @@ use serde_json::json;
 
 use super::{lease, sharded};
 use crate::support::database::refusal;
-use crate::support::{Ran, TestDb, rouse_in, scratch};
-
-async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
-    rouse_in(db, args, &scratch("shards")).await
-}
+use crate::support::{TestDb, run_rouse, set_mail};
 
 #[tokio::test]
 async fn settings_out_of_range_are_refused_and_a_change_leaves_a_record() {
@@ -39,19 +35,13 @@ async fn the_command_line_sets_and_lists_shards() {
         .batch_execute("SELECT rouse.enqueue('greet', queue => 'mail')")
         .await
         .unwrap();
-    let set = async |arguments: &[&str]| {
-        let arguments: Vec<&str> = ["queue", "set", "mail"]
-            .into_iter()
-            .chain(arguments.iter().copied())
-            .collect();
-        rouse(&db, &arguments).await
-    };
+    let set = async |options: &[&str]| set_mail(&db, options).await;
     set(&["--shards", "16"])
         .await
         .exits(0)
         .prints("queue mail has 16 shards\n");
     let listed = async || {
-        let all = rouse(&db, &["queue", "ls", "--json"]).await.json();
+        let all = run_rouse(&db, &["queue", "ls", "--json"]).await.json();
         let queues = all["queues"].as_array().unwrap().clone();
         let mail = queues.into_iter().find(|queue| queue["name"] == "mail");
         mail.unwrap()["shards"].clone()

@@ -24,6 +24,7 @@ pub(crate) use database::{TestDb, connect, cut_all_others};
 pub(crate) use host::{Host, built, rouse, rouse_binary};
 pub(crate) use ran::{
     Ran, command, command_without_database, folder, folder_of, rouse_in, rouse_without_database,
+    run_rouse, set_mail,
 };
 pub(crate) use skip::skip;
 pub(crate) use terminal::{on_terminal, on_terminal_until};

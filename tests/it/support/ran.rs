@@ -78,6 +78,16 @@ pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
     ran.await.unwrap()
 }
 
+/// Runs a command to its end, in a folder of its own.
+pub(crate) async fn run_rouse(db: &TestDb, args: &[&str]) -> Ran {
+    rouse_in(db, args, &scratch("command")).await
+}
+
+/// Runs `rouse queue set mail` with these options.
+pub(crate) async fn set_mail(db: &TestDb, options: &[&str]) -> Ran {
+    run_rouse(db, &[&["queue", "set", "mail"][..], options].concat()).await
+}
+
 /// Like [`rouse_in`], without a database.
 pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> Ran {
     Ran::of(&mut command_without_database(args, folder))
