@@ -1,7 +1,7 @@
 //! State that handlers keep between their jobs: read and written behind the fence of a job.
 
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::{NotMine, Store, StoreError};
 use crate::job::{Fence, JobId};
@@ -75,25 +75,34 @@ fn only(rows: &[Row]) -> &Row {
 }
 
 impl Store {
+    /// Runs a statement whose first parameters are the worker, the job and its handler; `more` are the others.
+    async fn query_state(
+        &self,
+        of: StateOf<'_>,
+        sql: &str,
+        more: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let worker = self.identity()?;
+        let key = worker.key();
+        let mut params: Vec<(&(dyn ToSql + Sync), Type)> = vec![
+            (&worker.incarnation.0, Type::INT8),
+            (&key, Type::BYTEA),
+            (&of.id.0, Type::INT8),
+            (&of.fence.0, Type::INT8),
+            (&of.handler, Type::TEXT),
+        ];
+        params.extend_from_slice(more);
+        self.query(sql, &params).await
+    }
+
     /// The value under a key, with its version.
     pub async fn get_state(
         &self,
         of: StateOf<'_>,
         key: &str,
     ) -> Result<Result<Option<(Vec<u8>, i64)>, NotMine>, StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                include_str!("get_state.sql"),
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&of.id.0, Type::INT8),
-                    (&of.fence.0, Type::INT8),
-                    (&of.handler, Type::TEXT),
-                    (&key, Type::TEXT),
-                ],
-            )
+            .query_state(of, include_str!("get_state.sql"), &[(&key, Type::TEXT)])
             .await?;
         let row = rows.first().map(mine).transpose();
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
@@ -107,17 +116,12 @@ impl Store {
         after: Option<&str>,
         max: u32,
     ) -> Result<Result<Vec<String>, NotMine>, StoreError> {
-        let worker = self.identity()?;
         let max = i32::try_from(max).unwrap_or(i32::MAX);
         let rows = self
-            .query(
+            .query_state(
+                of,
                 include_str!("state_keys.sql"),
                 &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&of.id.0, Type::INT8),
-                    (&of.fence.0, Type::INT8),
-                    (&of.handler, Type::TEXT),
                     (&prefix, Type::TEXT),
                     (&after, Type::TEXT),
                     (&max, Type::INT4),
@@ -134,17 +138,12 @@ impl Store {
         of: StateOf<'_>,
         set: StateSet<'_>,
     ) -> Result<Result<StateWrite, NotMine>, StoreError> {
-        let worker = self.identity()?;
         let bytes_max = i64::try_from(set.bytes_max).unwrap_or(i64::MAX);
         let rows = self
-            .query(
+            .query_state(
+                of,
                 include_str!("set_state.sql"),
                 &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&of.id.0, Type::INT8),
-                    (&of.fence.0, Type::INT8),
-                    (&of.handler, Type::TEXT),
                     (&set.key, Type::TEXT),
                     (&set.value, Type::BYTEA),
                     (&set.version, Type::INT8),
@@ -163,19 +162,8 @@ impl Store {
         of: StateOf<'_>,
         key: &str,
     ) -> Result<Result<bool, NotMine>, StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                include_str!("delete_state.sql"),
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                    (&of.id.0, Type::INT8),
-                    (&of.fence.0, Type::INT8),
-                    (&of.handler, Type::TEXT),
-                    (&key, Type::TEXT),
-                ],
-            )
+            .query_state(of, include_str!("delete_state.sql"), &[(&key, Type::TEXT)])
             .await?;
         Ok(mine(only(&rows)).map(|row| row.get(1)))
     }
