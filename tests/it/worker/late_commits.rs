@@ -4,10 +4,30 @@ use std::time::{Duration, Instant};
 
 use rouse::worker::{Intervals, Settings};
 use serde_json::json;
+use tokio_postgres::{Client, Transaction};
 
 use super::{settings, with_fast_sweeps, without_polls};
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, ended, enqueue, enqueue_sql, until_true};
+
+/// Commits these jobs, and waits for their success. The restart that needs no reason, which would find them too, comes
+/// at least 30 s after the start of the worker.
+async fn commit_and_find(transaction: Transaction<'_>, client: &Client, late: &[i64]) {
+    transaction.commit().await.unwrap();
+    let committed = Instant::now();
+    for id in late {
+        assert_eq!(ended(client, *id).await.state, "succeeded");
+    }
+    assert!(committed.elapsed() < Duration::from_secs(15));
+}
+
+/// Runs such jobs, one after another, until fast sweeps have forgotten the cursors before them.
+async fn run_during_several_sweeps(client: &Client, job: &str) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(700) {
+        ended(client, enqueue_sql(client, job).await).await;
+    }
+}
 
 #[tokio::test]
 async fn a_late_committed_job_is_found() {
@@ -26,11 +46,8 @@ async fn a_late_committed_job_is_found() {
         assert!(id > early_turn);
         ended(&client, id).await;
     }
-    transaction.commit().await.unwrap();
-    let committed = Instant::now();
-    assert_eq!(ended(&client, early_turn).await.state, "succeeded");
-    // The short sweep finds it, not the sweep that comes every 30 s.
-    assert!(committed.elapsed() < Duration::from_secs(15));
+    // The short sweep finds it.
+    commit_and_find(transaction, &client, &[early_turn]).await;
     worker.drain().await;
 }
 
@@ -56,22 +73,9 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     )
     .await;
     // From the second sweep on, the worker does not look behind the cursor of the previous sweep.
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_millis(700) {
-        ended(
-            &client,
-            enqueue_sql(&client, "'noop', queue => 'other'").await,
-        )
-        .await;
-    }
-    transaction.commit().await.unwrap();
-    let committed = Instant::now();
-    for id in late {
-        assert_eq!(ended(&client, id).await.state, "succeeded");
-    }
-    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the
-    // start.
-    assert!(committed.elapsed() < Duration::from_secs(15));
+    run_during_several_sweeps(&client, "'noop', queue => 'other'").await;
+    // A sweep notices the end of the transaction and causes a restart.
+    commit_and_find(transaction, &client, &late).await;
     worker.drain().await;
 }
 
@@ -112,10 +116,7 @@ async fn a_late_committed_job_of_a_new_lane_is_found_without_a_notification() {
         )
         .await;
     }
-    transaction.commit().await.unwrap();
-    let committed = Instant::now();
-    assert_eq!(ended(&client, early).await.state, "succeeded");
-    assert!(committed.elapsed() < Duration::from_secs(15));
+    commit_and_find(transaction, &client, &[early]).await;
     worker.drain().await;
 }
 
@@ -140,10 +141,7 @@ async fn a_job_that_was_locked_while_a_new_worker_read_its_lane_is_found_without
     let locked = transaction.query(lock, &[&ids[5]]).await.unwrap();
     assert_eq!(locked.len(), 1, "it was not claimed yet");
     ended(&client, ids[8]).await;
-    transaction.commit().await.unwrap();
-    let committed = Instant::now();
-    assert_eq!(ended(&client, ids[5]).await.state, "succeeded");
-    assert!(committed.elapsed() < Duration::from_secs(15));
+    commit_and_find(transaction, &client, &[ids[5]]).await;
     worker.drain().await;
 }
 
@@ -165,19 +163,9 @@ async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_com
     )
     .await;
     // The cursor passes them, and the sweeps forget its position before them.
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_millis(700) {
-        ended(
-            &client,
-            enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}'").await,
-        )
-        .await;
-    }
-    transaction.commit().await.unwrap();
-    let committed = Instant::now();
-    assert_eq!(ended(&client, last).await.state, "succeeded");
-    // They take 2 s. The unconditional restart comes 30 s after the start.
-    assert!(committed.elapsed() < Duration::from_secs(15));
+    run_during_several_sweeps(&client, "'test.sleep', '{\"ms\": 1}'").await;
+    // They take 2 s.
+    commit_and_find(transaction, &client, &[last]).await;
     worker.drain().await;
 }
 

@@ -9,8 +9,9 @@ use std::time::{Instant, SystemTime};
 
 use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
-use crate::job::{Attempt, Fence, JobId, Priority};
-use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, JsonText, Only, Peek};
+use crate::job::Priority;
+use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, Only, Peek};
+use crate::worker::slots;
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     Lane {
@@ -62,24 +63,8 @@ const SERVED: Serving = Serving {
 
 fn job(lane: i64, turn: i64) -> ClaimedJob {
     ClaimedJob {
-        id: JobId(turn),
-        fence: Fence(1),
         lane: LaneId(lane),
-        turn,
-        attempt: Attempt(1),
-        uncounted: 0,
-        max_attempts: None,
-        tenant: None,
-        source: None,
-        requested_at: SystemTime::UNIX_EPOCH,
-        ready_at: None,
-        claimed_at: SystemTime::UNIX_EPOCH,
-        payload: JsonText("{}".into()),
-        memory_bytes: None,
-        grants: None,
-        lease: None,
-        timeout: None,
-        trace: None,
+        ..slots::tests::job(turn)
     }
 }
 
