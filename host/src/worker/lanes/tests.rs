@@ -61,6 +61,14 @@ const SERVED: Serving = Serving {
     most_at_once: None,
 };
 
+/// These lanes, all of which are served.
+fn serving(lanes: Vec<Lane>) -> Lanes {
+    let mut serving = Lanes::default();
+    serving.learn(lanes);
+    serving.serve(|_| Some(SERVED));
+    serving
+}
+
 fn job(lane: i64, turn: i64) -> ClaimedJob {
     ClaimedJob {
         lane: LaneId(lane),
@@ -101,14 +109,12 @@ fn parts(orders: &[ClaimOrder]) -> Vec<(i64, Option<usize>)> {
 
 #[test]
 fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![
+    let mut lanes = serving(vec![
         lane(1, 10, Priority::Low),
         lane(2, 20, Priority::Normal),
         lane(3, 30, Priority::Normal),
         lane(4, 40, Priority::High),
     ]);
-    lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, WANTED);
     let shared = [(40, None), (20, Some(6)), (30, Some(6)), (10, None)];
     assert_eq!(parts(&orders), shared);
@@ -133,14 +139,12 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
 
 #[test]
 fn a_claim_that_lanes_share_leaves_later_classes_alone() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![
+    let mut lanes = serving(vec![
         lane(1, 10, Priority::Low),
         lane(2, 20, Priority::Normal),
         lane(3, 30, Priority::Normal),
         lane(4, 40, Priority::High),
     ]);
-    lanes.serve(|_| Some(SERVED));
     let mut orders = lanes.orders(After::Cursor, WANTED);
     assert!(lanes.leave_later_classes(&mut orders), "lane 10 waits");
     let shared = [(40, None), (20, Some(6)), (30, Some(6))];
@@ -163,9 +167,7 @@ fn a_claim_that_lanes_share_leaves_later_classes_alone() {
 
 #[test]
 fn lanes_without_known_jobs_are_probed_in_turns() {
-    let mut lanes = Lanes::default();
-    lanes.learn((1..=100).map(|n| lane(n, n, Priority::Low)).collect());
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving((1..=100).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(50));
     let mut probed = HashSet::new();

@@ -4,12 +4,10 @@ use super::*;
 
 #[test]
 fn a_restart_does_not_reset_the_turn_from_which_overdue_jobs_are_queried() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![
+    let mut lanes = serving(vec![
         lane(1, 10, Priority::High),
         lane(2, 20, Priority::Low),
     ]);
-    lanes.serve(|_| Some(SERVED));
     let after = |lanes: &mut Lanes, after| lanes.behind(after)[0].after;
     assert_eq!(after(&mut lanes, After::Reached), i64::MIN);
     lanes.advance(LaneId(20), 7);
@@ -20,9 +18,7 @@ fn a_restart_does_not_reset_the_turn_from_which_overdue_jobs_are_queried() {
 
 #[test]
 fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     lanes.advance(LaneId(10), 100);
     lanes.rewind(&none_paused());
     lanes.advance(LaneId(10), 200);
@@ -41,9 +37,7 @@ fn a_sweep_rewinds_to_the_cursor_two_sweeps_ago_and_a_restart_to_the_start() {
 
 #[test]
 fn without_jobs_the_cursor_settles_at_the_last_turn_reached() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     let sweep = |lanes: &mut Lanes| {
         lanes.mark_all_empty();
         lanes.rewind(&none_paused());
@@ -60,9 +54,7 @@ fn without_jobs_the_cursor_settles_at_the_last_turn_reached() {
 
 #[test]
 fn the_cursor_of_a_lane_that_was_not_read_does_not_move_forward() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     lanes.mark_all_empty();
     for turn in [100, 200, 300] {
         lanes.advance(LaneId(10), turn);
@@ -109,9 +101,7 @@ fn a_pause_of_one_queue_does_not_keep_the_cursors_of_the_others_at_the_start() {
 
 #[test]
 fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     for turn in [100, 200, 300] {
         lanes.advance(LaneId(10), turn);
         lanes.rewind(&none_paused());
@@ -129,9 +119,7 @@ fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
 
 #[test]
 fn after_a_restart_no_sweep_moves_the_cursor_forward_in_a_lane_with_jobs() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     for turn in [1_000, 2_000, 3_000] {
         lanes.advance(LaneId(10), turn);
         lanes.rewind(&none_paused());
@@ -213,12 +201,10 @@ fn a_sweep_does_not_skip_the_jobs_of_a_key_at_its_limit() {
 
 #[test]
 fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![
+    let mut lanes = serving(vec![
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
     ]);
-    lanes.serve(|_| Some(SERVED));
     lanes.mark_all_empty();
     lanes.advance(LaneId(10), 7);
     lanes.advance(LaneId(20), 5);
@@ -233,9 +219,7 @@ fn a_sweep_changes_the_cursors_of_empty_lanes_and_not_their_order() {
 
 #[test]
 fn the_recent_cursor_lags_two_look_backs_behind() {
-    let mut lanes = Lanes::default();
-    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(SERVED));
+    let mut lanes = serving(vec![lane(1, 10, Priority::Normal)]);
     let recent = |lanes: &mut Lanes| lanes.orders(After::Recent, WANTED)[0].after;
     for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
         lanes.advance(LaneId(10), turn);
