@@ -514,6 +514,7 @@ fn error_kinds_have_the_same_word_in_metrics_and_in_stored_errors() {
         InvalidPayload,
         InvalidResult,
         TimedOut,
+        EffectFailed,
         Unrunnable,
     ] {
         let stored = serde_json::to_value(kind).expect("a word");
