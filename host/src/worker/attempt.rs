@@ -4,8 +4,8 @@
 //!
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves the
 //!    policy, attenuates the grants and begins to renew the lease.
-//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run ended:
-//!    a `RunEnd`.
+//! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
+//!    ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for that,
 //!    except for space. A success with effects goes to a task that commits several at a time (`effects/together.rs`).
@@ -507,8 +507,8 @@ struct AttemptDetails {
     trace: AttemptTrace,
 }
 
-/// Passes the outcome to the settler, which writes it behind the fence. If the attempt has lost its job,
-/// nothing may be written.
+/// Passes the outcome to the settler, which writes it behind the fence. If the attempt has lost its job, nothing may be
+/// written.
 async fn settle(
     shared: &Shared,
     claim: &Claim,

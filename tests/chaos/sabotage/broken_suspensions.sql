@@ -1,6 +1,6 @@
 -- For `cargo xtask chaos --sabotage tests/chaos/sabotage/broken_suspensions.sql`: a signal to a job that does not wait
--- for one at this moment is dropped, children are enqueued twice, and suspended attempts count. A run with it must fail,
--- with violations of signals_not_lost, children_only_of_successes and suspensions_not_counted.
+-- for one at this moment is dropped, children are enqueued twice, and suspended attempts count. A run with it must
+-- fail, with violations of signals_not_lost, children_only_of_successes and suspensions_not_counted.
 --
 -- It patches the existing functions.
 DO $$
