@@ -170,8 +170,8 @@ COMMENT ON FUNCTION rouse.returned_calls IS
     'Records and returns the ends of the jobs that a job has called.';
 COMMENT ON FUNCTION rouse.parent_ends IS
     'Returns the ends of the chains that a job has waited for.';
-COMMENT ON FUNCTION rouse.recorded_step IS
-    'Returns the result of one recorded step.';
+COMMENT ON FUNCTION rouse.recorded_results IS
+    'Returns results of recorded steps, as many as one answer may hold.';
 COMMENT ON FUNCTION rouse.record_step IS
     'Records the result of a step behind the fence; returns null or the reason for a refusal.';
 COMMENT ON FUNCTION rouse.confirm IS

@@ -43,7 +43,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.declare_fair_share, rouse.lease_shards, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.newest_lanes, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth, rouse.fair_keys,
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
-    rouse.recorded_steps, rouse.recorded_step, rouse.record_step, rouse.confirm, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
+    rouse.recorded_steps, rouse.recorded_results, rouse.record_step, rouse.confirm, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
     rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,

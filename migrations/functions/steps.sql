@@ -26,7 +26,7 @@ $$;
 -- of the newest one (p_known_until), and gets those that are newer. `known` identifies the versions of the other rows: the worker asks for all
 -- if it is not the sum of `known` and `added` of its last answer, because rows were removed, changed or dated back since. A null time: all.
 --
--- A result of up to 1,024 bytes is in the answer; rouse.recorded_step returns larger ones, one at a time. A step that waits has a kind instead
+-- A result of up to 1,024 bytes is in the answer; rouse.recorded_results returns larger ones. A step that waits has a kind instead
 -- of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. In no order; the row of a step with the latest `at` counts,
 -- unless another one has its result. Served by step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
@@ -63,12 +63,16 @@ BEGIN
 END
 $$;
 
--- The result of one recorded step; or one row with the refusal. No row if it is not recorded.
-CREATE OR REPLACE FUNCTION rouse.recorded_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text)
-RETURNS TABLE (refusal text, result json)
+-- The results of these recorded steps, in the order of p_names, until they have 1 MiB together: at least one, if any is recorded. Steps
+-- that are not recorded are left out. Or one row with the refusal. Served by step_job.
+CREATE OR REPLACE FUNCTION rouse.recorded_results(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_names text[])
+RETURNS TABLE (refusal text, name text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
+DECLARE
+    wanted text;
+    total  bigint := 0;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     refusal := rouse._refusal(p_worker, p_id, p_fence);
@@ -76,7 +80,13 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    RETURN QUERY SELECT NULL::text, s.result FROM rouse.step AS s WHERE s.job = p_id AND s.name = p_name AND s.result IS NOT NULL LIMIT 1;
+    FOREACH wanted IN ARRAY p_names LOOP
+        SELECT s.name, s.result INTO name, result FROM rouse.step AS s WHERE s.job = p_id AND s.name = wanted AND s.result IS NOT NULL LIMIT 1;
+        CONTINUE WHEN NOT FOUND;
+        RETURN NEXT;
+        total := total + octet_length(result::text);
+        EXIT WHEN total >= 1048576;
+    END LOOP;
 END
 $$;
 

@@ -152,7 +152,7 @@ $$;
 -- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the result of the step,
 -- {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A repeated call returns what is recorded.
 -- A result of more than 1,024 bytes is null here: the job is locked until the answer has been sent, so that answer is small, and
--- rouse.recorded_step returns the result. Served by signal_job and step_job.
+-- rouse.recorded_results returns the result. Served by signal_job and step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
 RETURNS TABLE (refusal text, result json)
 LANGUAGE plpgsql SECURITY DEFINER

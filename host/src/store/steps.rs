@@ -31,6 +31,12 @@ pub struct RecordedSteps {
     versions: i64,
 }
 
+/// The rows of an answer, unless the first one says that the job is no longer this worker's.
+pub(super) fn mine(rows: &[Row]) -> Result<&[Row], NotMine> {
+    let refusal = rows.first().and_then(|row| row.get::<_, Option<&str>>(0));
+    refusal.map_or(Ok(rows), |reason| Err(NotMine::read(reason)))
+}
+
 impl Store {
     /// The recorded steps of each of these jobs, which this worker has claimed. `known`: those of the same jobs that it
     /// has read before, if any; only newer ones are read. They are read again if any were removed or changed since.
@@ -98,26 +104,36 @@ impl Store {
         fence: Fence,
         step: &str,
     ) -> Result<Result<Option<Vec<u8>>, NotMine>, StoreError> {
+        let results = self.recorded_results(id, fence, &[step]).await?;
+        Ok(results.map(|mut results| results.remove(step)))
+    }
+
+    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as one answer may hold, and
+    /// at least one.
+    pub(super) async fn recorded_results(
+        &self,
+        id: JobId,
+        fence: Fence,
+        steps: &[&str],
+    ) -> Result<Result<HashMap<String, Vec<u8>>, NotMine>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
-                include_str!("recorded_step.sql"),
+                include_str!("recorded_results.sql"),
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&id.0, Type::INT8),
                     (&fence.0, Type::INT8),
-                    (&step, Type::TEXT),
+                    (&steps, Type::TEXT_ARRAY),
                 ],
             )
             .await?;
-        let Some(row) = rows.first() else {
-            return Ok(Ok(None));
+        let read = |row: &Row| {
+            let (name, result): (String, String) = (row.get(1), row.get(2));
+            (name, result.into_bytes())
         };
-        Ok(match row.get::<_, Option<&str>>(0) {
-            Some(reason) => Err(NotMine::read(reason)),
-            None => Ok(Some(row.get::<_, String>(1).into_bytes())),
-        })
+        Ok(mine(&rows).map(|rows| rows.iter().map(read).collect()))
     }
 
     /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns.

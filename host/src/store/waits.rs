@@ -6,14 +6,9 @@ use std::time::SystemTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
+use super::steps::mine;
 use super::{NotMine, Store, StoreError};
 use crate::job::{Fence, JobId, JsonText, ParentEnd, ReturnedCall};
-
-/// The rows of an answer, unless the first one says that the job is no longer this worker's.
-fn mine(rows: &[Row]) -> Result<&[Row], NotMine> {
-    let refusal = rows.first().and_then(|row| row.get::<_, Option<&str>>(0));
-    refusal.map_or(Ok(rows), |reason| Err(NotMine::read(reason)))
-}
 
 impl Store {
     /// Takes the oldest signal with this name and records it as the result of the step; `{"timed_out": true}` if there
@@ -53,6 +48,7 @@ impl Store {
     }
 
     /// The ends of the calls of these steps, recorded as their results. Fails if these have more than `bytes_max` bytes.
+    /// Large ones are read by further statements, which lock nothing.
     pub async fn returned_calls(
         &self,
         id: JobId,
@@ -80,21 +76,30 @@ impl Store {
             Err(not_mine) => return Ok(Err(not_mine)),
         };
         let mut calls = HashMap::new();
+        let mut large = Vec::new();
         for row in rows {
-            let step: String = row.get(1);
             let (result, job): (Option<String>, Option<i64>) = (row.get(2), row.get(3));
             let end = match (job, result) {
                 (Some(job), _) => ReturnedCall::Pending(JobId(job)),
                 (None, Some(result)) => ReturnedCall::Done(result.into_bytes()),
-                // It is large.
-                (None, None) => match self.recorded_step(id, fence, &step).await? {
-                    Ok(Some(result)) => ReturnedCall::Done(result),
-                    // A step outlives its job.
-                    Ok(None) => return Ok(Err(NotMine::read("not_found"))),
-                    Err(not_mine) => return Ok(Err(not_mine)),
-                },
+                (None, None) => {
+                    large.push(row.get::<_, &str>(1));
+                    continue;
+                }
             };
-            calls.insert(step, end);
+            calls.insert(row.get(1), end);
+        }
+        while !large.is_empty() {
+            let results = match self.recorded_results(id, fence, &large).await? {
+                // A step outlives its job.
+                Ok(results) if results.is_empty() => return Ok(Err(NotMine::read("not_found"))),
+                Ok(results) => results,
+                Err(not_mine) => return Ok(Err(not_mine)),
+            };
+            for (step, result) in results {
+                calls.insert(step, ReturnedCall::Done(result));
+            }
+            large.retain(|step| !calls.contains_key(*step));
         }
         Ok(Ok(calls))
     }

@@ -3,6 +3,8 @@
 use rouse::job::{ErrorKind, JsonText, NewJob, Outcome, RecordedStep, ReturnedCall, Wait};
 use rouse::store::Locked;
 use serde_json::{Value, json};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 
 use super::{call, none, settle, suspend, suspended, wait_of};
 use crate::support::TestDb;
@@ -45,6 +47,20 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     );
 }
 
+/// The row of a statement about the only worker: `$1` is its incarnation, and the statement shows `key` as its key.
+async fn as_the_worker(client: &Client, sql: &str, args: &[&(dyn ToSql + Sync)]) -> Row {
+    let worker = "SELECT incarnation, key_hash, sha256('key'::bytea) FROM rouse.worker";
+    let worker = client.query_one(worker, &[]).await.unwrap();
+    let (id, hash, known): (i64, Vec<u8>, Vec<u8>) = (worker.get(0), worker.get(1), worker.get(2));
+    let set_hash = "UPDATE rouse.worker SET key_hash = $1";
+    client.execute(set_hash, &[&known]).await.unwrap();
+    let mut params: Vec<&(dyn ToSql + Sync)> = vec![&id];
+    params.extend(args);
+    let row = client.query_one(sql, &params).await.unwrap();
+    client.execute(set_hash, &[&hash]).await.unwrap();
+    row
+}
+
 /// The job is locked while the answer is sent, and a frozen host reads none.
 #[tokio::test]
 async fn large_ends_of_calls_are_read_without_a_lock() {
@@ -62,23 +78,8 @@ async fn large_ends_of_calls_are_read_without_a_lock() {
         settle(&store, callee, result(&output), Vec::new()).await;
     }
     let job = claim_one(&store).await;
-    // The answer, with a key that the test knows.
-    let sql = "SELECT incarnation, key_hash FROM rouse.worker";
-    let row = client.query_one(sql, &[]).await.unwrap();
-    let (worker, hash): (i64, Vec<u8>) = (row.get(0), row.get(1));
-    let set_hash = "UPDATE rouse.worker SET key_hash = $1";
-    let own: Vec<u8> = client
-        .query_one("SELECT sha256('key'::bytea)", &[])
-        .await
-        .unwrap()
-        .get(0);
-    client.execute(set_hash, &[&own]).await.unwrap();
     let sql = "SELECT count(*), sum(octet_length(result::text))::bigint FROM rouse.returned_calls($1, 'key', $2, $3, $4, 1000000)";
-    let row = client
-        .query_one(sql, &[&worker, &job.id.0, &job.fence.0, &names])
-        .await
-        .unwrap();
-    client.execute(set_hash, &[&hash]).await.unwrap();
+    let row = as_the_worker(&client, sql, &[&job.id.0, &job.fence.0, &names]).await;
     let (count, bytes): (i64, i64) = (row.get(0), row.get(1));
     assert_eq!(count, 80);
     assert!((60_000..=65_536).contains(&bytes), "{bytes}");
@@ -95,6 +96,37 @@ async fn large_ends_of_calls_are_read_without_a_lock() {
     let around = r#"{"output" : ""}"#.len();
     assert_eq!(sizes[79], 500_000 + around);
     assert!(sizes[..79].iter().all(|size| *size == 1000 + around));
+}
+
+#[tokio::test]
+async fn large_ends_of_calls_are_read_together_about_a_mebibyte_at_a_time() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let names: Vec<String> = (0..5).map(|n| format!("call:{n}")).collect();
+    let calls = names.iter().map(|name| call(name, json!(1))).collect();
+    let none_yet = suspended("call:0", Wait::Calls { jobs: Vec::new() });
+    suspend(&client, &store, none_yet, calls).await;
+    let called = claim(&store, 9).await;
+    assert_eq!(called.len(), 5);
+    let output = format!("\"{}\"", "x".repeat(400_000));
+    for callee in &called {
+        settle(&store, callee, result(&output), Vec::new()).await;
+    }
+    let job = claim_one(&store).await;
+    // In several statements.
+    let ends = store.returned_calls(job.id, job.fence, &names, 4 << 20);
+    let ends = ends.await.unwrap().unwrap();
+    assert_eq!(ends.len(), 5);
+    let is_whole =
+        |end: &ReturnedCall| matches!(end, ReturnedCall::Done(json) if json.len() > output.len());
+    assert!(ends.values().all(is_whole));
+    // One of them.
+    let sql = "SELECT array_agg(name) FROM rouse.recorded_results($1, 'key', $2, $3, $4)";
+    let asked = ["call:4", "call:new", "call:0", "call:2", "call:1"];
+    let asked = asked.map(String::from).to_vec();
+    let row = as_the_worker(&client, sql, &[&job.id.0, &job.fence.0, &asked]).await;
+    let read: Vec<String> = row.get(0);
+    assert_eq!(read, ["call:4", "call:0", "call:2"]);
 }
 
 #[tokio::test]
