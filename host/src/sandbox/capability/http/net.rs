@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::{Builder, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
+use super::attempt::CHUNK_BYTES_MAX;
 use super::connect::{Connector, Dialer, OpenCount, Reach};
 use super::outgoing::Outgoing;
 use super::settings::HttpSettings;
-use super::tally::UNDER_WAY_MAX;
+use super::tally::{UNDER_WAY_BYTES, UNDER_WAY_MAX};
 
 /// An unused connection is closed after this time; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -29,6 +30,16 @@ const HEAD_BYTES_MAX: u32 = 64 << 10;
 /// Bytes that a server may send over HTTP/2 before the guest has read them, for one response and for one connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// From this number of bytes on that a server has not taken over HTTP/2, one request gets no further chunk: hyper's
+/// default is 1 MiB.
+const SEND_BYTES: usize = 64 << 10;
+
+// What a server can make the host keep for one request: another chunk exceeds SEND_BYTES, and one waits behind it.
+const _: () = assert!(
+    WINDOW_BYTES as usize + HEAD_BYTES_MAX as usize + SEND_BYTES + 2 * CHUNK_BYTES_MAX
+        <= UNDER_WAY_BYTES
+);
 
 pub(super) type HttpClient = Client<Connector, Outgoing>;
 
@@ -89,7 +100,12 @@ impl Net {
 }
 
 fn client(connector: Connector) -> HttpClient {
-    Client::builder(TokioExecutor::new())
+    builder().build(connector)
+}
+
+fn builder() -> Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_MAX)
@@ -98,7 +114,8 @@ fn client(connector: Connector) -> HttpClient {
         .http2_max_header_list_size(HEAD_BYTES_MAX)
         .http2_initial_stream_window_size(WINDOW_BYTES)
         .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .build(connector)
+        .http2_max_send_buf_size(SEND_BYTES);
+    builder
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::sandbox::attempt::memory::{Charge, Denial, HostMemory};
 /// Concurrent requests of one attempt, until the ends of their responses. Each has buffers of up to half a MiB in the
 /// host.
 pub(super) const UNDER_WAY_MAX: usize = 16;
-const UNDER_WAY_BYTES: usize = 512 << 10;
+pub(super) const UNDER_WAY_BYTES: usize = 512 << 10;
 
 /// The totals of one attempt's requests.
 #[derive(Debug)]

@@ -1,12 +1,19 @@
-use std::future::pending;
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use http::Request;
-use http_body_util::{BodyExt as _, Empty};
+use bytes::Bytes;
+use futures_util::stream::repeat_with;
+use http::{Request, Uri};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc::{
     UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel,
 };
@@ -150,4 +157,61 @@ async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
         yield_now().await;
     }
     assert_eq!(never.0.load(Ordering::Relaxed), LOOKUPS_PER_HANDLER_MAX);
+}
+
+/// Connects to this server, once.
+#[derive(Clone)]
+struct To(Arc<Mutex<Option<UnixStream>>>);
+
+impl tower_service::Service<Uri> for To {
+    type Response = TokioIo<UnixStream>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<TokioIo<UnixStream>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let stream = self.0.lock().unwrap().take();
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        ready(stream.map(TokioIo::new).ok_or_else(refused))
+    }
+}
+
+/// The server allows 2 GiB, and takes nothing.
+#[tokio::test]
+async fn limit_what_is_kept_for_an_http2_server() {
+    let (near, mut server) = UnixStream::pair().unwrap();
+    // SETTINGS with the window of each stream, and WINDOW_UPDATE of the connection.
+    let settings = b"\0\0\x06\x04\0\0\0\0\0\0\x04\x7f\xff\xff\xff";
+    let update = b"\0\0\x04\x08\0\0\0\0\0\x7f\xff\0\0";
+    server.write_all(settings).await.unwrap();
+    server.write_all(update).await.unwrap();
+
+    let taken = Arc::new(AtomicUsize::new(0));
+    let chunk = Bytes::from(vec![0; CHUNK_BYTES_MAX]);
+    let count = taken.clone();
+    let body = StreamBody::new(repeat_with(move || {
+        count.fetch_add(chunk.len(), Ordering::Relaxed);
+        Ok::<_, Infallible>(Frame::data(chunk.clone()))
+    }));
+    let request = Request::post("http://server.test/").body(body).unwrap();
+    let to = To(Arc::new(Mutex::new(Some(near))));
+    let client = builder().http2_only(true).build(to);
+    let _sending = tokio::spawn(client.request(request));
+    // It continues as far as it can.
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+    // Some of it is in the buffers of the socket.
+    let taken = taken.load(Ordering::Relaxed);
+    assert!((192 << 10..1 << 20).contains(&taken), "{taken}");
+
+    // The windows that the server gets: 256 KiB for each response, and 64 KiB - 1 and the rest for the connection.
+    let mut head = [0; 1024];
+    server.read_exact(&mut head).await.unwrap();
+    let has = |bytes: &[u8]| head.windows(bytes.len()).any(|part| part == bytes);
+    assert!(has(b"\0\x04\0\x04\0\0"), "{head:?}");
+    assert!(has(b"\0\0\x04\x08\0\0\0\0\0\0\x0f\0\x01"), "{head:?}");
 }
