@@ -242,6 +242,8 @@ COMMENT ON FUNCTION rouse._payload IS
     'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the rights of the reader.';
 COMMENT ON FUNCTION rouse._by IS
     'Formats the login of an admin action and the reader of the dashboard on whose behalf it acted.';
+COMMENT ON FUNCTION rouse._count_flow IS
+    'Counts the jobs of a flow by what they do; the view rouse.flows calls it with the rights of the reader.';
 COMMENT ON FUNCTION rouse._usage IS
     'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';
 

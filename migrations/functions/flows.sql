@@ -223,9 +223,52 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET e
     ORDER BY e.chain
 $$;
 
+-- How many jobs of a flow do what, for rouse.flows; with the same jobs and words as rouse.flow, from which it would read ten times as much.
+-- Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
+CREATE OR REPLACE FUNCTION rouse._count_flow(
+    p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
+    OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    blocked bigint[];
+BEGIN
+    SELECT count(*), count(*) FILTER (WHERE e.is_blocked),
+           count(*) FILTER (WHERE e.state = 'queued' AND NOT e.is_blocked AND e.available_at > at),
+           count(*) FILTER (WHERE e.state = 'queued' AND NOT e.is_blocked AND e.available_at <= at),
+           count(*) FILTER (WHERE e.state = 'running'), count(*) FILTER (WHERE e.state = 'succeeded'),
+           count(*) FILTER (WHERE e.state IN ('failed', 'timed_out')), count(*) FILTER (WHERE e.state = 'cancelled'),
+           CASE WHEN bool_and(e.state > 'running') THEN max(e.finished_at) END, array_agg(e.job) FILTER (WHERE e.is_blocked)
+    INTO jobs, waiting, scheduled, ready, running, succeeded, failed, cancelled, finished_at, blocked
+    FROM (
+        -- Of each name the latest job. In the order of the bytes, in which names are compared several times as fast.
+        SELECT DISTINCT ON (e.name COLLATE "C") e.*
+        FROM (
+            SELECT j.flow_name AS name, j.id AS job, j.state, j.blockers IS NOT NULL AS is_blocked, j.available_at, NULL::timestamptz AS finished_at
+            FROM rouse.job AS j WHERE j.flow = p_id
+            UNION ALL
+            SELECT f.flow_name, f.id, f.state, false, f.available_at, f.finished_at FROM rouse.finished AS f WHERE f.flow = p_id) AS e
+        ORDER BY e.name COLLATE "C", e.job DESC) AS e;
+    stuck := 0;
+    IF waiting > 0 THEN
+        WITH waited AS MATERIALIZED (
+            -- Only a lookup can serve this condition (claim.sql).
+            SELECT d.job, d.chain FROM unnest(blocked) AS b(job) JOIN rouse.dependency AS d ON d.job = ANY (ARRAY[b.job])),
+        ended AS MATERIALIZED (
+            -- As rouse._live_job, without a call for each.
+            SELECT c.chain FROM (SELECT DISTINCT w.chain FROM waited AS w) AS c
+            WHERE (SELECT j.id FROM rouse.job AS j WHERE j.id = c.chain) IS NULL AND (SELECT j.id FROM rouse.job AS j WHERE j.chain = c.chain) IS NULL)
+        SELECT count(DISTINCT w.job) INTO stuck FROM waited AS w
+        WHERE w.chain IN (SELECT e.chain FROM ended AS e WHERE (rouse._last_ended(e.chain)).state IS DISTINCT FROM 'succeeded');
+    END IF;
+END
+$$;
+
 -- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs; `scheduled`: for their time;
 -- `stuck`: those that wait for a chain that has failed, until somebody retries it. `finished_at`: when the last job ended; null while one
--- is live. Each flow is read as by rouse.flow.
+-- is live.
 CREATE OR REPLACE VIEW rouse.flows AS
 SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, c.age, c.state,
        c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
@@ -234,18 +277,7 @@ FROM rouse.flow AS w
 CROSS JOIN LATERAL (
     SELECT c.*, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
            CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state
-    FROM (
-        SELECT count(*) AS jobs,
-               count(*) FILTER (WHERE j.waits_for IS NOT NULL) AS waiting,
-               count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at > clock_timestamp()) AS scheduled,
-               count(*) FILTER (WHERE j.state = 'queued' AND j.waits_for IS NULL AND j.available_at <= clock_timestamp()) AS ready,
-               count(*) FILTER (WHERE j.state = 'running') AS running,
-               count(*) FILTER (WHERE j.state = 'succeeded') AS succeeded,
-               count(*) FILTER (WHERE j.state IN ('failed', 'timed_out')) AS failed,
-               count(*) FILTER (WHERE j.state = 'cancelled') AS cancelled,
-               count(*) FILTER (WHERE j.is_stuck) AS stuck,
-               CASE WHEN bool_and(j.state > 'running') THEN max(j.finished_at) END AS finished_at
-        FROM rouse.flow(w.id) AS j) AS c) AS c;
+    FROM rouse._count_flow(w.id) AS c) AS c;
 
 -- Rejects an unknown flow.
 CREATE OR REPLACE FUNCTION rouse._check_flow(p_name text, p_id bigint) RETURNS void

@@ -62,7 +62,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
     rouse.depth, rouse.fair_keys, rouse.gate_keys, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- Views run with the rights of their owner; these functions run with those of the reader.
-GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by TO rouse_observer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by, rouse._count_flow TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.gate, rouse.gate_key, rouse.shard, rouse.shard_lease, rouse.taker, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.contract, rouse.contract_version, rouse.challenge, rouse.audit_outbox, rouse.worker_login,

@@ -1,5 +1,6 @@
 //! Graphs of jobs that are enqueued in one call.
 
+mod counts;
 mod retries;
 
 use rouse::job::{ErrorKind, Outcome};

@@ -144,7 +144,7 @@ async fn a_page_of_flows_is_short_if_they_have_many_jobs_and_the_listing_reads_s
         flows.insert(0, enqueue_flow(&db).await);
     }
     let client = db.client().await;
-    let many = "UPDATE rouse.flow SET jobs = 1500 WHERE jobs = 4";
+    let many = "UPDATE rouse.flow SET jobs = 15000 WHERE jobs = 4";
     assert_eq!(client.execute(many, &[]).await.unwrap(), 5);
     let store = db.store();
     let mut pages = Vec::new();

@@ -304,8 +304,8 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
         Vec::<String>::new(),
         "functions that PUBLIC may execute"
     );
-    // Internal functions start with _ and trust their caller. Two only format values, and one reads what its
-    // caller may read.
+    // Internal functions start with _ and trust their caller. Two only format values, and two read what their
+    // callers may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"
@@ -313,6 +313,7 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
         .await,
         [
             "rouse._by(text,text)",
+            "rouse._count_flow(bigint)",
             "rouse._payload(bigint,jsonb,timestamp with time zone)",
             "rouse._usage(bigint,bigint,integer,bigint,bigint,bytea)"
         ]
