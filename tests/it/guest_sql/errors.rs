@@ -51,14 +51,15 @@ async fn a_settlement_that_postgres_refuses_fails_the_job_at_once_as_without_eff
         .await;
     let line = json!({"sql": call("add_line", json!([1, 1]))});
     let child = json!({"enqueue": {"handler": "sql.run", "payload": {"script": []}}});
-    let tagged =
-        json!({"enqueue": {"handler": "sql.run", "payload": {"script": []}, "tags": ["no tag"]}});
+    let grants = json!({"memory_mb": 0});
+    let limited =
+        json!({"enqueue": {"handler": "sql.run", "payload": {"script": []}, "grants": grants}});
     for (script, why) in [
         (
             json!([line, child, child]),
             "it may have at most 1 more descendants",
         ),
-        (json!([line, tagged]), "must be a list of at most 16 tags"),
+        (json!([line, limited]), "memory_mb of grants must be"),
         (json!([line]), "no_success"),
     ] {
         if why == "no_success" {

@@ -1,12 +1,12 @@
 //! `rouse:handler/jobs`: jobs that an attempt enqueues. They are collected here, and committed with the outcome.
 
-use std::collections::BTreeMap;
+mod options;
+
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
 
+use self::options::{Options, check_handler};
 use super::batch::NO_JOBS;
 use crate::harmless::printable;
 use crate::job::{JsonText, NewJob, NewJobKind, json_from};
@@ -30,39 +30,10 @@ pub(in crate::sandbox) struct NewJobs {
     takes_batches: bool,
 }
 
-/// The arguments of `rouse.enqueue` that a guest may give. The database checks their values.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only their names and types are checked")]
-struct Options<'a> {
-    queue: Option<String>,
-    priority: Option<Priority>,
-    run_at: Option<String>,
-    delay_ms: Option<u64>,
-    max_attempts: Option<u32>,
-    unique_key: Option<String>,
-    tags: Option<Vec<String>>,
-    grants: Option<IgnoredAny>,
-    lease: Option<String>,
-    timeout: Option<String>,
-    job_timeout: Option<String>,
-    // Text: values take up to 100 times as much memory.
-    #[serde(borrow)]
-    after: Option<BTreeMap<String, &'a RawValue>>,
-}
-
 /// A job of `after` with other keys, which the database checks.
 #[derive(Deserialize)]
 struct After {
     job: i64,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Priority {
-    High,
-    Normal,
-    Low,
 }
 
 impl NewJobs {
@@ -139,6 +110,7 @@ impl NewJobs {
                 self.bytes_max
             ));
         }
+        check_handler(&job.handler)?;
         let what = |why: String| format!("the job for {}: {why}", job.handler);
         let payload = json_from("payload", job.payload).map_err(what)?;
         let options = job.options.map(|options| self.options(options, &kind));
@@ -159,6 +131,7 @@ impl NewJobs {
         let options = json_from("options", options)?;
         let read: Options<'_> = serde_json::from_str(&options.0)
             .map_err(|error| format!("the options are wrong: {error}"))?;
+        read.check()?;
         if read.run_at.is_some() && read.delay_ms.is_some() {
             return Err("the options have both run_at and delay_ms".into());
         }
@@ -278,6 +251,7 @@ mod tests {
             ("{}", Some(r#"{"source": "s"}"#), "source"),
             ("{}", Some(r#"{"max_attempts": "3"}"#), "expected u32"),
             ("{}", Some(r#"{"priority": "top"}"#), "expected one of"),
+            ("{}", Some(r#"{"max_attempts": 0}"#), "between 1 and 1000"),
             (
                 "{}",
                 Some(r#"{"run_at": "2030-01-01", "delay_ms": 1}"#),
@@ -292,6 +266,8 @@ mod tests {
             );
             assert!(refused.starts_with("the job for a.b: "), "{refused}");
         }
+        let refused = jobs().add(job("A b", "1", None), NewJobKind::Child);
+        assert_eq!(refused.unwrap_err(), "'A b' is not a handler name");
         let after = Some(r#"{"after": {}}"#);
         let call = NewJobKind::Call { step: "s".into() };
         let refused = jobs().add(job("a", "1", after), call).unwrap_err();
