@@ -21,8 +21,6 @@ const OPENED_BY_SWEEP: usize = 256;
 
 /// Parts of a turn: what a member has had is counted in whole ones, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
-/// With more limits than this, those that have one member, and for whose end no lane waits, are forgotten.
-const LIMITS_MIN: usize = 1024;
 /// With more members of one limit than this, all start again with what the foremost has had: most of them have come once.
 const MEMBERS_MAX: usize = 32_768;
 
@@ -41,9 +39,8 @@ pub struct Closings<L, K, S, T> {
     starts: BTreeSet<(T, K)>,
     /// The same times.
     starts_at: HashMap<K, T>,
+    /// What the members of each limit have had of it.
     shared: HashMap<K, Sharing<S>>,
-    /// The number of limits with which those that make no difference are forgotten.
-    shared_max: usize,
     /// The last limit that a sweep has opened lanes of.
     swept: Option<K>,
     /// The number of lanes that were closed so far.
@@ -109,7 +106,6 @@ impl<L, K, S, T> Default for Closings<L, K, S, T> {
             starts: BTreeSet::new(),
             starts_at: HashMap::new(),
             shared: HashMap::new(),
-            shared_max: LIMITS_MIN,
             swept: None,
             closings: 0,
         }
@@ -172,11 +168,29 @@ where
                 of_class.change(member, |of| of.had = had);
             }
         }
-        if self.shared.len() > self.shared_max {
-            self.shared
-                .retain(|limit, shared| self.waiting.contains_key(limit) || shared.had.len() > 1);
-            self.shared_max = LIMITS_MIN.max(2 * self.shared.len());
+    }
+
+    /// Forgets what members have had of limits that they are no longer behind. `members`: who is behind which limit, all of
+    /// them. The caller calls this when lanes are gone, so there are never more counts than lanes that were known at a time.
+    pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
+    where
+        K: 'a,
+    {
+        let before = std::mem::take(&mut self.shared);
+        for (limit, member) in members {
+            if let Some(of) = before.get(limit)
+                && let Some(had) = of.had.get(&member)
+            {
+                let kept = self.shared.entry(limit.clone()).or_default();
+                kept.clock = of.clock;
+                kept.had.insert(member, *had);
+            }
         }
+    }
+
+    /// The number of limits of which members have had something.
+    pub fn shared_limits(&self) -> usize {
+        self.shared.len()
     }
 
     /// Closes a lane until a job of one of these limits, which have no room for it, has ended. Without a limit, it stays

@@ -154,6 +154,7 @@ impl Lanes {
         for (_, id) in active {
             self.active.insert(id, known[&id].place.clone());
         }
+        self.gates.keep_members(known, &self.shares);
         self.served = known.keys().filter(|id| is_served_whole(id)).count();
         let by_source = |id: &LaneId| known.get(id).is_some_and(Known::is_served_by_source);
         self.by_source.retain(by_source);

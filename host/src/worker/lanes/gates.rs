@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use rouse_turns::Closings;
 
+use super::shares::Shares;
 use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
@@ -29,6 +30,19 @@ enum Member {
     Lane(LaneId),
 }
 
+impl Member {
+    /// Whose share of a limit the jobs of a lane are taken of.
+    fn of(known: &Known, shares: &Shares) -> Self {
+        match shares.are_set_for(known) {
+            true => Self::Key {
+                queue: known.place.queue.clone(),
+                key: known.place.key.clone(),
+            },
+            false => Self::Lane(known.lane.id),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     gates: Vec<ClaimGate>,
@@ -41,6 +55,22 @@ impl Gates {
         let closed = self.closings.lanes().collect();
         self.closings.clear();
         closed
+    }
+
+    /// Forgets what lanes that are gone, or keys without lanes, have had of limits. `known`: all lanes.
+    pub(super) fn keep_members(&mut self, known: &HashMap<LaneId, Known>, shares: &Shares) {
+        let members = known.values().flat_map(|known| {
+            let member = Member::of(known, shares);
+            let limits = known.limits_and_rates();
+            limits.map(move |(_, limit)| (limit, member.clone()))
+        });
+        self.closings.keep_members(members);
+    }
+
+    /// The number of limits of which lanes or keys have had something.
+    #[cfg(test)]
+    pub(super) fn shared_limits(&self) -> usize {
+        self.closings.shared_limits()
     }
 
     /// True if no job of this lane may start now.
@@ -117,7 +147,7 @@ impl Lanes {
             self.gates.closings.open(*id);
             return;
         };
-        let (class, member) = (known.place.class, self.member(known));
+        let (class, member) = (known.place.class, Member::of(known, &self.shares));
         let closings = &mut self.gates.closings;
         match wait {
             Some(wait) => {
@@ -138,17 +168,6 @@ impl Lanes {
         }
     }
 
-    /// Whose share of a limit the jobs of a lane are taken of.
-    fn member(&self, known: &Known) -> Member {
-        match self.shares.are_set_for(known) {
-            true => Member::Key {
-                queue: known.place.queue.clone(),
-                key: known.place.key.clone(),
-            },
-            false => Member::Lane(known.lane.id),
-        }
-    }
-
     /// Counts the jobs that a claim has taken from lanes behind limits.
     pub(super) fn count_behind_limits(&mut self, claimed: &HashMap<LaneId, usize>) {
         for (id, jobs) in claimed {
@@ -157,7 +176,7 @@ impl Lanes {
             else {
                 continue;
             };
-            let member = self.member(known);
+            let member = Member::of(known, &self.shares);
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
             let turns = *jobs as f64 * known.cost / known.weight;
             let limits = known.limits_and_rates().map(|(_, limit)| limit);
@@ -256,7 +275,7 @@ impl Lanes {
         // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
         let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
         let had = |id: &LaneId| {
-            let member = self.member(self.known.get(id)?);
+            let member = Member::of(self.known.get(id)?, &self.shares);
             Some(closings.had(shared?, &member))
         };
         let ids = limits.iter().flat_map(|limit| opened(closings, limit));

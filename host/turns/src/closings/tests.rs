@@ -209,14 +209,41 @@ fn lanes_that_go_first_take_turns() {
 }
 
 #[test]
-fn members_and_limits_that_make_no_difference_are_forgotten() {
+fn members_that_are_no_longer_behind_a_limit_are_forgotten() {
     let mut closings: Closings<u32, u32, u32, u64> = Closings::default();
-    closings.close_until_end(1, CLASS, &[7], &1, true);
+    // 10,000 tenants come and go, two lanes of each, a hundred at a time.
+    for tenants in 0..100 {
+        let now = tenants * 100..(tenants + 1) * 100;
+        for tenant in now.clone() {
+            // Behind a limit of the tenant's own, and behind one that all share.
+            closings.take(&[tenant + 10, 7], &(2 * tenant), 1.0);
+            closings.take(&[tenant + 10, 7], &(2 * tenant + 1), 2.0);
+        }
+        let own: Vec<u32> = now.clone().map(|tenant| tenant + 10).collect();
+        let of_own = own.iter().zip(now.clone());
+        let of_shared = now.clone().map(|tenant| (&7, tenant));
+        let behind = of_own.chain(of_shared);
+        closings.keep_members(behind.flat_map(|(limit, tenant)| {
+            let members = [2 * tenant, 2 * tenant + 1];
+            members.map(|member| (limit, member))
+        }));
+        assert_eq!(closings.shared_limits(), 101);
+        assert_eq!(closings.shared[&7].had.len(), 200);
+    }
+    // The others keep what they have had.
+    assert_eq!(closings.had(&10_009, &19_998), 1_000_000);
+    assert_eq!(closings.had(&10_009, &19_999), 2_000_000);
+    assert_eq!(closings.had(&7, &19_999), 2_000_000);
+    closings.keep_members([]);
+    assert_eq!(closings.shared_limits(), 0);
+}
+
+#[test]
+fn with_very_many_members_of_a_limit_all_start_again_together() {
+    let mut closings: Closings<u32, u32, u32, u64> = Closings::default();
     for n in 0..40_000 {
         closings.take(&[7], &n, 1.0);
-        closings.take(&[n + 10], &0, 1.0);
     }
-    assert!(closings.shared.len() <= 2 * LIMITS_MIN && closings.shared.contains_key(&7));
     assert_eq!(closings.shared[&7].had(&0), 1_000_000, "as all others");
     assert!(closings.shared[&7].had.len() < 10_000);
 }

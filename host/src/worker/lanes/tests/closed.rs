@@ -354,6 +354,32 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     assert!(lanes.wait_for_ends(), "the imports wait for their own");
 }
 
+/// Otherwise a worker would keep a count for each tenant that it has ever served.
+#[test]
+fn what_tenants_that_are_gone_have_had_of_limits_is_forgotten() {
+    let mut lanes = Lanes::default();
+    let own = crate::job::ClaimGate {
+        key: vec!["tenant".to_owned()],
+        ..gate(crate::job::ClaimLimit::Running)
+    };
+    lanes.set_gates(vec![own]);
+    for round in 0..10 {
+        // A thousand tenants, two lanes of each.
+        let ids = 2_000 * round + 1..=2_000 * (round + 1);
+        let all = ids.clone().map(|n| of_tenant(n, n, &(n / 2).to_string()));
+        lanes.forget_catalog();
+        let change = lanes.learn(all.collect());
+        assert_eq!(change.removed, round > 0);
+        lanes.serve(|_| Some(SERVED));
+        let orders = lanes.all();
+        let jobs: Vec<ClaimedJob> = ids.map(|n| job(n, n)).collect();
+        lanes.claimed(&orders, &jobs, &[], false);
+        assert!(lanes.gates.shared_limits() >= 1_000);
+        lanes.serve(|_| Some(SERVED));
+        assert!(lanes.gates.shared_limits() <= 1_001);
+    }
+}
+
 /// Otherwise a gate that earlier classes use up would keep them for ever.
 #[test]
 fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_first() {
