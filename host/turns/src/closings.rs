@@ -283,6 +283,55 @@ where
         of_class.join(lane, waiter, number, had);
     }
 
+    /// Moves lanes that wait for this limit, and that others are known to keep closed, too, to the lists of these, until
+    /// none of them would open next: a claim could only find them closed. `full`: limits that have no room now. Those that let
+    /// the next job start at a time have none before. `behind`: all limits of a lane.
+    ///
+    /// A lane keeps its place among equals, and whether it goes first.
+    pub fn move_closed(&mut self, limit: &K, full: &[K], behind: impl Fn(L) -> Vec<K>) {
+        if self.starts_at.contains_key(limit) {
+            return;
+        }
+        loop {
+            let mut has_moved = false;
+            for lane in self.first_of(limit, OPENED_MAX) {
+                let mut others = behind(lane);
+                // Each lane that moves leaves the list, so this ends.
+                others.retain(|other| other != limit);
+                has_moved |= self.move_to(lane, others, full);
+            }
+            if !has_moved {
+                return;
+            }
+        }
+    }
+
+    /// Moves a lane to those of its limits that are full, or else to the one that lets the next job start last. False if
+    /// neither is known of any.
+    fn move_to(&mut self, lane: L, limits: Vec<K>, full: &[K]) -> bool {
+        let of_full = limits.iter().filter(|limit| full.contains(limit));
+        let of_full: Vec<K> = of_full.cloned().collect();
+        let starts = limits
+            .into_iter()
+            .filter_map(|limit| Some((*self.starts_at.get(&limit)?, limit)));
+        let last = starts.max().map(|(_, limit)| limit);
+        if of_full.is_empty() && last.is_none() {
+            return false;
+        }
+        let Some(mut closed) = self.remove(lane) else {
+            return false;
+        };
+        closed.until = match (closed.until, last) {
+            (Until::Time(at), _) => Until::Time(at),
+            (Until::End(_, waiter) | Until::Start(_, waiter), Some(rate)) if of_full.is_empty() => {
+                Until::Start(rate, waiter)
+            }
+            (Until::End(_, waiter) | Until::Start(_, waiter), _) => Until::End(of_full, waiter),
+        };
+        self.insert(lane, closed);
+        true
+    }
+
     /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes take
     /// turns, as they were closed.
     pub fn go_first(&mut self, lane: L) {

@@ -527,6 +527,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
                 continue;
             }
             for limit in &self.lanes[job.lane as usize].limits {
+                of.move_closed(limit, &[], &self.lanes);
                 for lane in of.closings.by_end(limit) {
                     of.open(lane, &self.lanes, self.scenario.sabotage);
                 }

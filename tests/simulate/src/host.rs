@@ -288,11 +288,14 @@ impl Host {
             }
         }
         for closed in &answer.closed {
-            let keys = &lanes[closed.lane as usize].keys;
-            let had_room = keys.iter().filter(|limit| !closed.by.contains(limit));
-            let others: Vec<u32> = had_room
-                .flat_map(|limit| self.closings.others(limit))
-                .collect();
+            let Lane { keys, limits, .. } = &lanes[closed.lane as usize];
+            let full = limits.iter().filter(|key| closed.by.contains(key));
+            let full: Vec<Key> = full.copied().collect();
+            let mut others = Vec::new();
+            for key in keys.iter().filter(|key| !closed.by.contains(key)) {
+                self.move_closed(key, &full, lanes);
+                others.extend(self.closings.others(key));
+            }
             for other in others {
                 self.open(other, lanes, sabotage);
             }
@@ -303,11 +306,19 @@ impl Host {
                 continue;
             }
             for key in &lanes[*lane as usize].keys {
+                self.move_closed(key, &[], lanes);
                 for other in self.closings.others(key) {
                     self.open(other, lanes, sabotage);
                 }
             }
         }
+    }
+
+    /// Moves lanes that wait for this key, and that others are known to keep closed, too, to the lists of these. `full`:
+    /// keys that have no room now.
+    pub(crate) fn move_closed(&mut self, key: &Key, full: &[Key], lanes: &[Lane]) {
+        let behind = |lane: u32| lanes[lane as usize].keys.clone();
+        self.closings.move_closed(key, full, behind);
     }
 
     /// Forgets the lanes of a host that no longer serves them.

@@ -254,15 +254,26 @@ impl Lanes {
         self.open_behind(&limits, Closings::others)
     }
 
-    /// Opens other lanes of those limits of a lane that had room for it: others have kept its jobs from starting. True if
-    /// there are any.
+    /// Opens other lanes of those limits of a lane that had room for it: others have kept its jobs from starting. Those that
+    /// these keep closed, too, wait for them without another claim. True if any was opened.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
-        let known = self.known.get(&closed.lane).into_iter();
-        let limits = known.flat_map(Known::limits_and_rates);
-        let limits = limits.filter(|(gate, _)| !closed.by.contains(gate));
-        let closings = &self.gates.closings;
-        let others = limits.flat_map(|(_, limit)| closings.others(limit));
-        let others = others.collect();
+        let Some(known) = self.known.get(&closed.lane) else {
+            return false;
+        };
+        let full = known
+            .limits
+            .iter()
+            .filter(|(gate, _)| closed.by.contains(gate));
+        let full: Vec<Limit> = full.map(|(_, limit)| limit.clone()).collect();
+        let with_room = known
+            .limits_and_rates()
+            .filter(|(gate, _)| !closed.by.contains(gate));
+        let closings = &mut self.gates.closings;
+        let mut others = Vec::new();
+        for (_, limit) in with_room {
+            closings.move_closed(limit, &full, |id| limits_of(&self.known, id));
+            others.extend(closings.others(limit));
+        }
         self.open_all(others)
     }
 
@@ -271,6 +282,10 @@ impl Lanes {
         limits: &[Limit],
         opened: impl Fn(&Closings<LaneId, Limit, Member, Instant>, &Limit) -> Vec<LaneId>,
     ) -> bool {
+        let closings = &mut self.gates.closings;
+        for limit in limits {
+            closings.move_closed(limit, &[], |id| limits_of(&self.known, id));
+        }
         let closings = &self.gates.closings;
         // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
         let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
@@ -326,6 +341,13 @@ impl Lanes {
         }
         is_any
     }
+}
+
+/// All limits of a lane.
+fn limits_of(known: &HashMap<LaneId, Known>, id: LaneId) -> Vec<Limit> {
+    let known = known.get(&id).into_iter();
+    let limits = known.flat_map(Known::limits_and_rates);
+    limits.map(|(_, limit)| limit.clone()).collect()
 }
 
 /// The name of the limit of how many attempts of a handler run on this host. No gate has a name like this.

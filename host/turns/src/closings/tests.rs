@@ -247,3 +247,48 @@ fn with_very_many_members_of_a_limit_all_start_again_together() {
     assert_eq!(closings.shared[&7].had(&0), 1_000_000, "as all others");
     assert!(closings.shared[&7].had.len() < 10_000);
 }
+
+/// Otherwise a claim for each few of them would find that.
+#[test]
+fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim() {
+    let mut closings = OfTest::default();
+    let behind = |lane: u32| match lane {
+        30.. => vec!["running"],
+        _ => vec!["running", "rate"],
+    };
+    for lane in 1..=31 {
+        closings.close_until_end(lane, CLASS, &["running"], &lane, true);
+    }
+    closings.go_first(20);
+    // Nothing is known of the rate.
+    closings.move_closed(&"running", &[], behind);
+    assert_eq!(closings.waiting(&"running"), 31);
+    closings.open(1);
+    closings.close_until_start(1, CLASS, &"rate", 10, &1, true);
+    closings.move_closed(&"running", &[], behind);
+    assert_eq!(closings.waiting(&"running"), 2);
+    assert_eq!(closings.by_end(&"running"), [31, 30]);
+    assert_eq!(closings.waiting(&"rate"), 29);
+    assert_eq!(closings.next_opening(), Some(10));
+    // As long as its time has not come, they stay there, whatever is full.
+    closings.move_closed(&"rate", &["running"], behind);
+    assert_eq!(closings.waiting(&"rate"), 29);
+    assert_eq!(closings.due(10), [2, 20], "it still goes first");
+    // One of them has got the only room.
+    closings.open(20);
+    closings.close_until_end(20, CLASS, &["running"], &20, true);
+    closings.move_closed(&"rate", &["running"], behind);
+    assert_eq!(
+        (closings.waiting(&"running"), closings.waiting(&"rate")),
+        (31, 0)
+    );
+    assert_eq!(
+        closings.by_end(&"running"),
+        [3, 2],
+        "in the order of the first closing"
+    );
+    for lane in 1..=31 {
+        assert!(closings.open(lane));
+    }
+    assert!(closings.is_empty() && closings.waiting.is_empty() && !closings.wait_for_ends());
+}

@@ -143,6 +143,25 @@ fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
     assert!((2.5..5.0).contains(&report.virtual_s), "{report}");
 }
 
+/// Either of them keeps all lanes closed, in turns. They would pass to and fro between the two, a few with each claim.
+#[test]
+fn lanes_behind_a_limit_and_a_rate_cost_few_claims() {
+    for tenants in [10, 200] {
+        let jobs_each = 2_000 / tenants;
+        let mut scenario = gated(Limit::Running { most: 1 }, false, tenants, jobs_each);
+        scenario.hosts = 1;
+        scenario.gates.push(Gate {
+            name: "rate".to_owned(),
+            limit: rate(100, Some(10)),
+            by_tenant: false,
+        });
+        scenario.classes[0].gates = vec![0, 1];
+        let report = simulate(&scenario);
+        assert_eq!((report.jobs, report.exceeded), (2_000, 0), "{report}");
+        assert!(report.claims < 3 * report.jobs, "{report}");
+    }
+}
+
 /// Eight tenants with a backlog and one whose jobs trickle in, behind one limit.
 fn behind_one_limit(name: Name, hosts: usize) -> Scenario {
     let sizes = Sizes {

@@ -354,6 +354,94 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     assert!(lanes.wait_for_ends(), "the imports wait for their own");
 }
 
+/// Behind a gate that lets one job run, and a rate of two starts in twenty minutes, of which a long job leaves the gate
+/// without room for as long. So either of them keeps the lanes closed for a while. Returns the number of claims that take
+/// no job.
+fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
+    const PERIOD: u64 = 20;
+    let running = crate::job::ClaimGate {
+        name: "running".into(),
+        ..gate(crate::job::ClaimLimit::Running)
+    };
+    let mut lanes = Lanes::default();
+    lanes.set_gates(vec![running, gate(crate::job::ClaimLimit::Starts)]);
+    lanes.learn((1..=of_lanes).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let start = Instant::now();
+    let at = |minute: u64| start + Duration::from_secs(60 * minute);
+    let mut now = 0;
+    let mut starts: Vec<u64> = Vec::new();
+    let mut runs: Option<(LaneId, u64)> = None;
+    let mut empty = 0;
+    while starts.len() < jobs {
+        let mut finds_closed = false;
+        loop {
+            let orders = match finds_closed {
+                true => lanes.orders_of_many(After::Cursor),
+                false => lanes.orders(After::Cursor, WANTED),
+            };
+            let Some(first) = orders.first().map(|order| order.lane) else {
+                break;
+            };
+            let recent = |starts: &[u64]| starts.iter().filter(|it| **it + PERIOD > now).count();
+            finds_closed = runs.is_some() || recent(&starts) == 2;
+            let mut claimed = Vec::new();
+            if finds_closed {
+                empty += 1;
+            } else {
+                let takes = if starts.len() % 3 == 2 { 30 } else { 1 };
+                claimed.push(job(first.0, i64::try_from(starts.len()).unwrap()));
+                runs = Some((first, now + takes));
+                starts.push(now);
+            }
+            let mut by = Vec::new();
+            let mut wait = None;
+            if recent(&starts) == 2 {
+                by.push("all".to_owned());
+                let next = at(starts[starts.len() - 2] + PERIOD);
+                wait = Some(next.saturating_duration_since(Instant::now()));
+            }
+            if runs.is_some() {
+                by.push("running".to_owned());
+                wait = None;
+            }
+            let closed = orders.iter().map(|order| ClosedLane {
+                lane: order.lane,
+                wait,
+                by: by.clone(),
+            });
+            let closed: Vec<ClosedLane> = closed.collect();
+            lanes.claimed(&orders, &claimed, &closed, false);
+        }
+        // The answer of a claim takes less than half a minute.
+        let later = Duration::from_secs(30);
+        match runs.take() {
+            Some((lane, end)) => {
+                now = end;
+                lanes.open_due(at(now) + later);
+                assert!(lanes.free(lane) || lanes.next_opening().is_some());
+            }
+            None => {
+                now = starts[starts.len() - 2] + PERIOD;
+                assert!(lanes.open_due(at(now) + later));
+            }
+        }
+    }
+    empty
+}
+
+/// They would pass from the list of the one to that of the other, and back, with claims of a few of them each.
+#[test]
+fn lanes_behind_a_gate_and_a_rate_cost_few_claims_that_take_nothing() {
+    for lanes in [10, 1_000] {
+        let empty = empty_claims(lanes, 60);
+        assert!(
+            empty <= 30,
+            "{lanes} lanes: {empty} empty claims of 60 jobs"
+        );
+    }
+}
+
 /// Otherwise a worker would keep a count for each tenant that it has ever served.
 #[test]
 fn what_tenants_that_are_gone_have_had_of_limits_is_forgotten() {
