@@ -291,13 +291,22 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<Found, StoreError> {
         let mut found = Found::default();
-        for (batch, orders) in self.by_batch(orders) {
+        let mut claims = self.by_batch(orders).into_iter();
+        while let Some((batch, orders)) = claims.next() {
             let rest = wanted.saturating_sub(found.jobs);
             if rest == 0 || found.orphans.is_some() {
                 self.lanes.not_claimed(&orders);
                 found.is_cut |= found.orphans.is_none();
-            } else {
-                found += self.claim_alike(orders, rest, batch, check).await?;
+                continue;
+            }
+            match self.claim_alike(orders, rest, batch, check).await {
+                Ok(claimed) => found += claimed,
+                Err(error) => {
+                    for (_, orders) in claims.rev() {
+                        self.lanes.not_claimed(&orders);
+                    }
+                    return Err(error);
+                }
             }
         }
         Ok(found)
@@ -331,14 +340,14 @@ impl<'a> Claims<'a> {
         let store = &shared.store;
         let asked = limits.as_ref().map_or(&orders, |limits| &limits.orders);
         let claimed = match batch {
-            None => store.claim(fence, asked, wanted, checked_at).await?,
+            None => store.claim(fence, asked, wanted, checked_at).await,
             Some(size) => {
                 let asked = batches::whole(asked, size, wanted);
-                store
-                    .claim_batches(fence, &asked, wanted, checked_at)
-                    .await?
+                store.claim_batches(fence, &asked, wanted, checked_at).await
             }
         };
+        // If it was committed all the same, its jobs are adopted, and adoptions take no turns.
+        let claimed = claimed.inspect_err(|_| self.lanes.not_claimed(&orders))?;
         let (mut jobs, closed) = match claimed {
             Claimed::Jobs(jobs, closed) => (jobs, closed),
             Claimed::Orphans(until) => {

@@ -238,9 +238,9 @@ impl Host {
         emptied
     }
 
-    /// Gives back the turns of a claim that adopted instead.
+    /// Gives back the turns of a claim that adopted instead, or was lost: the rules of `Lanes::not_claimed`.
     pub(crate) fn not_claimed(&mut self, sent: &Sent) {
-        for order in &sent.orders {
+        for order in sent.orders.iter().rev() {
             self.turns
                 .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
         }

@@ -147,9 +147,10 @@ impl Lanes {
         with_jobs.count() < self.active.len()
     }
 
-    /// Gives back the turns of a claim that was not made, or claimed nothing because there were orphans.
+    /// Gives back the turns of a claim that was not made, has failed, or claimed nothing because there were orphans. Its
+    /// lanes go first again, in the same order.
     pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
-        for order in orders {
+        for order in orders.iter().rev() {
             self.active
                 .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
         }

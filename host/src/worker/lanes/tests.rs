@@ -138,6 +138,17 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
 }
 
 #[test]
+fn after_a_claim_that_failed_the_same_lanes_go_first_in_the_same_order() {
+    let mut lanes = Lanes::default();
+    lanes.learn((1..=5).map(|n| lane(n, n, Priority::Normal)).collect());
+    lanes.serve(|_| Some(SERVED));
+    let orders = lanes.orders(After::Cursor, 3);
+    assert_eq!(orders.len(), 3);
+    lanes.not_claimed(&orders);
+    assert_eq!(lanes.orders(After::Cursor, 3), orders);
+}
+
+#[test]
 fn a_claim_that_lanes_share_leaves_later_classes_alone() {
     let mut lanes = serving(vec![
         lane(1, 10, Priority::Low),
