@@ -1,12 +1,15 @@
 //! Sources bound to handlers: jobs run by what triggered them, whatever handler their producer named.
 
-use rouse::worker::Settings;
+use std::time::Duration;
+
+use rouse::worker::{Intervals, Override, Overrides, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::{echo, guest_that, manifest};
 use crate::support::worker::{
-    START_ORDER, TestWorker, ended, enqueue, guests_dir, show, until_true, watched,
+    START_ORDER, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir, show, until,
+    until_true, watched,
 };
 use crate::support::{Host, TestDb, command, folder_of};
 
@@ -281,4 +284,45 @@ async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
     worker.drain().await;
     let job = show(&client, unbound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
+}
+
+/// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first job
+/// is that of another handler. Nothing but the end of the first job wakes the worker.
+#[tokio::test]
+async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
+    let never = Duration::from_secs(600);
+    for next in [
+        "'producers.own', '{}', source => 'legacy'",
+        "'test.wait-abort', '{}'",
+    ] {
+        let db = TestDb::new().await;
+        let client = db.client().await;
+        let first = enqueue_unserved(&client, ", source => 'legacy'").await;
+        let next = enqueue_sql(&client, next).await;
+        let one = Override::default().with("concurrency", 1_u32);
+        let settings = Settings {
+            slots: 4,
+            sources: [("legacy".to_string(), "test.wait-abort".to_string())].into(),
+            overrides: Overrides([("test.wait-abort".to_owned(), one)].into()),
+            poll_min: never,
+            poll_max: never,
+            intervals: Intervals {
+                sweep: never,
+                restart: never,
+                restart_max: never,
+                ..Intervals::default()
+            },
+            ..Settings::default()
+        };
+        let worker = TestWorker::start(&db, settings).await;
+        until(&client, first, |job| job.state == "running").await;
+        // The worker has found that there is nothing to do for now.
+        let waits = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
+        until_true(&client, waits).await;
+        assert_eq!(show(&client, next).await.state, "queued");
+        assert!(cancel(&client, first).await);
+        until(&client, next, |job| job.state == "running").await;
+        assert!(cancel(&client, next).await);
+        worker.drain().await;
+    }
 }

@@ -36,8 +36,8 @@ use super::policy::Policy;
 use super::settler::{self, Unsettled};
 use super::slots::{self, Ended};
 use crate::job::{
-    AbortReason, ErrorKind, Fence, JobId, JsonText, LaneId, NewJob, Outcome, OwnLimits,
-    RetryPolicy, RunEnd, Tries, decide,
+    AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
+    RunEnd, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, RunReport};
 use crate::store::{ClaimedJob, Ran, Settlement};
@@ -64,12 +64,9 @@ pub(super) async fn serve(shared: Arc<Shared>) {
         host_limit: None,
         finished: false,
     };
-    // The lane of the last attempt, if its handler is limited and its slot has waited.
-    let mut delayed: Option<LaneId> = None;
     loop {
         let next = shared.slots.next(slot.ended());
-        // When its settlement was announced, its handler had no room on this host yet.
-        settler::free(&shared, delayed.take());
+        slot.announce_room();
         let Some(claim) = next else {
             break;
         };
@@ -81,13 +78,11 @@ pub(super) async fn serve(shared: Arc<Shared>) {
             slots::start_more(&shared);
         }
         slot.host_limit.clone_from(&claim.host_limit);
-        let lane = claim.job.lane;
         let delay = match claim.others.is_empty() {
             true => run(&shared, claim).await,
             false => batch::run(&shared, claim).await,
         };
         if !delay.is_zero() {
-            delayed = slot.host_limit.is_some().then_some(lane);
             // The slot stays taken during the delay, so nothing is claimed for it.
             let _ = shared
                 .stop
@@ -114,6 +109,14 @@ struct Slot<'a> {
 }
 
 impl Slot<'_> {
+    /// Announces that the attempt that it took last no longer counts for its handler: it has ended, and so has its job
+    /// delay. The handler is not always that of the lane, because the source of the job may be bound.
+    fn announce_room(&self) {
+        if let Some(limit) = &self.host_limit {
+            self.shared.wakeups.freed_handler(&limit.handler);
+        }
+    }
+
     /// The attempt that it took last, which has ended. `None` if it has taken none yet.
     fn ended(&self) -> Option<Ended<'_>> {
         (!self.current.is_empty()).then_some(Ended {
@@ -132,6 +135,7 @@ impl Drop for Slot<'_> {
             self.shared.leases.remove(*id, *fence);
         }
         self.shared.slots.crashed(self.host_limit.as_ref());
+        self.announce_room();
         slots::start_more(self.shared);
     }
 }
@@ -483,6 +487,10 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
 /// Gives back a claim that has not started.
 pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     let meters = shared.attempts.meters.of(&claim.lane.handler);
+    // It has left the line.
+    if let Some(limit) = &claim.host_limit {
+        shared.wakeups.freed_handler(&limit.handler);
+    }
     end_unstarted(shared, claim, meters, why).await;
 }
 

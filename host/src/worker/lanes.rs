@@ -111,6 +111,8 @@ struct Known {
     is_charged: bool,
     /// The limits of running jobs that it is behind, by the name of their gate.
     limits: Vec<(String, Limit)>,
+    /// The limit of how many attempts of its handler run on this host, by its name.
+    host_limit: Option<(String, Limit)>,
     /// The limits of how often its jobs start, by the name of their gate.
     rates: Vec<(String, Limit)>,
     /// Its jobs start in batches, of at most this many.
@@ -143,9 +145,14 @@ impl Serving {
 }
 
 impl Known {
-    /// The limits that it is behind, by the name of their gate.
+    /// The limits of running jobs and attempts that it is behind, by their names.
+    fn limits_and_host_limit(&self) -> impl Iterator<Item = &(String, Limit)> {
+        self.limits.iter().chain(&self.host_limit)
+    }
+
+    /// The limits that it is behind, by their names.
     fn limits_and_rates(&self) -> impl Iterator<Item = &(String, Limit)> {
-        self.limits.iter().chain(&self.rates)
+        self.limits_and_host_limit().chain(&self.rates)
     }
 
     /// True if it is served as a whole.

@@ -143,7 +143,7 @@ impl<'a> Looks<'a> {
         trigger: Trigger,
     ) -> Result<Found, StoreError> {
         let found = self.look_for(wanted, trigger).await;
-        let wait_for_ends = self.claims.lanes.wait_for_ends();
+        let wait_for_ends = self.claims.lanes.wait_for_ends() || self.claims.sources_wait();
         self.shared.wakeups.wait_for_ends(wait_for_ends);
         found
     }
@@ -155,8 +155,16 @@ impl<'a> Looks<'a> {
             self.claims.lanes.look_back();
         }
         let mut is_freed = self.claims.lanes.open_due(now);
-        for lane in self.shared.wakeups.take_freed() {
+        let (lanes, handlers) = self.shared.wakeups.take_freed();
+        for lane in lanes {
             is_freed |= self.claims.lanes.free(lane);
+        }
+        for (handler, ends) in handlers {
+            let lanes = &mut self.claims.lanes;
+            is_freed |= (0..ends)
+                .take_while(|_| lanes.free_handler(&handler))
+                .count()
+                > 0;
         }
         is_freed
     }

@@ -1,6 +1,6 @@
 //! Wakes the claimer: after notifications, retries, and changes of the handlers folder.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,10 +26,19 @@ struct Pending {
     lanes: HashSet<LaneId>,
     /// Lanes behind limits of running jobs, one of whose jobs has ended.
     freed: HashSet<LaneId>,
-    /// Lanes wait for such an end.
+    /// How many attempts have ended of handlers of which this host runs a limited number.
+    freed_handlers: HashMap<Arc<str>, usize>,
+    /// Jobs wait for such an end.
     wait_for_ends: bool,
     /// Something else may have changed.
     other: bool,
+}
+
+impl Pending {
+    /// True if jobs may start that have waited for an end.
+    fn is_freed(&self) -> bool {
+        self.wait_for_ends && !(self.freed.is_empty() && self.freed_handlers.is_empty())
+    }
 }
 
 impl Wakeups {
@@ -51,23 +60,35 @@ impl Wakeups {
     pub(super) fn freed(&self, lane: LaneId) {
         let mut pending = self.pending();
         pending.freed.insert(lane);
-        if pending.wait_for_ends {
+        if pending.is_freed() {
             self.signal.notify_one();
         }
     }
 
-    /// Sets whether lanes wait for the end of a job.
+    /// Notes that an attempt of a limited handler no longer counts on this host, and wakes the claimer if others wait for
+    /// that.
+    pub(super) fn freed_handler(&self, handler: &Arc<str>) {
+        let mut pending = self.pending();
+        *pending.freed_handlers.entry(handler.clone()).or_default() += 1;
+        if pending.is_freed() {
+            self.signal.notify_one();
+        }
+    }
+
+    /// Sets whether jobs wait for the end of another one.
     pub(super) fn wait_for_ends(&self, wait: bool) {
         let mut pending = self.pending();
         pending.wait_for_ends = wait;
-        if wait && !pending.freed.is_empty() {
+        if pending.is_freed() {
             self.signal.notify_one();
         }
     }
 
-    /// Takes the lanes behind limits one of whose jobs has ended.
-    pub(super) fn take_freed(&self) -> HashSet<LaneId> {
-        std::mem::take(&mut self.pending().freed)
+    /// Takes the lanes behind limits one of whose jobs has ended, and how many attempts of limited handlers have.
+    pub(super) fn take_freed(&self) -> (HashSet<LaneId>, HashMap<Arc<str>, usize>) {
+        let mut pending = self.pending();
+        let lanes = std::mem::take(&mut pending.freed);
+        (lanes, std::mem::take(&mut pending.freed_handlers))
     }
 
     /// Waits for a wakeup. Returns at once if there was one since the last call.
@@ -79,8 +100,7 @@ impl Wakeups {
     pub(super) fn retain(&self, serves: impl Fn(LaneId) -> bool) -> bool {
         let mut pending = self.pending();
         pending.lanes.retain(|lane| serves(*lane));
-        let is_freed = pending.wait_for_ends && !pending.freed.is_empty();
-        pending.other || !pending.lanes.is_empty() || is_freed
+        pending.other || !pending.lanes.is_empty() || pending.is_freed()
     }
 
     /// Takes the lanes to look into; `None` means all lanes.

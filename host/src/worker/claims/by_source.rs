@@ -83,6 +83,11 @@ impl Claims<'_> {
         (sources.collect(), least.unwrap_or(0))
     }
 
+    /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host.
+    pub(in crate::worker) fn sources_wait(&self) -> bool {
+        self.finds_by_source() && self.sources_with_room(1).0.len() < self.sources.len()
+    }
+
     /// Notes that there may be a job in this lane. True if the lane is served.
     pub(in crate::worker) fn mark_active(&mut self, lane: LaneId) -> bool {
         if self.lanes.is_served_by_source(lane) {

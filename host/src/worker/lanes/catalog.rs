@@ -64,6 +64,7 @@ impl Lanes {
                     place: Place::default(),
                     is_charged: false,
                     limits: Vec::new(),
+                    host_limit: None,
                     rates: Vec::new(),
                     batch: None,
                     most_at_once: None,

@@ -94,11 +94,11 @@ impl Gates {
             let limit = format!("{name}\n{}", known.place.key).into();
             known.limits.push((name, limit));
         }
-        if known.most_at_once.is_some() {
+        known.host_limit = known.most_at_once.map(|_| {
             let name = of_handler(&lane.handler);
             let limit = name.as_str().into();
-            known.limits.push((name, limit));
-        }
+            (name, limit)
+        });
         for gate in &self.gates {
             if let Some(key) = gate.key_of(&lane.queue, &lane.handler, &lane.values) {
                 let limit = || format!("gate {}\n{}", gate.name, key.join("\n")).into();
@@ -161,7 +161,8 @@ impl Lanes {
                 }
             }
             None => {
-                let limits = known.limits.iter().filter(|(gate, _)| by.contains(gate));
+                let limits = known.limits_and_host_limit();
+                let limits = limits.filter(|(gate, _)| by.contains(gate));
                 let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
                 closings.close_until_end(*id, class, &limits, &member, has_jobs);
             }
@@ -172,8 +173,7 @@ impl Lanes {
     pub(super) fn count_behind_limits(&mut self, claimed: &HashMap<LaneId, usize>) {
         for (id, jobs) in claimed {
             let known = self.known.get(id);
-            let Some(known) = known.filter(|it| !it.limits.is_empty() || !it.rates.is_empty())
-            else {
+            let Some(known) = known.filter(|it| it.limits_and_rates().next().is_some()) else {
                 continue;
             };
             let member = Member::of(known, &self.shares);
@@ -216,7 +216,8 @@ impl Lanes {
         self.open_all(due)
     }
 
-    /// Notes that a job of this lane has ended, so others of its limits may start. True if there may be any.
+    /// Notes that a job of this lane has ended, so others of its limits may start, except that of its handler on this host:
+    /// [`Self::free_handler`]. True if there may be any.
     pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
@@ -227,6 +228,13 @@ impl Lanes {
             .map(|(_, limit)| limit.clone())
             .collect();
         self.open_behind(&limits, Closings::by_end)
+    }
+
+    /// Notes that an attempt of this handler has ended on this host, whatever the lane of its job, so another one may start.
+    /// True if there may be any.
+    pub(in crate::worker) fn free_handler(&mut self, handler: &str) -> bool {
+        let limit: Limit = of_handler(handler).into();
+        self.open_behind(&[limit], Closings::by_end)
     }
 
     /// Opens some lanes of each limit: jobs of other workers may have ended.
@@ -261,8 +269,7 @@ impl Lanes {
             return false;
         };
         let full = known
-            .limits
-            .iter()
+            .limits_and_host_limit()
             .filter(|(gate, _)| closed.by.contains(gate));
         let full: Vec<Limit> = full.map(|(_, limit)| limit.clone()).collect();
         let with_room = known

@@ -551,6 +551,26 @@ fn lanes_whose_handler_has_no_room_on_this_host_leave_a_shared_rate_to_others() 
     assert_eq!(open(&lanes), [2, 3, 4]);
 }
 
+/// Whatever the lane of its job: the source of the job may be bound to the handler.
+#[test]
+fn the_end_of_an_attempt_opens_lanes_whose_handler_had_no_room_on_this_host() {
+    let mut lanes = Lanes::default();
+    lanes.learn((1..=3).map(|n| of_tenant(n, n, "a")).collect());
+    let limited = Serving {
+        most_at_once: Some(1),
+        ..SERVED
+    };
+    lanes.serve(|_| Some(limited));
+    for n in 1..=3 {
+        lanes.close_for_handler(LaneId(n), Instant::now());
+    }
+    assert!(open(&lanes).is_empty() && lanes.wait_for_ends());
+    assert!(!lanes.free(LaneId(1)), "its attempt may still count");
+    assert!(!lanes.free_handler("other"));
+    assert!(lanes.free_handler("noop"));
+    assert_eq!(open(&lanes), [1, 2]);
+}
+
 /// The claims that have closed them told them different times.
 #[test]
 fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start() {
