@@ -1,3 +1,6 @@
+use std::fs;
+use std::path::Path;
+
 use quote::quote;
 
 use super::*;
@@ -506,4 +509,62 @@ fn handler_names_are_dotted_words() {
             "{name}"
         );
     }
+}
+
+/// The options of each `#[handler(…)]` in the blocks of Rust of a page, and all other attributes that end in `handler`.
+fn handlers_of(page: &str) -> (Vec<String>, Vec<String>) {
+    let blocks = page.split("\n```rust").skip(1);
+    let blocks = blocks.filter_map(|rest| rest.split_once("\n```"));
+    let (mut options, mut others) = (Vec::new(), Vec::new());
+    for attribute in blocks.flat_map(|(block, _)| block.split("#[").skip(1)) {
+        let Some((path, rest)) = attribute.split_once('(') else {
+            continue;
+        };
+        let Some((found, _)) = rest.split_once(")]") else {
+            continue;
+        };
+        match path {
+            "handler" => options.push(found.to_owned()),
+            path if path.ends_with("handler") => others.push(path.to_owned()),
+            _ => {}
+        }
+    }
+    (options, others)
+}
+
+#[test]
+fn the_options_on_the_pages_are_valid() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md"), root.join("sdk/README.md")];
+    for folder in [
+        "docs",
+        "docs/guides",
+        "docs/guides/capabilities",
+        "docs/explanation",
+    ] {
+        let entries = fs::read_dir(root.join(folder)).expect("the folder of pages exists");
+        pages.extend(entries.map(|entry| entry.expect("the folder can be listed").path()));
+    }
+    let mut read = 0;
+    for page in pages
+        .iter()
+        .filter(|page| page.extension() == Some("md".as_ref()))
+    {
+        let text = fs::read_to_string(page).expect("the page can be read");
+        let (options, others) = handlers_of(&text);
+        let page = page.display();
+        assert_eq!(
+            others,
+            Vec::<String>::new(),
+            "{page}: the attribute is `handler`"
+        );
+        for options in options {
+            let tokens = options.parse::<TokenStream>().expect("options are tokens");
+            if let Err(error) = Options::read(tokens) {
+                panic!("{page}: #[handler({options})]: {error}");
+            }
+            read += 1;
+        }
+    }
+    assert!(read >= 10, "only {read} were found");
 }
