@@ -394,12 +394,13 @@ BEGIN
 END
 $$;
 
--- Enqueues a job with a unique key like rouse.enqueue, and returns what has happened:
+-- Enqueues a job like rouse.enqueue, and returns what has happened. A null key means none: then only a gate can make the job give way.
 --
---   id       the job that has the key now
---   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
---   differs  the arguments of this call in which the live job differs: payload, queue, source, priority, max_attempts, tags,
---            grants, lease, timeout, job_timeout and after; not run_at, which each retry changes
+--   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a gate let through before.
+--            That has perhaps ended, if the gate lasts for a period
+--   created  true: this call has enqueued it; false: it was there before. Nothing was added; a gate may have replaced its arguments
+--   differs  the arguments of this call in which the live job with the key differs: payload, queue, source, priority, max_attempts, tags,
+--            grants, lease, timeout, job_timeout and after; not run_at, which each retry changes. Empty if a gate has decided
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
     unique_key   text,
@@ -424,10 +425,6 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 BEGIN
-    IF unique_key IS NULL THEN
-        RAISE EXCEPTION 'rouse.enqueue_unique: unique_key must not be null'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.enqueue enqueues a job without a key.';
-    END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
     FROM rouse._enqueue(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), NULL, queue, tenant, source, priority,
                         run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout, after, NULL, NULL, p_trace => trace) AS u;

@@ -144,7 +144,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(
         output,
         format!(
-            "{id}\nrouse: already queued as {id}, with a different queue, tags; nothing was added"
+            "{id}\nrouse: no job was added: job {id} has the unique key, with a different queue, tags"
         )
     );
     let (_, output) = run(&db, &[&again[..], &["--json"]].concat());

@@ -175,10 +175,6 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
             "at most 1024 bytes",
         ),
         (
-            "rouse.enqueue_unique('x', NULL)",
-            "unique_key must not be null (22023)",
-        ),
-        (
             "rouse.enqueue_unique('x', 'k', grants => '1')",
             "grants must be an object, or a list of up to 32 objects which all apply, not 1",
         ),

@@ -90,7 +90,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "TRACEPARENT")]
     trace: Option<String>,
 
-    /// Print {"id": …, "created": …, "differs": [arguments in which the live job with the key differs]}
+    /// Print {"id": …, "created": …, "differs": [arguments in which the live job with the key differs]}; `created` is
+    /// false if a live job has the key, or a gate has merged the job with an earlier one
     #[arg(long)]
     json: bool,
 }
@@ -105,11 +106,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     // A worker may have bound a source to another handler.
     let is_bound = args.source.is_some();
     let after = after(args.after)?;
-    let Enqueued {
-        id,
-        created,
-        differs,
-    } = store
+    let has_key = args.unique_key.is_some();
+    let done = store
         .enqueue(&Enqueue {
             handler: args.handler,
             payload,
@@ -129,7 +127,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             trace: args.trace.or_else(|| Environment.traceparent()),
         })
         .await?;
-    if created && !is_bound {
+    if done.created && !is_bound {
         let wanted = Wanted {
             handler: &handler,
             queue: &queue,
@@ -140,19 +138,31 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         let _ = wanted.warn_of_unknown_keys(&store, &payload_text).await;
     }
     if args.json {
-        let done = json!({"id": id.0, "created": created, "differs": differs});
+        let done = json!({"id": done.id.0, "created": done.created, "differs": done.differs});
         println!("{}", as_json(done));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{id}");
-    if !created {
-        let differs = match differs.is_empty() {
-            true => String::new(),
-            false => format!(", with a different {}", differs.join(", ")),
-        };
-        eprintln!("rouse: already queued as {id}{differs}; nothing was added");
+    println!("{}", done.id);
+    if !done.created {
+        eprintln!("rouse: no job was added: {}", earlier(&done, has_key));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why no job was added.
+fn earlier(done: &Enqueued, has_key: bool) -> String {
+    let id = done.id;
+    match (has_key, done.differs.is_empty()) {
+        (false, _) => format!("a gate has merged it with job {id}"),
+        // A gate comes before the key.
+        (true, true) => {
+            format!("job {id} has the unique key, or a gate has merged it with that job")
+        }
+        (true, false) => {
+            let differs = done.differs.join(", ");
+            format!("job {id} has the unique key, with a different {differs}")
+        }
+    }
 }
 
 /// Parses `[NAME=]ID[:ON_FAILURE]` into an entry of `after`.

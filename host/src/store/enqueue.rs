@@ -45,16 +45,16 @@ pub struct Enqueue {
 /// The result of an enqueue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
-    /// The job; with a unique key, the one that has the key now.
+    /// The job, or the one to which it has given way: that with its unique key, or the earlier one of a gate.
     pub id: JobId,
-    /// False if it was live before, and nothing was inserted.
+    /// False if that job was there before, and nothing was inserted.
     pub created: bool,
-    /// The arguments in which the existing job differs, such as `payload`; empty if the job was created.
+    /// The arguments in which the live job with the key differs, such as `payload`; otherwise empty.
     pub differs: Vec<String>,
 }
 
 impl Store {
-    /// Enqueues one job, unless a live one has its unique key.
+    /// Enqueues one job, unless a live one has its unique key or a gate merges it with an earlier one.
     pub async fn enqueue(&self, job: &Enqueue) -> Result<Enqueued, StoreError> {
         let (payload, grants, after) = (
             JsonText(job.payload.clone()),
@@ -79,14 +79,8 @@ impl Store {
             (&job.trace, Type::TEXT),
             (&job.unique_key, Type::TEXT),
         ];
-        let rows = match job.unique_key {
-            None => self.query(include_str!("enqueue.sql"), &args[..15]).await?,
-            Some(_) => {
-                self.query(include_str!("enqueue_unique.sql"), &args)
-                    .await?
-            }
-        };
-        let row = rows.first().expect("both functions return one row");
+        let rows = self.query(include_str!("enqueue.sql"), &args).await?;
+        let row = rows.first().expect("the function returns one row");
         Ok(Enqueued {
             id: JobId(row.get(0)),
             created: row.get(1),

@@ -1,7 +1,9 @@
 //! Jobs that several gates, or a gate and a unique key, keep from being enqueued.
 
+use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use crate::commands;
 use crate::support::TestDb;
 
 async fn run(client: &Client, sql: &str) {
@@ -61,4 +63,39 @@ async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
     let exists = "SELECT count(*) FROM rouse.job WHERE id = $1";
     let exists: i64 = client.query_one(exists, &[&second]).await.unwrap().get(0);
     assert_eq!(exists, 1);
+}
+
+#[tokio::test]
+async fn a_receipt_says_that_a_gate_has_merged_the_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    run(
+        &client,
+        "SELECT rouse.set_gate('last', 'singleton', handler => 'report.make', newcomer => 'replace')",
+    )
+    .await;
+    let receipt = async |arguments: &str| -> (i64, bool, Vec<String>) {
+        let sql = format!(
+            "SELECT id, created, differs FROM rouse.enqueue_unique('report.make', {arguments})"
+        );
+        let row = client.query_one(&sql, &[]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2))
+    };
+    let (first, created, differs) = receipt("NULL").await;
+    assert!(created && differs.is_empty(), "{differs:?}");
+    assert_eq!(receipt(r#"NULL, '{"n": 1}'"#).await, (first, false, vec![]));
+    assert_eq!(receipt(r#"'k', '{"n": 2}'"#).await, (first, false, vec![]));
+
+    let (code, output) = commands::run(&db, &["enqueue", "report.make", "--json"]);
+    assert_eq!(code, 0, "{output}");
+    let output: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(
+        output,
+        json!({"id": first, "created": false, "differs": []})
+    );
+    let text = format!("{first}\nrouse: no job was added: a gate has merged it with job {first}");
+    let (_, output) = commands::run(&db, &["enqueue", "report.make"]);
+    assert_eq!(output, text);
+    let live = "SELECT count(*) FROM rouse.job";
+    assert_eq!(id(&client, live).await, 1);
 }
