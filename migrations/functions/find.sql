@@ -6,7 +6,7 @@
 --   handler, queue, tenant, source, unique_key   the name
 --   tag              one of the tags that the job requires
 --   error            a text that the error message contains, case-insensitive
---   kind             the kind of the error, such as timed_out or denied
+--   kind             the kind of the error, such as timed_out or denied, or the handler's own (guest_kind), such as empty-order
 --   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
 --   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were
@@ -121,7 +121,7 @@ BEGIN
         ELSIF entry.key IN ('tenant', 'source') THEN
             condition := condition || format(' AND k.%I = %L', entry.key, entry.word);
         ELSIF entry.key = 'kind' THEN
-            condition := condition || format(' AND k.error->>''kind'' = %L', entry.word);
+            condition := condition || format(' AND %L IN (k.error->>''kind'', k.error->>''guest_kind'')', entry.word);
         ELSIF entry.key = 'error' THEN
             condition := condition || format(' AND strpos(lower(k.error->>''message''), lower(%L)) > 0', entry.word);
         ELSIF entry.key = 'payload' THEN

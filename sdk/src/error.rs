@@ -64,7 +64,8 @@ impl Error {
         }
     }
 
-    /// Sets the class: a short word to filter by, for instance `smtp-timeout`.
+    /// Sets the class: a short word to filter by, for instance `smtp-timeout`. It is stored as `guest_kind`, and
+    /// `rouse job ls --kind smtp-timeout` finds it.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<Cow<'static, str>>) -> Self {
         self.kind = kind.into();

@@ -35,6 +35,10 @@ async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
 async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeInclusive<i64>) {
     let (result, error) = match state {
         "succeeded" => ("'1'", "NULL"),
+        "failed" => (
+            "NULL",
+            r#"'{"kind": "guest_error", "guest_kind": "empty-order", "message": "no lines"}'"#,
+        ),
         _ => ("NULL", r#"'{"kind": "timed_out", "message": "late"}'"#),
     };
     client
@@ -151,6 +155,28 @@ async fn each_key_of_a_filter_restricts_a_search() {
         (rows.len(), rows[0].get(0), rows[0].get(1)),
         (1, a, "mail.send")
     );
+}
+
+#[tokio::test]
+async fn a_kind_of_the_host_and_one_of_the_handler_are_found() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    kept(&client, 0, "failed", 1_000_001..=1_000_001).await;
+    kept(&client, 0, "timed_out", 1_000_002..=1_000_002).await;
+    for (kind, ids) in [
+        ("empty-order", vec![1_000_001]),
+        ("guest_error", vec![1_000_001]),
+        ("timed_out", vec![1_000_002]),
+        ("empty", vec![]),
+    ] {
+        assert_eq!(find(&client, &json!({ "kind": kind })).await, ids, "{kind}");
+        let (code, output) = run(&db, &["job", "ls", "--kind", kind, "--json"]);
+        assert_eq!(code, 0, "{kind}: {output}");
+        let output: Value = serde_json::from_str(&output).unwrap();
+        let listed = output["jobs"].as_array().unwrap().iter();
+        let listed: Vec<i64> = listed.map(|job| job["id"].as_i64().unwrap()).collect();
+        assert_eq!(listed, ids, "{kind}");
+    }
 }
 
 #[tokio::test]

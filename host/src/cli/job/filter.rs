@@ -44,7 +44,8 @@ pub(super) struct Filter {
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
 
-    /// Only jobs that ended with an error of this kind, for instance timed_out or denied
+    /// Only jobs that ended with an error of this kind, for instance timed_out or denied, or the handler's own
+    /// (guest_kind)
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
 
