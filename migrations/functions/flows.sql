@@ -131,7 +131,7 @@ BEGIN
     LIMIT 1;
     IF FOUND THEN
         PERFORM rouse._refuse_flow(format('job %L has the unknown key %L', wrong.name, wrong.key),
-            'The keys are name, and the arguments of rouse.enqueue.');
+            'The keys are name, and the arguments of rouse.enqueue except trace: the jobs of a flow have the trace of the transaction.');
     END IF;
     SELECT e.job ->> 'name' AS name, e.job -> 'after' AS after INTO wrong FROM jsonb_array_elements(jobs) AS e(job)
     WHERE coalesce(jsonb_typeof(e.job -> 'after'), 'null') NOT IN ('array', 'object', 'null') LIMIT 1;

@@ -221,6 +221,10 @@ async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
             "job 'a' has the unknown key 'retries'",
         ),
         (
+            a(json!({"trace": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})),
+            "job 'a' has the unknown key 'trace'",
+        ),
+        (
             a(json!({"after": "b"})),
             "after of job 'a' must be a list or an object, not \"b\"",
         ),
