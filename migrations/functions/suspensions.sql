@@ -117,8 +117,9 @@ DECLARE
     lane bigint;
 BEGIN
     PERFORM rouse._check_id('signal', signal.id);
-    IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 THEN
-        RAISE EXCEPTION 'rouse.signal: name must have 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
+    -- A host waits for no other names.
+    IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 OR signal.name ~ '[\x01-\x1f\x7f-\x9f]' THEN
+        RAISE EXCEPTION 'rouse.signal: the name of a signal must have 1 to 200 printable characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(signal.payload::text) > 262144 THEN
         RAISE EXCEPTION 'rouse.signal: the payload has % bytes; at most 262144 are allowed', octet_length(signal.payload::text)
@@ -129,7 +130,9 @@ BEGIN
         RETURN false;
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM rouse.signal AS g WHERE g.job = signal.id LIMIT 1000) AS g) = 1000 THEN
-        RAISE EXCEPTION 'rouse.signal: job % has 1000 signals that it has not waited for yet', signal.id USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'rouse.signal: job % has 1000 signals that it has not waited for yet', signal.id
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Each wait of the job takes one signal of its name. Send more when it has waited, or cancel it if it never will.';
     END IF;
     INSERT INTO rouse.signal (job, name, payload, at) VALUES (signal.id, signal.name, coalesce(signal.payload, 'null')::json, at);
     UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, at)

@@ -98,8 +98,11 @@ async fn a_signal_to_an_ended_or_unknown_job_is_refused() {
     };
     let unknown = refused("SELECT rouse.signal(987654, 'go')").await;
     assert!(unknown.contains("does not exist"), "{unknown}");
-    let name = refused(&format!("SELECT rouse.signal({id}, '')")).await;
-    assert!(name.contains("1 to 200 characters"), "{name}");
+    for name in ["''", "NULL", "repeat('x', 201)", r"E'go\n'", "'go' || chr(155)"] {
+        let refused = refused(&format!("SELECT rouse.signal({id}, {name})")).await;
+        let as_by_hosts = "the name of a signal must have 1 to 200 printable characters";
+        assert!(refused.contains(as_by_hosts), "{name}: {refused}");
+    }
     let live = enqueue(&client, "x", json!(1)).await;
     let large = refused(&format!(
         "SELECT rouse.signal({live}, 'go', to_jsonb(repeat('x', 300000)))"
