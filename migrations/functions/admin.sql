@@ -313,7 +313,7 @@ BEGIN
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload.';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload. Enqueue a new job with its payload.';
     END IF;
     RETURN coalesce(done.made, done.live);
 END

@@ -137,7 +137,8 @@ BEGIN
     END IF;
     entries := (SELECT count(*) FROM rouse._dependencies_of(p_after));
     IF entries > 10000 THEN
-        RAISE EXCEPTION 'rouse.enqueue: after names % jobs; at most 10000 are allowed', entries USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'rouse.enqueue: after names % jobs; at most 10000 are allowed', entries
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Let it wait for jobs that wait for up to 10000 others each.';
     END IF;
     SELECT d.name, d.entry INTO wrong
     FROM rouse._dependencies_of(p_after) AS d
@@ -180,7 +181,8 @@ BEGIN
         -- A single snapshot would not show a retry that has committed since.
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'rouse.enqueue: job % has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry', p_id
-                USING ERRCODE = 'feature_not_supported';
+                USING ERRCODE = 'feature_not_supported',
+                      HINT = 'Enqueue it in a transaction with that level, which is the default, or with on_failure cancel or run.';
         END IF;
         -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed, and may have ended too.
         PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE;

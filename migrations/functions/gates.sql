@@ -765,7 +765,9 @@ DECLARE
     was   rouse.gate;
 BEGIN
     IF p_gate.name IS NULL OR p_gate.kind IS NULL OR wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null') USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Leave out the settings that its kind does not have. For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', most => 5).';
     END IF;
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     SELECT * INTO was FROM rouse.gate AS g WHERE g.name = p_gate.name FOR NO KEY UPDATE;

@@ -176,7 +176,8 @@ BEGIN
         RAISE EXCEPTION 'rouse.put_state: the key must not contain control characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF put_state.value IS NULL OR octet_length(put_state.value) > 16777216 THEN
-        RAISE EXCEPTION 'rouse.put_state: the value must not be null and must have at most 16777216 bytes' USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'rouse.put_state: the value must not be null and must have at most 16777216 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.remove_state removes a key. Store large data elsewhere, and keep a reference to it.';
     END IF;
     -- A concurrent count of the keys either includes this one, or finishes first.
     PERFORM rouse._lock_state_growth(put_state.handler, coalesce(put_state.tenant, ''));

@@ -8,7 +8,8 @@ BEGIN
         RAISE EXCEPTION 'rouse.%: ids must be a list of job ids, without nulls', p_name USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF cardinality(p_ids) > 10000 THEN
-        RAISE EXCEPTION 'rouse.%: ids has % entries; at most 10000 are allowed', p_name, cardinality(p_ids) USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'rouse.%: ids has % entries; at most 10000 are allowed', p_name, cardinality(p_ids)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Call it for 10000 of them at a time.';
     END IF;
 END
 $$;

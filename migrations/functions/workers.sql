@@ -384,7 +384,7 @@ BEGIN
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     IF forgotten = 0 THEN
         RAISE EXCEPTION 'rouse.forget_worker: worker % does not exist', coalesce(quote_literal(left(forget_worker.worker_id, 80)), 'null')
-            USING ERRCODE = 'no_data_found';
+            USING ERRCODE = 'no_data_found', HINT = 'SELECT worker_id FROM rouse.workers lists those that can be forgotten.';
     END IF;
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
@@ -409,7 +409,7 @@ BEGIN
     PERFORM FROM rouse.worker AS w WHERE w.worker_id = clear_timeouts.worker_id AND w.forgotten_at IS NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse.clear_timeouts: worker % does not exist', coalesce(quote_literal(left(clear_timeouts.worker_id, 80)), 'null')
-            USING ERRCODE = 'no_data_found';
+            USING ERRCODE = 'no_data_found', HINT = 'SELECT worker_id, timeouts FROM rouse.workers lists them.';
     END IF;
     WITH flagged AS (
         SELECT w.incarnation, w.timeouts FROM rouse.worker AS w
@@ -445,13 +445,13 @@ DECLARE
 BEGIN
     IF challenge.handler IS NULL OR challenge.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(challenge.handler) > 128 THEN
         RAISE EXCEPTION 'rouse.challenge: % is not a handler name', coalesce(quote_literal(left(challenge.handler, 140)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Handler names are lower-case words joined by dots; at most 128 characters.';
     END IF;
     SELECT w.incarnation INTO target FROM rouse.worker AS w
     WHERE w.worker_id = challenge.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at >= at - interval '90 seconds';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse.challenge: worker % is not alive', coalesce(quote_literal(left(challenge.worker_id, 80)), 'null')
-            USING ERRCODE = 'no_data_found';
+            USING ERRCODE = 'no_data_found', HINT = 'SELECT worker_id FROM rouse.workers WHERE state IN (''active'', ''draining'') lists those that are.';
     END IF;
     DELETE FROM rouse.challenge AS c WHERE c.nonce = ANY (ARRAY(
         SELECT o.nonce FROM rouse.challenge AS o WHERE o.asked_at < at - interval '1 day'

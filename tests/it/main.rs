@@ -79,6 +79,7 @@ mod claims;
 mod clocks;
 mod commands;
 mod drain;
+mod errors_page;
 mod first_day;
 mod fleet;
 mod harness;

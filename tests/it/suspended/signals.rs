@@ -98,7 +98,13 @@ async fn a_signal_to_an_ended_or_unknown_job_is_refused() {
     };
     let unknown = refused("SELECT rouse.signal(987654, 'go')").await;
     assert!(unknown.contains("does not exist"), "{unknown}");
-    for name in ["''", "NULL", "repeat('x', 201)", r"E'go\n'", "'go' || chr(155)"] {
+    for name in [
+        "''",
+        "NULL",
+        "repeat('x', 201)",
+        r"E'go\n'",
+        "'go' || chr(155)",
+    ] {
         let refused = refused(&format!("SELECT rouse.signal({id}, {name})")).await;
         let as_by_hosts = "the name of a signal must have 1 to 200 printable characters";
         assert!(refused.contains(as_by_hosts), "{name}: {refused}");

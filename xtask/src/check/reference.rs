@@ -16,6 +16,25 @@ const KINDS: &str = "host/src/job/outcome.rs";
 const FUNCTIONS: &str = "migrations/functions";
 const ERRORS: &str = "docs/reference/errors.md";
 
+/// The SQLSTATEs that functions raise by their names in PL/pgSQL.
+const CONDITIONS: [(&str, &str); 13] = [
+    ("check_violation", "23514"),
+    ("duplicate_function", "42723"),
+    ("feature_not_supported", "0A000"),
+    ("insufficient_privilege", "42501"),
+    ("invalid_parameter_value", "22023"),
+    ("invalid_schema_name", "3F000"),
+    ("lock_not_available", "55P03"),
+    ("no_data_found", "P0002"),
+    ("object_not_in_prerequisite_state", "55000"),
+    ("program_limit_exceeded", "54000"),
+    ("serialization_failure", "40001"),
+    ("too_many_arguments", "54023"),
+    ("undefined_object", "42704"),
+];
+/// Those that no caller sees: the function that raises the first one catches it, and the second one is a fault of Rouse.
+const INTERNAL: [&str; 2] = ["RDROP", "internal_error"];
+
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut faults = Vec::new();
     let page = read(root.join(SQL))?;
@@ -58,7 +77,7 @@ fn errors(root: &Path) -> Result<Vec<String>> {
         sql += &read(file)?;
     }
     let raised = states(&sql);
-    let listed = rows.iter().copied().filter(|row| row.starts_with("RW"));
+    let listed = rows.iter().copied().filter(|row| is_state(row));
     let listed: BTreeSet<&str> = listed.collect();
     for state in raised.difference(&listed) {
         faults.push(format!("{ERRORS} does not list {state}"));
@@ -90,14 +109,24 @@ fn kinds(code: &str) -> Vec<String> {
         .collect()
 }
 
-/// The SQLSTATEs of Rouse's own class that functions raise.
+/// The SQLSTATEs that functions raise; a name that [`CONDITIONS`] lacks stays as it is.
 fn states(sql: &str) -> BTreeSet<&str> {
     sql.split("ERRCODE = '")
         .skip(1)
         .filter_map(|rest| rest.split_once('\''))
         .map(|(state, _)| state)
-        .filter(|state| state.starts_with("RW"))
+        .filter(|state| !INTERNAL.contains(state))
+        .map(|state| {
+            let condition = CONDITIONS.iter().find(|(name, _)| *name == state);
+            condition.map_or(state, |&(_, code)| code)
+        })
         .collect()
+}
+
+/// True for five digits and capital letters.
+fn is_state(cell: &str) -> bool {
+    let mut bytes = cell.bytes();
+    cell.len() == 5 && bytes.all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
 }
 
 /// The first cell of a row, without backticks.
@@ -162,8 +191,11 @@ mod tests {
     fn kinds_and_states_are_found_in_code_and_in_rows() {
         let code = "pub enum ErrorKind {\n    /// It panicked, badly.\n    Panic,\n    OutOfCpu,\n}\nenum Other { A, }";
         assert_eq!(kinds(code), ["panic", "out_of_cpu"]);
-        let sql = "USING ERRCODE = 'RW001', HINT = 'x'; USING ERRCODE = '22023'; -- RW002";
-        assert_eq!(states(sql), BTreeSet::from(["RW001"]));
+        let sql = "USING ERRCODE = 'RW001', HINT = 'x'; USING ERRCODE = 'no_data_found'; -- RW002\n\
+                   USING ERRCODE = 'RDROP'; USING ERRCODE = 'disk_full'";
+        assert_eq!(states(sql), BTreeSet::from(["RW001", "P0002", "disk_full"]));
+        assert!(is_state("0A000") && is_state("RW001"));
+        assert!(!is_state("200") && !is_state("panic"));
         assert_eq!(first_cell("| `panic` | it panicked |"), Some("panic"));
         assert_eq!(first_cell("| RW001 | x |"), Some("RW001"));
         assert_eq!(first_cell("no row"), None);
