@@ -197,7 +197,7 @@ $$;
 --   catch_up_window  older missed due times get no job; null: whatever their age
 --   jitter           each job starts up to this much later, by an amount that depends on schedule and due time only
 --   due_key          the key of the payload that gets the due time, as text in UTC; null: none
---   source           of its jobs; null: 'schedule:' and the name
+--   source           of its jobs; null: 'schedule:' and the name, and the payload is checked against the contract of the handler
 -- The other arguments are those of rouse.enqueue.
 CREATE OR REPLACE FUNCTION rouse.schedule(
     name            text,
@@ -253,6 +253,10 @@ BEGIN
     wanted.catch_up_window := catch_up_window;
     wanted.jitter := coalesce(jitter, interval '0');
     PERFORM rouse._check_schedule(wanted);
+    -- A source of the caller's may be bound to another handler.
+    IF source IS NULL THEN
+        PERFORM rouse._check_contract(wanted.handler, rouse._due_payload(wanted, now()));
+    END IF;
     RETURN rouse._put_schedule(wanted);
 END
 $$;
@@ -343,6 +347,14 @@ BEGIN
 END
 $$;
 
+-- The payload of a job of a schedule for a due time.
+CREATE OR REPLACE FUNCTION rouse._due_payload(p_schedule rouse.schedule, p_due_at timestamptz) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN (p_schedule).due_key IS NULL THEN (p_schedule).payload
+        ELSE (p_schedule).payload
+             || jsonb_build_object((p_schedule).due_key, to_char(p_due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')) END
+$$;
+
 -- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null if the due time has a
 -- job already. Without a due time, it is enqueued in any case. If a gate merges it with an earlier job, the id is that of the earlier one.
 -- Served by schedule_run_due.
@@ -353,17 +365,13 @@ DECLARE
     made    bigint := nextval('rouse.turn_seq');
     merged  bigint;
     run     bigint;
-    payload jsonb := p_schedule.payload;
+    payload jsonb := rouse._due_payload(p_schedule, coalesce(p_due_at, p_at));
 BEGIN
     INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job) VALUES (p_schedule.name, p_due_at, p_at, p_outcome, made)
     ON CONFLICT (schedule, due_at) WHERE job IS NOT NULL DO NOTHING
     RETURNING id INTO run;
     IF NOT FOUND THEN
         RETURN NULL;
-    END IF;
-    IF p_schedule.due_key IS NOT NULL THEN
-        payload := payload || jsonb_build_object(
-            p_schedule.due_key, to_char(coalesce(p_due_at, p_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'));
     END IF;
     merged := (SELECT e.id FROM rouse._enqueue(
         made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,

@@ -155,6 +155,24 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
         edited = one(&client, &right).await;
     }
 
+    // A schedule is checked when it is created, with a due time.
+    let schedule = |arguments: &str| {
+        format!("SELECT rouse.schedule('s', 'mail.send', cron => '0 3 * * *', {arguments})")
+    };
+    for (arguments, wrong) in [
+        ("payload => '{}'", "the property to is missing"),
+        (
+            r#"payload => '{"to": "abc"}', due_key => 'copies'"#,
+            "at /copies: expected integer",
+        ),
+    ] {
+        let (found, _) = refused(&client, &schedule(arguments)).await;
+        assert!(found.contains(wrong), "{arguments}: {found}");
+    }
+    for arguments in ["due_key => 'to'", "source => 'bound'"] {
+        let _: String = one(&client, &schedule(arguments)).await;
+    }
+
     let comment = "SELECT obj_description('jobs.mail_send'::regproc)";
     let comment: String = one(&client, comment).await;
     assert!(
