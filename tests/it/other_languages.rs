@@ -59,11 +59,11 @@ async fn loaded() -> (Arc<Sandbox>, Arc<Catalog>) {
     LOADED.get_or_init(load).await.clone()
 }
 
-/// A worker with these guests. Their grace lasts an hour, longer than a test waits.
+/// A worker with these guests. Their grace lasts ten minutes, longer than a test waits.
 async fn worker(db: &TestDb) -> TestWorker {
     let (sandbox, catalog) = loaded().await;
     let patient = Override::default()
-        .with("grace", Duration::from_secs(3600))
+        .with("grace", Duration::from_secs(600))
         .with("retry_initial", Duration::ZERO);
     let settings = Settings {
         overrides: Overrides([("*".to_owned(), patient)].into()),

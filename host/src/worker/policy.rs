@@ -13,7 +13,6 @@ use crate::setting::{Overlay, Settable, Setting};
 pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
 
 const HOUR_MS: u64 = 3_600_000;
-const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// The operator's settings for one handler. The rest are the module's own.
 pub type Override = Overlay<Policy>;
@@ -64,22 +63,22 @@ impl Default for Policy {
 
 impl Settable for Policy {
     const SETTINGS: &'static [Setting<Self>] = &[
-        // The minimum is `LEASE_MIN`. The database accepts at most a day.
+        // The minimum is `LEASE_MIN`.
         Setting::new(
             "lease",
-            2000..=DAY_MS,
+            2000..=HandlerManifest::LEASE_MS_MAX,
             |of| Time(&mut of.lease),
             "How long a claim is valid; running attempts renew it in time",
         ),
         Setting::new(
             "timeout",
-            1..=30 * DAY_MS,
+            1..=HandlerManifest::WAIT_MS_MAX,
             |of| Time(&mut of.timeout),
             "How long one attempt may run",
         ),
         Setting::new(
             "grace",
-            0..=HOUR_MS,
+            0..=HandlerManifest::GRACE_MS_MAX,
             |of| Time(&mut of.grace),
             "From the abort signal to the hard stop",
         ),
@@ -91,7 +90,7 @@ impl Settable for Policy {
         ),
         Setting::new(
             "retry_initial",
-            0..=30 * DAY_MS,
+            0..=HandlerManifest::WAIT_MS_MAX,
             |of| Time(&mut of.retry.initial),
             "Wait after the first failed attempt",
         ),
@@ -103,7 +102,7 @@ impl Settable for Policy {
         ),
         Setting::new(
             "retry_max",
-            0..=30 * DAY_MS,
+            0..=HandlerManifest::WAIT_MS_MAX,
             |of| Time(&mut of.retry.max),
             "Longest wait, jitter included",
         ),

@@ -11,7 +11,7 @@ pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
 /// The wait after the first failed attempt of a handler that does not declare it.
 pub(crate) const INITIAL_BACKOFF_MS: u64 = 10_000;
 /// The maximum of backoffs and of the run timeout.
-pub(crate) const WAIT_MS_MAX: u64 = 365 * DAY_MS;
+pub(crate) const WAIT_MS_MAX: u64 = 30 * DAY_MS;
 pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;
 pub(crate) const GRACE_MS_MAX: u64 = 10 * 60 * 1000;
 pub(crate) const CONCURRENCY_MAX: u32 = 1_000_000;

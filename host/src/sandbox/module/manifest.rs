@@ -42,12 +42,6 @@ const ATTEMPTS_MAX: u32 = 1_000;
 const MULTIPLIER_MAX: f64 = 1_000.0;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
-/// The maximum lease, as in the database (`migrations/functions/claim.sql`).
-const LEASE_MS_MAX: u64 = DAY_MS;
-/// The maximum of waits and run timeouts.
-const WAIT_MS_MAX: u64 = 365 * DAY_MS;
-/// The maximum grace, because a host that shuts down waits this long for guests.
-const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 /// The maximum of `concurrency`, as in `rouse.toml` (`worker/policy.rs`).
 const CONCURRENCY_MAX: u64 = 1_000_000;
 
@@ -107,6 +101,13 @@ impl HandlerManifest {
     pub const TIMEOUT: Duration = Duration::from_secs(60 * 60);
     /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(5);
+
+    /// The maximum lease, as of one job (`rouse._time_ms`).
+    pub const LEASE_MS_MAX: u64 = DAY_MS;
+    /// The maximum of waits and of run timeouts, as of one job (`rouse._time_ms`).
+    pub const WAIT_MS_MAX: u64 = 30 * DAY_MS;
+    /// The maximum grace, because a host that shuts down waits this long for guests.
+    pub const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
     /// True if an attempt can be at several jobs: it declares a gate of kind `batch`.
     pub fn takes_batches(&self) -> bool {
@@ -309,13 +310,28 @@ impl HandlerManifest {
             input_schema,
             output_schema: schema("output_schema", written.output_schema, patterns)?,
             retry: written.retry.check()?,
-            lease: between("lease_ms", written.lease_ms, 1, LEASE_MS_MAX)?
-                .unwrap_or(HandlerManifest::LEASE),
-            timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
-                .unwrap_or(HandlerManifest::TIMEOUT),
+            lease: between(
+                "lease_ms",
+                written.lease_ms,
+                1,
+                HandlerManifest::LEASE_MS_MAX,
+            )?
+            .unwrap_or(HandlerManifest::LEASE),
+            timeout: between(
+                "timeout_ms",
+                written.timeout_ms,
+                1,
+                HandlerManifest::WAIT_MS_MAX,
+            )?
+            .unwrap_or(HandlerManifest::TIMEOUT),
             // A grace of zero is valid.
-            grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
-                .unwrap_or(HandlerManifest::GRACE),
+            grace: between(
+                "grace_ms",
+                written.grace_ms,
+                0,
+                HandlerManifest::GRACE_MS_MAX,
+            )?
+            .unwrap_or(HandlerManifest::GRACE),
             concurrency: concurrency(written.concurrency)?,
             instances: written.instances,
             schedule: written.schedule.map(schedule).transpose()?,
@@ -366,9 +382,14 @@ impl WrittenRetry {
         if !(0.0..=1.0).contains(&jitter) {
             return Err(format!("retry.jitter is {jitter}; expected 0 to 1"));
         }
-        let initial = between("retry.initial_ms", self.initial_ms, 1, WAIT_MS_MAX)?
-            .unwrap_or(default.initial);
-        let max = between("retry.max_ms", self.max_ms, 1, WAIT_MS_MAX)?
+        let initial = between(
+            "retry.initial_ms",
+            self.initial_ms,
+            1,
+            HandlerManifest::WAIT_MS_MAX,
+        )?
+        .unwrap_or(default.initial);
+        let max = between("retry.max_ms", self.max_ms, 1, HandlerManifest::WAIT_MS_MAX)?
             // A long initial wait alone raises the maximum.
             .unwrap_or(default.max.max(initial));
         if max < initial {

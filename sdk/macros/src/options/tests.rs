@@ -363,16 +363,16 @@ fn values_beyond_the_limits_of_the_host_are_refused_with_the_range() {
             "`15m` is out of range: expected 1ms to 10m",
         ),
         (
-            quote!(timeout = "366d"),
-            "`366d` is out of range: expected 1ms to 365d",
+            quote!(timeout = "31d"),
+            "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(initial_backoff = "366d"),
-            "`366d` is out of range: expected 1ms to 365d",
+            quote!(initial_backoff = "31d"),
+            "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(max_backoff = "366d"),
-            "`366d` is out of range: expected 1ms to 365d",
+            quote!(max_backoff = "31d"),
+            "`31d` is out of range: expected 1ms to 30d",
         ),
         (
             quote!(multiplier = 1000.5),
@@ -386,8 +386,8 @@ fn values_beyond_the_limits_of_the_host_are_refused_with_the_range() {
         assert_eq!(why(quote!(name = "a", #tokens)), expected, "{tokens}");
     }
     let largest = quote! {
-        name = "a", max_attempts = 1000, lease = "24h", grace = "600s", timeout = "365d",
-        initial_backoff = "365d", max_backoff = "365d", multiplier = 1000,
+        name = "a", max_attempts = 1000, lease = "24h", grace = "600s", timeout = "30d",
+        initial_backoff = "30d", max_backoff = "30d", multiplier = 1000,
     };
     assert!(Options::read(largest).is_ok());
 }

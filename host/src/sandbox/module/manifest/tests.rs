@@ -87,6 +87,7 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
         ("lease_ms", json!(24 * 60 * 60 * 1_000 + 1)),
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!(u64::MAX)),
+        ("timeout_ms", json!(30 * DAY_MS + 1)),
         ("grace_ms", json!(3_600_000)),
         ("concurrency", json!(0)),
         ("concurrency", json!(1_000_001)),
@@ -104,6 +105,7 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
         ("retry", json!({ "jitter": 1.5 })),
         ("retry", json!({ "jitter": -0.1 })),
         ("retry", json!({ "initial_ms": 0 })),
+        ("retry", json!({ "max_ms": 30 * DAY_MS + 1 })),
         ("retry", json!({ "initial_ms": 5000, "max_ms": 1000 })),
     ] {
         let mut handler = json!({ "name": "text.stats" });
@@ -281,15 +283,26 @@ fn a_schedule_is_checked_and_asks_for_permission() {
 }
 
 #[test]
+fn a_job_has_the_same_limits() {
+    let sql = include_str!("../../../../../migrations/functions/enqueue.sql");
+    let limits = format!(
+        "CASE p_name WHEN 'lease' THEN {} WHEN 'timeout' THEN {} ELSE",
+        HandlerManifest::LEASE_MS_MAX,
+        HandlerManifest::WAIT_MS_MAX
+    );
+    assert!(sql.contains(&limits), "{limits}");
+}
+
+#[test]
 fn the_sdk_has_the_same_limits() {
     assert_eq!(sdk::NAME_CHARS_MAX, NAME_CHARS_MAX);
     assert_eq!(sdk::ATTEMPTS_MAX, ATTEMPTS_MAX);
     assert_eq!(sdk::MULTIPLIER_MAX, MULTIPLIER_MAX);
     let initial = Duration::from_millis(sdk::INITIAL_BACKOFF_MS);
     assert_eq!(initial, RetryPolicy::default().initial);
-    assert_eq!(sdk::WAIT_MS_MAX, WAIT_MS_MAX);
-    assert_eq!(sdk::LEASE_MS_MAX, LEASE_MS_MAX);
-    assert_eq!(sdk::GRACE_MS_MAX, GRACE_MS_MAX);
+    assert_eq!(sdk::WAIT_MS_MAX, HandlerManifest::WAIT_MS_MAX);
+    assert_eq!(sdk::LEASE_MS_MAX, HandlerManifest::LEASE_MS_MAX);
+    assert_eq!(sdk::GRACE_MS_MAX, HandlerManifest::GRACE_MS_MAX);
     assert_eq!(u64::from(sdk::CONCURRENCY_MAX), CONCURRENCY_MAX);
     assert_eq!(sdk::CRON_CHARS_MAX, cron::CHARS_MAX);
     assert_eq!(sdk::GATES_MAX, gates::GATES_MAX);
