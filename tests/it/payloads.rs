@@ -327,7 +327,7 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
     let db = TestDb::new().await;
     let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
     let payloads = [(1, "2020-01-01 12:00")];
-    let id = old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
+    old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
     let drop = owner.transaction().await.unwrap();
     drop.query("SELECT rouse.drop_partitions('7 days')", &[])
         .await
