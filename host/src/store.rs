@@ -127,8 +127,8 @@ const AWAITED: [(&str, &str); 9] = [
         "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
     ),
-    ("rouse._within_gates", CHANGED_GATE),
-    ("rouse._charge_keys", CHANGED_GATE),
+    ("rouse._within_gates", CHANGED_QUEUE),
+    ("rouse._charge_keys", CHANGED_QUEUE),
     ("rouse.register", CHANGED_WORKER),
     ("rouse.heartbeat", CHANGED_WORKER),
     ("rouse.outlived", CHANGED_WORKER),
@@ -136,8 +136,6 @@ const AWAITED: [(&str, &str); 9] = [
     ("rouse.declare_fair_share", CHANGED_QUEUE),
     ("rouse.declare_gates", CHANGED_QUEUE),
 ];
-
-const CHANGED_GATE: &str = "a transaction that has changed a gate and is still open";
 
 const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
 

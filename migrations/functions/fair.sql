@@ -22,6 +22,10 @@ BEGIN
     END IF;
     -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    -- Between claims, as with gates (rouse._gate_changed).
+    IF tg_op = 'UPDATE' AND old.max_in_flight > 0 AND (old.policy, old.fair_key) IS DISTINCT FROM (new.policy, new.fair_key) THEN
+        PERFORM rouse._lock('gate', 'queue ' || new.name);
+    END IF;
     PERFORM rouse._divide_lanes(new.name);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.queue = new.name AND l.key = '' AND l.closed_at IS NULL;
     RETURN NULL;

@@ -184,6 +184,13 @@ LANGUAGE sql IMMUTABLE AS $$
               FROM (SELECT substr(p_key, strpos(p_key, ':') + 1) AS both, substring(p_key FROM '^([0-9]{1,4}):')::integer AS first) AS k) END
 $$;
 
+-- The queues and handlers of the gates that a lane may be behind; empty: those of all. Gates are joined by these, not compared with each lane:
+-- that would cost lanes times gates. Inlined.
+CREATE OR REPLACE FUNCTION rouse._scopes(p_queue text, p_handler text) RETURNS TABLE (queue text, handler text)
+LANGUAGE sql IMMUTABLE ROWS 4 AS $$
+    VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
+$$;
+
 -- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they are adopted, or fail.
 -- Served by job_lease and lane_id.
 CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[]) RETURNS TABLE (gate text, key text, jobs integer)
@@ -197,7 +204,8 @@ BEGIN
     FROM (SELECT j.lane, count(*) AS jobs FROM rouse.job AS j
           WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane) AS r
     CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = r.lane LIMIT 1) AS l
-    JOIN gates AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
+    CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
+    JOIN gates AS g ON coalesce(g.queue, '') = s.queue AND coalesce(g.handler, '') = s.handler
     GROUP BY 1, 2;
 END
 $$;
@@ -255,10 +263,10 @@ $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
 -- lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get what is left. Lanes that p_lanes (null: none)
--- leaves out get nothing. Waits
--- for other claims through the same gates, so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact until
--- the caller commits. `gated`: the lanes behind gates, for rouse._charge_gates. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted
--- batches, the jobs of as many attempts.
+-- leaves out get nothing. Waits for other claims through the same gates, so that two never count the same room: `at` is a time after that, the
+-- time of the claim, and what it leaves is exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may
+-- close, for rouse._charge_gates; null: no gate acts. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted batches, the jobs of as many
+-- attempts.
 -- Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time that a host waits for an answer (ANSWER_WITHIN in
 -- host/src/store.rs). A claim that waited longer would still wait when the host tries again, and each try would add a session, as long as
 -- another transaction has changed the gate and stays open.
@@ -266,17 +274,20 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
--- Unlike its callers, it joins lists that have no index.
-LANGUAGE plpgsql SET enable_hashjoin = on SET lock_timeout = '5s' AS $$
+-- Unlike its callers, it joins lists that have no index: by hashes, whatever the plan expects of their sizes.
+LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
-    -- The pairs of an order and a gate; groups are numbered by gate and key. A batch is of one lane, whose id is its key here.
-    pairs   record;
+    -- The gates of these lanes whose locks this claim holds; then without the limits that it cannot reach.
     names   text[];
-    -- The number of running jobs: all of them, and by gate and key.
-    jobs    bigint;
+    -- The number of jobs that this claim may take at most.
+    whole   integer := CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END;
+    -- The number of running jobs by gate and key.
     running jsonb;
-    -- By group.
+    -- The pairs of an order and a gate that may have less room than the claim wants; groups are numbered by gate and key. A batch is of one lane,
+    -- whose id is its key here.
+    pairs   record;
+    -- By group: how much room is left.
     rooms   integer[];
     waits   bigint[];
     sizes   integer[];
@@ -284,7 +295,7 @@ DECLARE
     ready   integer[];
     mosts   integer[];
     -- By pair: the room of its group when its lane had its turn.
-    found   integer[];
+    lefts   integer[];
     pair    integer := 1;
     first   integer;
     most    integer;
@@ -292,76 +303,94 @@ DECLARE
     -- How many more batches may be claimed.
     batches integer := p_wanted;
 BEGIN
-    wanted := p_wanted;
-    -- In the order of the subquery: sorted once, not for each list.
-    SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
-           array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, array_agg(p.after) AS afters, array_agg(p.most) AS mosts,
-           array_agg(p.nth = 1) AS are_first, bool_or(p.nth > 1) AS is_shared, bool_or(p.kind = 'max_concurrent') AS has_limits
-    INTO pairs
-    FROM (
-        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, k.key,
-               (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key COLLATE "C"))::integer AS number, row_number() OVER (PARTITION BY g.name COLLATE "C", k.key COLLATE "C") AS nth
-        FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
-        CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
-        JOIN rouse._claim_gates() AS g ON coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
-        CROSS JOIN LATERAL (
-            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key
-            -- Evaluated once, not at each use.
-            OFFSET 0) AS k
-        -- Jobs that are claimed by source do not form batches.
-        WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
-          -- The others get nothing.
-          AND (p_lanes IS NULL OR p_lanes[o.place] IS NOT NULL)
-        ORDER BY o.place, number) AS p;
-    at := clock_timestamp();
     orders := p_orders;
-    IF pairs.places IS NULL THEN
+    wanted := p_wanted;
+    names := ARRAY(
+        SELECT DISTINCT g.name
+        FROM (SELECT DISTINCT l.queue, l.handler
+              FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) AS o(lane, after, lease_ms, most, waited_ms, permitted)
+              CROSS JOIN LATERAL (SELECT a.queue, a.handler FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
+              WHERE p_lanes IS NULL OR o.permitted IS NOT NULL) AS l
+        CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
+        JOIN rouse._claim_gates() AS g ON coalesce(g.queue, '') = s.queue AND coalesce(g.handler, '') = s.handler
+        WHERE g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL);
+    at := clock_timestamp();
+    IF names = '{}' THEN
         RETURN;
     END IF;
-    names := ARRAY(SELECT DISTINCT u.gate FROM unnest(pairs.gates) AS u(gate));
     -- In the order of the locks, which names may share.
     PERFORM rouse._lock('gate', n.gate)
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
-    -- A new snapshot, after the locks.
-    IF pairs.has_limits THEN
-        -- A limit that is above the number of all running jobs, with those that this claim may take, is not reached by any key.
-        jobs := (SELECT count(*) FROM (
-            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
-            LIMIT (SELECT max(g.most) FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names))) AS r);
-        names := ARRAY(
-            SELECT g.name FROM rouse._claim_gates() AS g
-            WHERE g.kind = 'max_concurrent' AND g.name = ANY (names) AND g.most <= jobs + CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END);
-        IF names <> '{}' THEN
-            SELECT jsonb_object_agg(f.gate, f.keys) INTO running
-            FROM (SELECT r.gate, jsonb_object_agg(r.key, r.jobs) AS keys FROM rouse._in_flight(names) AS r GROUP BY r.gate) AS f;
-        END IF;
+    -- From here on, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the lanes of these gates are read only
+    -- now, and stay what they are; others, which were added to these lanes meanwhile, do not count this claim.
+    -- A limit that is above the number of all running jobs, with those that this claim may take, is not reached by any key.
+    names := ARRAY(
+        WITH gates AS MATERIALIZED (
+            SELECT g.name, g.kind, g.most FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
+        SELECT g.name
+        FROM gates AS g CROSS JOIN (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
+                LIMIT (SELECT coalesce(max(g.most), 0) FROM gates AS g WHERE g.kind = 'max_concurrent')) AS r) AS r
+        WHERE g.kind <> 'max_concurrent' OR g.most <= r.jobs + whole);
+    IF EXISTS (SELECT FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names)) THEN
+        running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names) AS r);
     END IF;
-    -- Lookups instead of joins, whose plan would depend on estimates.
-    SELECT array_agg(s.room), array_agg(s.wait_ms), array_agg(s.size)
-    INTO rooms, waits, sizes
-    FROM (
-        SELECT CASE g.kind
-                   WHEN 'max_concurrent' THEN greatest(g.most - coalesce((running -> u.gate ->> u.key)::integer, 0), 0)
+    -- In the order of the subquery: sorted once, not for each list.
+    WITH pairs AS MATERIALIZED (
+        SELECT o.place, o.lane, g.name AS gate, g.kind, k.key,
+               CASE g.kind
+                   WHEN 'max_concurrent' THEN greatest(g.most - coalesce((running ->> (g.name || E'\n' || k.key))::integer, 0), 0)
                    ELSE coalesce(t.tokens, b.room) END AS room,
                coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
-        FROM ROWS FROM (unnest(pairs.numbers), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.lanes), unnest(pairs.afters), unnest(pairs.mosts),
-                        unnest(pairs.are_first)) AS u(number, gate, key, lane, after, most, is_first)
-        -- A gate that was dropped meanwhile permits everything.
-        LEFT JOIN rouse._claim_gates() AS g ON g.name = u.gate
+        FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, permitted, place)
+        CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
+        CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
+        JOIN (SELECT c.* FROM rouse._claim_gates() AS c JOIN unnest(names) AS n(name) ON n.name = c.name) AS g
+            ON coalesce(g.queue, '') = s.queue AND coalesce(g.handler, '') = s.handler
+        CROSS JOIN LATERAL (
+            SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key
+            -- Evaluated once, not at each use.
+            OFFSET 0) AS k
+        -- Lookups instead of joins, whose plan would depend on estimates.
         LEFT JOIN LATERAL (
-            SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE g.kind = 'throttle' AND a.gate = u.gate AND a.key = u.key LIMIT 1) AS k ON true
+            SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE g.kind = 'throttle' AND a.gate = g.name AND a.key = k.key LIMIT 1) AS u ON true
         -- Conditions of these joins would be checked after the calls.
         LEFT JOIN LATERAL (
-            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, at) AS c
+            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.most, g.period_ms, g.burst, u.starts, u.until, at) AS c
             WHERE g.kind = 'throttle' OFFSET 0) AS t ON true
         LEFT JOIN LATERAL (
             SELECT c.room, c.wait_ms, c.size
-            FROM rouse._batches(u.lane, u.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN u.most ELSE least(u.most, p_wanted) END, at) AS c
+            FROM rouse._batches(o.lane, o.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN o.most ELSE least(o.most, p_wanted) END, at) AS c
             WHERE g.kind = 'batch' OFFSET 0) AS b ON true
-        WHERE u.is_first ORDER BY u.number) AS s;
+        -- Jobs that are claimed by source do not form batches.
+        WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
+          -- The others get nothing.
+          AND (p_lanes IS NULL OR o.permitted IS NOT NULL))
+    SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
+           array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, bool_or(p.nth > 1) AS is_shared,
+           -- By group.
+           array_agg(p.room ORDER BY p.number) FILTER (WHERE p.nth = 1) AS rooms,
+           array_agg(p.wait_ms ORDER BY p.number) FILTER (WHERE p.nth = 1) AS waits,
+           array_agg(p.size ORDER BY p.number) FILTER (WHERE p.nth = 1) AS sizes,
+           -- Those with more room than the claim wants only count it.
+           ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM pairs AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
+    INTO pairs
+    FROM (
+        SELECT p.*, (dense_rank() OVER (ORDER BY p.gate COLLATE "C", p.key COLLATE "C"))::integer AS number,
+               row_number() OVER (PARTITION BY p.gate COLLATE "C", p.key COLLATE "C") AS nth
+        FROM pairs AS p WHERE p.room <= whole
+        ORDER BY p.place, number) AS p;
     -- No earlier than the end of each job that was not counted.
     at := clock_timestamp();
+    IF pairs.places IS NULL THEN
+        gated := nullif(pairs.open, '{}');
+        RETURN;
+    END IF;
+    rooms := pairs.rooms;
+    waits := pairs.waits;
+    sizes := pairs.sizes;
     mosts := ARRAY(SELECT o.most FROM unnest(p_orders) AS o);
     -- Lanes that share a key get only what they can use.
     IF pairs.is_shared THEN
@@ -396,7 +425,7 @@ BEGIN
                 SELECT u.place, min(rooms[u.number]) AS room FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)
                 GROUP BY u.place) AS g ON g.place = o.place
             ORDER BY o.place);
-        found := ARRAY(SELECT rooms[u.number] FROM unnest(pairs.numbers) WITH ORDINALITY AS u(number, pair) ORDER BY u.pair);
+        lefts := ARRAY(SELECT rooms[u.number] FROM unnest(pairs.numbers) WITH ORDINALITY AS u(number, pair) ORDER BY u.pair);
         pair := cardinality(pairs.places) + 1;
     END IF;
     WHILE pair <= cardinality(pairs.places) LOOP
@@ -406,7 +435,7 @@ BEGIN
         WHILE pairs.places[pair] = pairs.places[first] LOOP
             most := least(most, rooms[pairs.numbers[pair]]);
             size := least(size, sizes[pairs.numbers[pair]]);
-            found[pair] := rooms[pairs.numbers[pair]];
+            lefts[pair] := rooms[pairs.numbers[pair]];
             pair := pair + 1;
         END LOOP;
         IF p_in_batches AND size IS NOT NULL THEN
@@ -424,9 +453,9 @@ BEGIN
     orders := ARRAY(
         SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
         FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
-    gated := ARRAY(
+    gated := pairs.open || ARRAY(
         SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind <> 'throttle' THEN u.room END, waits[u.number])::rouse.gated_lane
-        FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(found))
+        FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(lefts))
              AS u(lane, gate, key, number, kind, room)
         -- Without jobs that wait, a batch closes no lane.
         WHERE u.kind <> 'batch' OR waits[u.number] IS NOT NULL);
@@ -648,7 +677,10 @@ BEGIN
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
-    -- Keys change between claims: one that charges them uses the settings that it has read.
+    -- Between claims: each goes by the gate that it has read while it held the lock.
+    IF tg_op = 'UPDATE' AND (old.queue, old.handler) IS DISTINCT FROM (new.queue, new.handler) THEN
+        PERFORM rouse._lock('gate', old.name);
+    END IF;
     IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
         PERFORM rouse._lock('gate', old.name);
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;

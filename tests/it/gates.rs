@@ -1,6 +1,7 @@
 //! Gates: limits of how many jobs run, how often they start, which start together, and which are enqueued.
 
 mod batches;
+mod changes;
 mod claims;
 mod declared;
 mod enqueues;

@@ -343,6 +343,41 @@ async fn producers_and_claims_look_up_their_keys_alone_among_thousands() {
     assert!(read <= 100, "{read} keys were read for ten lanes");
 }
 
+/// Gates are found by the queues and handlers of the lanes: to compare each with each lane would take half a minute.
+#[tokio::test]
+async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_moments() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let claim = "SELECT count(*) FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 7,
+             ARRAY(SELECT ROW(n, 0, 60000, 1, NULL)::rouse.claim_order FROM generate_series(1, 10000) AS n), 10)";
+    client
+        .batch_execute(
+            r#"SELECT rouse.set_gate('few', 'max_concurrent', handler => 'h0', key => '{tenant}', most => 1),
+                      rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+               INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
+               SELECT n, 'mail', 'h0', 'normal', '{}', format('{"tenant": "t%s"}', n) FROM generate_series(1, 10000) AS n"#,
+        )
+        .await
+        .unwrap();
+    client
+        .batch_execute("SET statement_timeout = '10s'")
+        .await
+        .unwrap();
+    // The session keeps the plans that it makes while there is one gate.
+    for _ in 0..2 {
+        client.batch_execute(claim).await.unwrap();
+    }
+    client
+        .batch_execute(
+            "ALTER TABLE rouse.gate DISABLE TRIGGER gate_changed;
+             INSERT INTO rouse.gate (name, kind, handler, most)
+             SELECT 'g' || n, 'max_concurrent', 'h' || n, 10 FROM generate_series(1, 20000) AS n",
+        )
+        .await
+        .unwrap();
+    client.batch_execute(claim).await.unwrap();
+}
+
 /// Counts, reschedules, completes, purges: the admin actions.
 async fn run_admin_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let wanted = i32::try_from(JOBS).unwrap();

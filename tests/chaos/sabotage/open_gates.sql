@@ -11,7 +11,7 @@ BEGIN
     FOR f IN
         SELECT p.proname, patch.was, patch.becomes, pg_get_functiondef(p.oid) AS source
         FROM (VALUES
-            ('_within_gates', 'g.most - coalesce((running -> u.gate ->> u.key)::integer, 0)', 'g.most'),
+            ('_within_gates', 'g.most - coalesce((running ->> (g.name || E''\n'' || k.key))::integer, 0)', 'g.most'),
             ('_tokens', 's.at > p_at - p_period_ms * interval ''1 millisecond''', 'false'),
             ('_pass_gates', 'WHEN gate.lasts = ''queued'' THEN was.state = ''queued''
                 WHEN gate.lasts = ''running'' THEN was.id IS NOT NULL', 'WHEN gate.lasts = ''queued'' THEN false

@@ -584,7 +584,7 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     let error = claimed.expect_err("the gate is being changed");
     assert_eq!(
         error.waits_for(),
-        Some("a transaction that has changed a gate and is still open"),
+        Some("a transaction that has changed a queue or a gate and is still open"),
         "{error}"
     );
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";

@@ -165,7 +165,8 @@ impl Gates {
 
     /// Restricts a claim of `wanted` jobs to what the gates permit: each order gets at most as many as all gates of its
     /// lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left. `keys`
-    /// are the keys of a lane, and `ready` the number of its ready jobs.
+    /// are the keys of a lane, and `ready` the number of its ready jobs. Keys with room for more than the whole claim
+    /// restrict nothing, and are only charged.
     pub fn within<'a>(
         &self,
         orders: &mut [Order],
@@ -178,16 +179,17 @@ impl Gates {
             room: i32,
             wait_ms: Option<i64>,
             lanes: usize,
+            is_scarce: bool,
         }
         let mut groups: HashMap<Key, Group> = HashMap::new();
         for of in orders.iter().flat_map(|order| keys(order.lane)) {
             let group = groups.entry(*of).or_insert_with(|| {
                 let (room, wait_ms) = self.room(*of, at);
-                let lanes = 0;
                 Group {
                     room,
                     wait_ms,
-                    lanes,
+                    lanes: 0,
+                    is_scarce: whole(room) <= wanted,
                 }
             });
             group.lanes += 1;
@@ -196,9 +198,10 @@ impl Gates {
         let ready: Vec<Option<usize>> = orders
             .iter()
             .map(|order| {
-                let of = keys(order.lane);
-                let is_shared = of.iter().any(|of| groups[of].lanes > 1);
-                let room = of.iter().map(|of| groups[of].room).min()?;
+                let of = keys(order.lane).iter().map(|of| &groups[of]);
+                let scarce: Vec<&Group> = of.filter(|group| group.is_scarce).collect();
+                let is_shared = scarce.iter().any(|group| group.lanes > 1);
+                let room = scarce.iter().map(|group| group.room).min()?;
                 let most = order.most.unwrap_or(wanted).min(wanted).min(whole(room));
                 is_shared.then(|| ready(order.lane).min(most))
             })
@@ -212,8 +215,14 @@ impl Gates {
             let mut most = order.most.into_iter().chain(ready).min();
             for of in of {
                 let group = &groups[of];
-                most = Some(most.map_or(whole(group.room), |most| most.min(whole(group.room))));
                 let is_limit = matches!(self.limits[of.gate], Limit::Running { .. });
+                if !group.is_scarce && is_limit {
+                    continue;
+                }
+                if group.is_scarce {
+                    let room = whole(group.room);
+                    most = Some(most.map_or(room, |most| most.min(room)));
+                }
                 gated.push(Gated {
                     lane: order.lane,
                     of: *of,
