@@ -128,7 +128,7 @@ const AWAITED: [(&str, &str); 9] = [
         "a transaction that has changed the shards of a queue and is still open",
     ),
     ("rouse._within_gates", CHANGED_QUEUE),
-    ("rouse._charge_keys", CHANGED_QUEUE),
+    ("rouse._charge_gates", CHANGED_QUEUE),
     ("rouse.register", CHANGED_WORKER),
     ("rouse.heartbeat", CHANGED_WORKER),
     ("rouse.outlived", CHANGED_WORKER),

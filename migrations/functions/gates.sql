@@ -464,50 +464,27 @@ $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
 -- which no job may start now: for how many milliseconds, or null: until a job of its key has ended; and the gates that have no room for it.
--- Served by gate_key_pkey.
+-- Waits 5 s for a change of the gate, which changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
-LANGUAGE plpgsql SET enable_hashjoin = on AS $$
+-- As rouse._within_gates.
+LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
-DECLARE
-    is_throttled boolean := EXISTS (SELECT FROM unnest(p_gated) AS t WHERE t.room IS NULL);
 BEGIN
-    IF NOT is_throttled THEN
-        RETURN QUERY
-        SELECT t.lane, CASE WHEN bool_and(t.wait_ms IS NOT NULL) THEN max(t.wait_ms) END, array_agg(t.gate)
-        FROM unnest(p_gated) AS t
-        LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
-        WHERE coalesce(c.jobs, 0) >= t.room GROUP BY t.lane;
-        RETURN;
-    END IF;
-    IF p_lanes IS NOT NULL THEN
+    IF p_lanes IS NOT NULL AND EXISTS (SELECT FROM unnest(p_gated) AS t WHERE t.room IS NULL) THEN
         -- After a server crash, these starts still count, whether or not the jobs have run.
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     RETURN QUERY
-    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END, array_agg(t.gate)
-    FROM unnest(p_gated) AS t
-    LEFT JOIN rouse._charge_keys(p_gated, p_lanes, p_at) AS l ON l.gate = t.gate AND l.key = t.key
-    LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane
-    WHERE CASE WHEN t.room IS NULL THEN coalesce(l.wait_ms, t.wait_ms) IS NOT NULL ELSE coalesce(c.jobs, 0) >= t.room END
-    GROUP BY t.lane;
-END
-$$;
-
--- Charges the keys of these lanes, and returns the time after which a job may start, for those from which none may start now. Waits 5 s for a
--- change of the gate, which changes its keys.
-CREATE OR REPLACE FUNCTION rouse._charge_keys(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
-RETURNS TABLE (gate text, key text, wait_ms bigint)
-LANGUAGE plpgsql ROWS 500 SET lock_timeout = '5s' AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-    WITH charged AS (
+    WITH gated AS MATERIALIZED (
+        SELECT t.lane, t.gate, t.key, t.room, t.wait_ms, coalesce(c.jobs, 0) AS jobs
+        FROM unnest(p_gated) AS t
+        LEFT JOIN (SELECT c.lane, count(*) AS jobs FROM unnest(p_lanes) AS c(lane) GROUP BY c.lane) AS c ON c.lane = t.lane),
+    charged AS (
         INSERT INTO rouse.gate_key AS k (gate, key, starts, until)
         SELECT u.gate, u.key, CASE WHEN g.burst IS NULL THEN array_fill(p_at, ARRAY[u.starts]) END,
                p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.most END * g.period_ms * interval '1 millisecond'
-        FROM (SELECT t.gate, t.key, count(*)::integer AS starts
-              FROM unnest(p_gated) AS t JOIN unnest(p_lanes) AS c(lane) ON c.lane = t.lane WHERE t.room IS NULL GROUP BY t.gate, t.key) AS u
+        FROM (SELECT t.gate, t.key, sum(t.jobs)::integer AS starts FROM gated AS t WHERE t.room IS NULL AND t.jobs > 0 GROUP BY t.gate, t.key) AS u
         JOIN rouse.gate AS g ON g.name = u.gate AND g.kind = 'throttle'
         ON CONFLICT (gate, key) DO UPDATE
         SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
@@ -515,11 +492,17 @@ BEGIN
                 FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n)
                 WHERE s.at > p_at - (SELECT g.period_ms FROM rouse.gate AS g WHERE g.name = k.gate) * interval '1 millisecond') END,
             until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
-        RETURNING k.gate, k.key, k.starts, k.until)
-    SELECT c.gate, c.key, t.wait_ms
-    FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
-    CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
-    WHERE t.wait_ms IS NOT NULL;
+        RETURNING k.gate, k.key, k.starts, k.until),
+    -- Without room for another start.
+    used_up AS (
+        SELECT c.gate, c.key, t.wait_ms
+        FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
+        CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
+        WHERE t.wait_ms IS NOT NULL)
+    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END, array_agg(t.gate)
+    FROM gated AS t LEFT JOIN used_up AS l ON l.gate = t.gate AND l.key = t.key
+    WHERE CASE WHEN t.room IS NULL THEN coalesce(l.wait_ms, t.wait_ms) IS NOT NULL ELSE t.jobs >= t.room END
+    GROUP BY t.lane;
 END
 $$;
 

@@ -1,9 +1,8 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
 //! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::within`] is
-//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates` with `rouse._charge_keys`.
-//! `tests/it/gates/model.rs` compares their answers with those of a real Postgres. Times are microseconds, as in
-//! Postgres.
+//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their answers
+//! with those of a real Postgres. Times are microseconds, as in Postgres.
 
 use std::collections::HashMap;
 
