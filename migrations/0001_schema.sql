@@ -21,7 +21,8 @@ CREATE TABLE rouse.queue (
     paused_at         timestamptz,
     -- For a queue without lanes: when its last lane was used, recorded by rouse.maintain_lanes. Null if it was never used, or has lanes.
     used_at           timestamptz,
-    -- For how many days its finished jobs are kept, and those that failed or timed out; null means the general retention, and keep_days.
+    -- For how many days its finished jobs are kept, and those that failed or timed out; null means as in all queues
+    -- (keep_days of rouse.limits), and as its other jobs.
     keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
     keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650),
     -- Which jobs of a priority go first: those of the keys in turns (drr, deficit round robin), or none (fifo: the lanes take turns).
@@ -153,7 +154,7 @@ CREATE TABLE rouse.shard (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX shard_worker ON rouse.shard (worker, queue, shard);
 
--- Limits of the whole database, set by the owner: one row.
+-- Settings of the whole database: one row. keep_days is set by rouse.set_default_retention, the others by the owner.
 CREATE TABLE rouse.limits (
     only_row              boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     -- Lanes of one handler. A worker polls each lane of its handlers.
@@ -170,7 +171,9 @@ CREATE TABLE rouse.limits (
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
     -- What an enqueue of an unknown handler gets, once a contract is published: an error, a notice, or silence. Null means a notice. A handler
     -- is unknown if it has no contract and no live worker has it.
-    unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence'))
+    unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence')),
+    -- For how many days finished jobs are kept, unless their queue has a retention of its own; steps, log lines and rows about due times, too.
+    keep_days             smallint NOT NULL DEFAULT 7 CHECK (keep_days BETWEEN 1 AND 3650)
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
 
@@ -655,8 +658,8 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, priority_set, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set, fair_share_set, dispatch_set, shards_set; gate_set, gate_dropped; flow_cancelled, flow_retried, flow_deleted; schedule_created,
-    -- schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten,
+    -- retention_set, default_retention_set, fair_share_set, dispatch_set, shards_set; gate_set, gate_dropped; flow_cancelled, flow_retried,
+    -- flow_deleted; schedule_created, schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten,
     -- timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,

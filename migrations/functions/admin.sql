@@ -428,12 +428,8 @@ CREATE OR REPLACE FUNCTION rouse.set_retention(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at    timestamptz := clock_timestamp();
-    was   rouse.queue;
-    locks bigint;
-    -- About as many locks as all sessions can hold together.
-    most  bigint := current_setting('max_locks_per_transaction')::bigint
-                    * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
+    at  timestamptz := clock_timestamp();
+    was rouse.queue;
 BEGIN
     PERFORM rouse._check_queue('set_retention', set_retention.queue);
     IF set_retention.keep_days NOT BETWEEN 0 AND 3650 OR set_retention.keep_failed_days NOT BETWEEN 0 AND 3650 THEN
@@ -452,12 +448,49 @@ BEGIN
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_retention.queue, 'retention_set', session_user,
                 jsonb_build_object('keep_days', set_retention.keep_days, 'keep_failed_days', set_retention.keep_failed_days));
-        locks := 7 * greatest(set_retention.keep_days, set_retention.keep_failed_days);
-        IF locks > most / 5 THEN
-            RAISE WARNING 'rouse.set_retention: with % days of history, the lookup of a job needs about % of the % locks of this server',
-                greatest(set_retention.keep_days, set_retention.keep_failed_days), locks, most
-                USING HINT = 'Raise max_locks_per_transaction, or keep the jobs for a shorter time.';
-        END IF;
+        PERFORM rouse._warn_of_locks('set_retention', greatest(set_retention.keep_days, set_retention.keep_failed_days), 7);
+    END IF;
+END
+$$;
+
+-- Sets for how many days finished jobs are kept whose queue has no retention of its own, and returns for how many days they were kept until
+-- now. Workers drop what is older within the hour: applies to jobs that have ended, too. Leaves a record. Warns as rouse.set_retention; of
+-- each day, the lookup of a job also locks the partition of finished jobs.
+CREATE OR REPLACE FUNCTION rouse.set_default_retention(keep_days integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at  timestamptz := clock_timestamp();
+    was integer;
+BEGIN
+    IF set_default_retention.keep_days IS NULL OR set_default_retention.keep_days NOT BETWEEN 1 AND 3650 THEN
+        RAISE EXCEPTION 'rouse.set_default_retention: keep_days must be 1 to 3650 days, not %', coalesce(set_default_retention.keep_days::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT l.keep_days INTO was FROM rouse.limits AS l WHERE l.only_row FOR NO KEY UPDATE;
+    IF was <> set_default_retention.keep_days THEN
+        UPDATE rouse.limits AS l SET keep_days = set_default_retention.keep_days WHERE l.only_row;
+        PERFORM rouse._ensure_partitions(at);
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'default_retention_set', session_user, jsonb_build_object('keep_days', set_default_retention.keep_days, 'was', was));
+        PERFORM rouse._warn_of_locks('set_default_retention', set_default_retention.keep_days, 14);
+    END IF;
+    RETURN was;
+END
+$$;
+
+-- Warns if the lookup of a job takes a fifth of the locks of this server, with that many for each day of history.
+CREATE OR REPLACE FUNCTION rouse._warn_of_locks(p_function text, p_days integer, p_locks_per_day integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    locks bigint := p_days::bigint * p_locks_per_day;
+    -- About as many locks as all sessions can hold together.
+    most  bigint := current_setting('max_locks_per_transaction')::bigint
+                    * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
+BEGIN
+    IF locks > most / 5 THEN
+        RAISE WARNING 'rouse.%: with % days of history, the lookup of a job needs about % of the % locks of this server', p_function, p_days, locks, most
+            USING HINT = 'Raise max_locks_per_transaction, or keep the jobs for a shorter time.';
     END IF;
 END
 $$;

@@ -190,21 +190,22 @@ BEGIN
 END
 $$;
 
--- Deletes up to 10,000 rows about due times, and finished backfills, that are older than `p_keep`, except about the last job of a schedule.
--- For workers; those of a limited login without the right to maintenance delete nothing. Returns how many. Served by schedule_run_at.
-CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea, p_keep interval) RETURNS integer
+-- Deletes up to 10,000 rows about due times, and finished backfills, that are older than keep_days of rouse.limits,
+-- except about the last job of a schedule. For workers; those of a limited login without the right to maintenance delete nothing. Returns how many. Served by schedule_run_at.
+CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    keep    interval := rouse._default_retention();
     deleted integer;
 BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN 0;
     END IF;
-    DELETE FROM rouse.backfill AS b WHERE b.finished_at < now() - p_keep;
+    DELETE FROM rouse.backfill AS b WHERE b.finished_at < now() - keep;
     DELETE FROM rouse.schedule_run AS r
     WHERE r.id = ANY (ARRAY(
         SELECT o.id FROM rouse.schedule_run AS o
-        WHERE o.at < now() - p_keep
+        WHERE o.at < now() - keep
           AND NOT EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = o.schedule AND s.last_job = o.job)
         ORDER BY o.at LIMIT 10000 FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;

@@ -16,7 +16,7 @@ BEGIN
         RAISE EXCEPTION 'rouse: % on rouse.% is not allowed: history is immutable', TG_OP, TG_TABLE_NAME
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'SELECT rouse.unlock_history(''why'') allows it until the end of the transaction, and is recorded. '
-                         'Old days are dropped automatically (keep_days), or by rouse.drop_partitions.';
+                         'Old days are dropped automatically (keep_days of rouse.limits), or by rouse.drop_partitions.';
     END IF;
     RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
 END

@@ -54,6 +54,12 @@ LANGUAGE sql STABLE AS $$
          LATERAL rouse._partition_days(k.days, day::date) AS of
 $$;
 
+-- How long finished jobs are kept whose queue has no retention of its own.
+CREATE OR REPLACE FUNCTION rouse._default_retention() RETURNS interval
+LANGUAGE sql STABLE AS $$
+    SELECT make_interval(days => l.keep_days) FROM rouse.limits AS l WHERE l.only_row
+$$;
+
 -- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its partition is missing,
 -- because no worker has run for a week, the general retention applies.
 CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
@@ -266,9 +272,9 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers. Those of a limited login without the right to maintenance drop nothing. Also removes stale progress
+-- rouse.drop_partitions for workers, with keep_days of rouse.limits: no host has a retention of its own. Workers of a limited login without the right to maintenance drop nothing. Also removes stale progress
 -- and usage of attempts whose worker is gone.
-CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
+CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
@@ -282,7 +288,7 @@ BEGIN
     DELETE FROM rouse.running AS r
     WHERE r.at < clock_timestamp() - interval '1 hour'
       AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = r.job AND j.fence = r.fence);
-    SELECT d.dropped, d.in_use INTO dropped, in_use FROM rouse.drop_partitions(p_keep) AS d;
+    SELECT d.dropped, d.in_use INTO dropped, in_use FROM rouse.drop_partitions(rouse._default_retention()) AS d;
 END
 $$;
 

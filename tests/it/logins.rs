@@ -333,14 +333,14 @@ async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maint
     client.batch_execute(old).await.unwrap();
     let deaf = limited.worker("deaf", &["mail"]).await;
     assert_eq!(deaf.take_audit_outbox(1000).await.unwrap().len(), 0);
-    assert_eq!(deaf.maintain_partitions(7).await.unwrap().0, 0);
+    assert_eq!(deaf.maintain_partitions().await.unwrap().0, 0);
     let keeper = keeper.worker("keeper", &["mail"]).await;
     assert_eq!(
         keeper.take_audit_outbox(1000).await.unwrap().len(),
         1,
         "the event was not taken"
     );
-    assert_eq!(keeper.maintain_partitions(7).await.unwrap().0, 1);
+    assert_eq!(keeper.maintain_partitions().await.unwrap().0, 1);
     // The history still contains the events that were taken from the feed.
     let kept = client
         .query_one(

@@ -23,15 +23,15 @@ async fn old_partitions_are_dropped_unless_they_are_being_read() {
         .await
         .unwrap();
     assert_eq!(
-        store.maintain_partitions(7).await.unwrap(),
+        store.maintain_partitions().await.unwrap(),
         (0, 1),
         "dropped, in use; attempts stay as long as their jobs may"
     );
     transaction.rollback().await.unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(
-        store.maintain_partitions(7).await.unwrap(),
+        store.maintain_partitions().await.unwrap(),
         (0, 0),
         "recent partitions stay"
     );
@@ -60,13 +60,13 @@ async fn a_partition_in_use_does_not_keep_others_from_being_dropped() {
         .await
         .unwrap();
     assert_eq!(
-        store.maintain_partitions(7).await.unwrap(),
+        store.maintain_partitions().await.unwrap(),
         (2, 2),
         "the first and the last day"
     );
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 2));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (2, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (2, 0));
 }
 
 #[tokio::test]
@@ -86,10 +86,10 @@ async fn a_partition_being_rewritten_does_not_keep_others_from_being_dropped() {
         .batch_execute("LOCK TABLE rouse.finished_20200101 IN ACCESS EXCLUSIVE MODE")
         .await
         .unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 1));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 1));
     store.maintain_lanes().await.unwrap();
     transaction.rollback().await.unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
 }
 
 /// If months have 30 days, the first interval is more than one day; by the calendar, its
@@ -140,7 +140,7 @@ async fn advisory_locks_of_other_logins_do_not_block_partition_maintenance() {
         .unwrap();
     let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
     assert_eq!(prepared.expect("it does not wait").unwrap(), 1);
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
         .query("SELECT rouse.prepare_partitions(9)", &[])
         .await
         .unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (0, 0));
     let waits = client.query_one("SELECT rouse.prepare_partitions(9)", &[]);
     let done = async {
         tokio::task::yield_now().await;
@@ -170,5 +170,5 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
         0,
         "the partitions exist already"
     );
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
 }

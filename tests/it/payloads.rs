@@ -225,13 +225,13 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
         )
         .await
         .unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(
         query_number(&client, "SELECT count(*) FROM rouse.payload_20200101").await,
         4
     );
     for dropped in [1, 0] {
-        assert_eq!(store.maintain_partitions(7).await.unwrap(), (dropped, 0));
+        assert_eq!(store.maintain_partitions().await.unwrap(), (dropped, 0));
         for id in [live, -1, -2] {
             assert_eq!(payload_number(&client, id).await, Some(1), "job {id}");
         }
@@ -255,7 +255,7 @@ async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     ];
     let id = old_job(&client, 1, &payloads, "2020-01-01 12:00").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
     let rows = "SELECT count(*) FROM rouse.payload";
     assert_eq!(query_number(&client, rows).await, 1);
@@ -271,7 +271,7 @@ async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_bef
     let payloads = [(2, "2020-01-01 23:59"), (1, "now")];
     let id = old_job(&client, 1, &payloads, "2020-01-01 23:59").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
 }
@@ -284,7 +284,7 @@ async fn a_copy_of_a_payload_is_copied_again_and_a_replaced_one_is_not() {
     let payloads = [(1, "2020-01-02 00:01"), (2, "2020-01-02 12:00")];
     let id = old_job(&client, 2, &payloads, "2020-01-01 23:59").await;
     assert_eq!(payload_number(&client, id).await, Some(2));
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(payload_number(&client, id).await, Some(2));
     let rows = "SELECT count(*) FROM rouse.payload";
     assert_eq!(query_number(&client, rows).await, 1);

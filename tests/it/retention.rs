@@ -5,8 +5,8 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::database::{drop_all_partitions, raised, refusal};
-use crate::support::worker::{PATIENCE, TestWorker, cancel, ended, enqueue_sql, guests_dir};
-use crate::support::{Host, TestDb, run_rouse, scratch};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue_sql};
+use crate::support::{TestDb, folder, rouse_in, run_rouse, scratch};
 
 /// The partition of a finished job, without its day.
 async fn partition_of(client: &Client, id: i64) -> String {
@@ -168,9 +168,9 @@ async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the
         .unwrap();
     // One that is three days old with a retention of one day; older ones with the default retention; one that was kept
     // for ten years.
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (5, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (5, 0));
     // Records are dropped after the last job to which they may belong.
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     for (table, kept) in [
         ("finished_20200105", false),
         ("finished_keep_1_20200105", false),
@@ -252,30 +252,96 @@ async fn an_impossible_retention_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_retention_that_needs_many_locks_is_warned_of_when_it_is_set_and_when_a_host_starts() {
+async fn a_retention_that_needs_many_locks_is_warned_of_when_it_is_set() {
     let db = TestDb::new().await;
-    let set = "SELECT rouse.set_retention('a', 30), rouse.set_retention('b', 3650)";
-    let warnings = raised(&db, set).await;
-    let messages: Vec<&str> = warnings.iter().map(|it| it.message()).collect();
-    let [message] = messages[..] else {
-        panic!("{messages:?}");
-    };
-    let wanted = "with 3650 days of history, the lookup of a job needs about 25550 of the ";
-    assert!(message.contains(wanted), "{message}");
-    let folder = scratch("locks");
-    let (config, handlers) = (folder.join("rouse.toml"), folder.join("handlers"));
-    std::fs::write(&config, "keep_days = 3650\n").unwrap();
-    std::fs::create_dir(&handlers).unwrap();
-    std::fs::copy(guests_dir().join("noop.wasm"), handlers.join("noop.wasm")).unwrap();
-    let url = db.url();
-    let args = ["serve", "--http", "off", "--config"];
-    let paths = [config.to_str(), Some("--handlers"), handlers.to_str()];
-    let args: Vec<&str> = args
-        .into_iter()
-        .chain(paths.into_iter().flatten())
-        .collect();
-    let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
-    host.line(PATIENCE, |line| {
-        line.contains("raise max_locks_per_transaction or lower keep_days")
-    });
+    for (set, locks) in [
+        (
+            "SELECT rouse.set_retention('a', 30), rouse.set_retention('b', 3650)",
+            25_550,
+        ),
+        ("SELECT rouse.set_default_retention(3650)", 51_100),
+    ] {
+        let warnings = raised(&db, set).await;
+        let messages: Vec<&str> = warnings.iter().map(|it| it.message()).collect();
+        let [message] = messages[..] else {
+            panic!("{messages:?}");
+        };
+        let wanted =
+            format!("with 3650 days of history, the lookup of a job needs about {locks} of the ");
+        assert!(message.contains(&wanted), "{message}");
+    }
+}
+
+/// A partition of jobs that ended some days ago.
+async fn partition_of_the_past(client: &Client, days: i32) -> String {
+    let name =
+        "SELECT 'finished_' || to_char((now() AT TIME ZONE 'UTC')::date - $1::int4, 'YYYYMMDD')";
+    let name: String = client.query_one(name, &[&days]).await.unwrap().get(0);
+    let sql = format!(
+        "DO $$ DECLARE at date := (now() AT TIME ZONE 'UTC')::date - {days}; BEGIN
+             EXECUTE format('CREATE TABLE rouse.{name} PARTITION OF rouse.finished_default FOR VALUES FROM (%L) TO (%L)', at, at + 1);
+         END $$"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    name
+}
+
+#[tokio::test]
+async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    run_rouse(&db, &["queue", "set", "--default", "--keep-days", "90"])
+        .await
+        .exits(0)
+        .prints("finished jobs are kept: 90 days (until now: 7 days)");
+    let kept = partition_of_the_past(&client, 80).await;
+    let dropped = partition_of_the_past(&client, 100).await;
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+    assert!(exists(&client, &kept).await);
+    assert!(!exists(&client, &dropped).await);
+    // A host without settings, and a drain, which is a worker too.
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue_sql(&client, "'noop', '{}'").await;
+    ended(&client, id).await;
+    worker.drain().await;
+    enqueue_sql(&client, "'noop', '{}', queue => 'drained'").await;
+    let folder = folder("", &["noop.wasm"]);
+    rouse_in(&db, &["queue", "drain", "drained"], &folder)
+        .await
+        .exits(0);
+    assert!(exists(&client, &kept).await);
+
+    let set = run_rouse(
+        &db,
+        &["queue", "set", "--default", "--keep-days", "30", "--json"],
+    )
+    .await;
+    assert_eq!(set.json(), json!({"keep_days": 30, "was": 90}));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+    assert!(!exists(&client, &kept).await);
+    let audited = run_rouse(&db, &["audit", "--json"]).await.json();
+    let set = audited["audit"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["event"] == "default_retention_set")
+        .unwrap();
+    assert_eq!(set["detail"], json!({"keep_days": 30, "was": 90}));
+    for days in ["0", "3651", "NULL"] {
+        let why = refusal(
+            &client,
+            &format!("SELECT rouse.set_default_retention({days})"),
+        )
+        .await;
+        assert!(why.contains("must be 1 to 3650 days"), "{days}: {why}");
+    }
+    for args in [
+        &["--default", "--keep-failed-days", "3"][..],
+        &["--default", "--keep-days", "3", "mail"],
+        &["--default", "--keep-days", "3", "--keep-failed-days", "3"],
+    ] {
+        run_rouse(&db, &[&["queue", "set"][..], args].concat())
+            .await
+            .exits(2);
+    }
 }

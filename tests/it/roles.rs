@@ -44,12 +44,13 @@ const READ_VIEW: &str = "SELECT * FROM rouse.jobs";
 const DELETE_JOBS: &str = "DELETE FROM rouse.job";
 const UPDATE_FINISHED: &str = "UPDATE rouse.finished SET result = NULL";
 const DELETE_ATTEMPTS: &str = "DELETE FROM rouse.attempt";
-const MAINTAIN_PARTITIONS: &str = "SELECT rouse.maintain_partitions(1, NULL, '7 days')";
+const MAINTAIN_PARTITIONS: &str = "SELECT rouse.maintain_partitions(1, NULL)";
 const DROP_PARTITIONS: &str = "SELECT rouse.drop_partitions('7 days')";
 const INTERNAL_SETTLE: &str = "SELECT rouse._settle(NULL, '{}')";
 const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
 const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
 const RETENTION: &str = "SELECT rouse.set_retention('roles', 1)";
+const DEFAULT_RETENTION: &str = "SELECT rouse.set_default_retention(8)";
 const PURGE: &str = "SELECT rouse.purge_queue('roles')";
 const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
@@ -97,7 +98,7 @@ const CHANGE_SCHEDULES: &str = "UPDATE rouse.schedule SET next_at = NULL";
 const DUE_SCHEDULES: &str = "SELECT rouse.due_schedules(1, NULL, 1, NULL)";
 const FIRE_SCHEDULES: &str = "SELECT rouse.fire_schedules(1, NULL, '{}', '{}')";
 const FIRE_BACKFILL: &str = "SELECT rouse.fire_backfill(1, NULL, 1, NULL, '{}', true, NULL)";
-const MAINTAIN_SCHEDULES: &str = "SELECT rouse.maintain_schedules(1, NULL, '7 days')";
+const MAINTAIN_SCHEDULES: &str = "SELECT rouse.maintain_schedules(1, NULL)";
 const MODULE_SCHEDULES: &str = "SELECT rouse.module_schedules(1, NULL)";
 const PUT_MODULE_SCHEDULE: &str =
     "SELECT rouse.put_module_schedule(1, NULL, 'x', '1', '* * * * *', 'UTC')";
@@ -159,6 +160,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         RESUME,
         PURGE,
         RETENTION,
+        DEFAULT_RETENTION,
         CHALLENGE,
         ANSWER,
         FORGET_WORKER,
@@ -230,6 +232,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
             INTERNAL_EXPIRE,
             COMPLETE,
             PAUSE,
+            DEFAULT_RETENTION,
             PURGE,
             QUEUES,
             BACKLOG,

@@ -436,12 +436,12 @@ async fn old_rows_about_due_times_are_deleted_except_about_the_last_job() {
         .batch_execute("SELECT rouse.run_schedule('a'); SELECT rouse.run_schedule('a')")
         .await
         .unwrap();
-    assert_eq!(store.maintain_schedules(7).await.unwrap(), 0);
+    assert_eq!(store.maintain_schedules().await.unwrap(), 0);
     client
         .batch_execute("UPDATE rouse.schedule_run SET at = now() - interval '8 days'")
         .await
         .unwrap();
-    assert_eq!(store.maintain_schedules(7).await.unwrap(), 1);
-    assert_eq!(store.maintain_schedules(7).await.unwrap(), 0);
+    assert_eq!(store.maintain_schedules().await.unwrap(), 1);
+    assert_eq!(store.maintain_schedules().await.unwrap(), 0);
     assert_eq!(outcomes(&client, "a").await, ["manual"]);
 }

@@ -466,7 +466,7 @@ async fn steps_of_a_live_job_outlive_their_partition() {
         ))
         .await
         .unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(recorded(&client, id).await, ["kept"]);
     assert!(recorded(&client, -1).await.is_empty());
     let at: String = client
@@ -506,7 +506,7 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
     open.query("SELECT FROM rouse.step_20200102", &[])
         .await
         .unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 1));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 1));
     let both = ["kept 1", "kept 2"];
     assert_eq!(recorded(&client, id).await, both);
     let size = written().await;
@@ -515,11 +515,11 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
     let all = reader.transaction().await.unwrap();
     all.query("SELECT FROM rouse.step", &[]).await.unwrap();
     for _ in 0..200 {
-        assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 1));
+        assert_eq!(store.maintain_partitions().await.unwrap(), (0, 1));
     }
     assert_eq!(written().await, size, "nothing was copied needlessly");
     all.rollback().await.unwrap();
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert_eq!(recorded(&client, id).await, both);
 }
 

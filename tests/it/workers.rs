@@ -138,7 +138,7 @@ async fn only_the_holder_of_the_key_writes_as_a_worker() {
         "SELECT rouse.unregister($1, NULL)",
         "SELECT rouse.sleep($1, NULL, '{*}', 1000)",
         "SELECT rouse.awake($1, NULL)",
-        "SELECT rouse.maintain_partitions($1, NULL, '7 days')",
+        "SELECT rouse.maintain_partitions($1, NULL)",
     ] {
         let error = client.query(call, &[&me]).await.unwrap_err();
         let code = error.code().unwrap_or_else(|| panic!("{call}: {error}"));

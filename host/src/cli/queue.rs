@@ -113,18 +113,19 @@ struct Named {
 #[derive(Debug, ClapArgs)]
 #[command(
     // Otherwise it lists all settings.
-    override_usage = "rouse queue set [OPTIONS] <SETTINGS> <NAME>...",
+    override_usage = "rouse queue set [OPTIONS] <SETTINGS> <NAME>...\n       rouse queue set --default --keep-days <DAYS>",
     group = ArgGroup::new("settings").required(true).multiple(true),
     group = ArgGroup::new("share").multiple(true),
     group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
 Retention applies to jobs that end from now on; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
-that ended before them; steps and log lines follow the hosts' keep_days (rouse.toml).\n\
+that ended before them; steps and log lines as long as the default of all queues.\n\
 Retentions over 31 days are dropped a month at a time, so jobs may be kept up to a month longer. All queues together may have 4 \
 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
+  rouse queue set --default --keep-days 30      the default itself, 7 at first; workers drop what is older within the hour\n\
 The fair share is set by a call of its own. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
@@ -140,8 +141,12 @@ struct Set {
     target: Target,
 
     /// The queues
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required_unless_present = "default")]
     names: Vec<String>,
+
+    /// Set --keep-days of all queues that have none of their own
+    #[arg(long, requires = "keep_days", conflicts_with_all = ["names", "keep_failed_days", "share", "dispatching", "shards"])]
+    default: bool,
 
     /// How many days finished jobs are kept, 1 to 3650; 0: the default of all queues
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), groups = ["settings", "retention"])]
@@ -314,6 +319,18 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
 
 async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
+    if let (true, Some(days)) = (args.default, args.keep_days) {
+        let was = store.set_default_retention(days).await?;
+        match args.json {
+            true => println!("{}", as_json(json!({"keep_days": days, "was": was}))),
+            false => println!(
+                "finished jobs are kept: {} (until now: {})",
+                in_days(days),
+                in_days(was)
+            ),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let new_share = args.share.new_share();
     let new_dispatch = args.dispatch.new_dispatch();
     each(&args.names, QUEUES, args.json, async |name| {

@@ -151,17 +151,16 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Deletes rows about due times that are older than `keep_days`, a batch at a time. Returns how many.
-    pub async fn maintain_schedules(&self, keep_days: u32) -> Result<i32, StoreError> {
+    /// Deletes rows about due times that are older than the retention in the database, a batch at a time. Returns how
+    /// many.
+    pub async fn maintain_schedules(&self) -> Result<i32, StoreError> {
         let worker = self.identity()?;
-        let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
             .query(
-                "SELECT rouse.maintain_schedules($1, $2, make_interval(days => $3))",
+                "SELECT rouse.maintain_schedules($1, $2)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&days, Type::INT4),
                 ],
             )
             .await?;

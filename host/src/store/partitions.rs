@@ -12,27 +12,16 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// About how many locks all sessions of the server can hold together.
-    pub async fn locks_max(&self) -> Result<i64, StoreError> {
-        let rows = self.query(include_str!("locks_max.sql"), &[]).await?;
-        let row = rows
-            .first()
-            .expect("a query without a table returns one row");
-        Ok(row.get(0))
-    }
-
-    /// Drops the partitions that are older than `keep_days`. Returns how many were dropped, and how many were in use: a
-    /// later call drops those.
-    pub async fn maintain_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
+    /// Drops the partitions that are older than the retentions in the database. Returns how many were dropped, and how
+    /// many were in use: a later call drops those.
+    pub async fn maintain_partitions(&self) -> Result<(i32, i32), StoreError> {
         let worker = self.identity()?;
-        let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
             .query(
-                "SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2, make_interval(days => $3))",
+                "SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&days, Type::INT4),
                 ],
             )
             .await?;

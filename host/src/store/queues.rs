@@ -159,6 +159,18 @@ impl Store {
         Ok((row.get(0), row.get(1)))
     }
 
+    /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until now.
+    pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.set_default_retention($1)",
+                &[(&keep_days, Type::INT4)],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
     /// Sets how a queue is shared: `None` leaves a setting unchanged. Returns the settings in force.
     pub async fn set_fair_share(
         &self,

@@ -13,13 +13,8 @@ const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// The wait if a partition could not be dropped because a query was reading it, or after an error.
 const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 
-/// What the lookup of a job locks for each day of history: the partitions of jobs, attempts and records, with their
-/// indexes.
-const LOCKS_PER_DAY: i64 = 14;
-
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    check_locks(&shared).await;
     loop {
         let again = partitions(&shared).await;
         lanes(&shared).await;
@@ -29,35 +24,11 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Warns if the lookup of a job needs a fifth of the server's locks, because history is kept for so long.
-async fn check_locks(shared: &Shared) {
-    let _permit = shared.calls.patient.acquire().await;
-    let keep_days = shared.settings.keep_days;
-    let locks = i64::from(keep_days) * LOCKS_PER_DAY;
-    match shared.store.locks_max().await {
-        Ok(locks_max) if locks > locks_max / 5 => {
-            warn!(
-                keep_days,
-                locks,
-                locks_max,
-                "the lookup of a job needs many of the server's locks; raise max_locks_per_transaction or lower keep_days"
-            );
-        }
-        Ok(_) => {}
-        Err(error) => {
-            warn_unless_unreachable!(error, "could not read how many locks the server has")
-        }
-    }
-}
-
 /// Creates and drops partitions. Returns the wait before the next time.
 async fn partitions(shared: &Shared) -> Duration {
     let _permit = shared.calls.patient.acquire().await;
     let made = shared.store.prepare_partitions().await;
-    let dropped = shared
-        .store
-        .maintain_partitions(shared.settings.keep_days)
-        .await;
+    let dropped = shared.store.maintain_partitions().await;
     match (made, dropped) {
         (Ok(made), Ok((dropped, in_use))) => {
             if made > 0 || dropped > 0 {
@@ -124,11 +95,7 @@ async fn dependencies(shared: &Shared) {
 async fn schedules(shared: &Shared) {
     loop {
         let _permit = shared.calls.patient.acquire().await;
-        match shared
-            .store
-            .maintain_schedules(shared.settings.keep_days)
-            .await
-        {
+        match shared.store.maintain_schedules().await {
             Ok(0) => break,
             Ok(deleted) => info!(deleted, "deleted old rows about due times of schedules"),
             Err(error) => {

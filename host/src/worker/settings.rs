@@ -40,8 +40,6 @@ pub struct Settings {
     pub promote_share: u8,
     /// The number of crashes of its workers after which a job fails.
     pub lost_max: u32,
-    /// How long finished jobs are kept, days.
-    pub keep_days: u32,
     /// How long a slot waits after an attempt before it starts the next one.
     pub job_delay: Duration,
     /// How long running attempts may continue after a stop.
@@ -93,7 +91,7 @@ impl Settings {
 
 impl Default for Settings {
     /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have waited for 15
-    /// minutes, 3 losses, 7 days, no delay between jobs, 300 s to drain.
+    /// minutes, 3 losses, no delay between jobs, 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {
@@ -111,7 +109,6 @@ impl Default for Settings {
             promote_after: Some(Duration::from_secs(15 * 60)),
             promote_share: 100,
             lost_max: 3,
-            keep_days: 7,
             job_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(300),
             sources: HashMap::new(),

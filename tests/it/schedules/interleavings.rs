@@ -326,5 +326,5 @@ async fn a_limited_login_fires_only_schedules_of_its_queues_and_handlers() {
     )
     .await;
     assert_eq!(fired, "mail");
-    assert_eq!(store.maintain_schedules(1).await.unwrap(), 0);
+    assert_eq!(store.maintain_schedules().await.unwrap(), 0);
 }

@@ -28,7 +28,7 @@ async fn make_old(client: &Client, day: u8, ids: &[i64]) {
 /// Moves ended jobs to a day of 2020, and drops that day.
 async fn drop_history(client: &Client, store: &Store, day: u8, ids: &[i64]) {
     make_old(client, day, ids).await;
-    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     let sql = "SELECT count(*) FROM rouse.finished WHERE id = ANY ($1)";
     let left: i64 = client.query_one(sql, &[&ids]).await.unwrap().get(0);
     assert_eq!(left, 0, "they are no longer kept");

@@ -153,7 +153,7 @@ pub fn queue(chrome: &Chrome, queue: &Value, backlog: &[Value], now: f64) -> Mar
 fn kept(days: &Value) -> String {
     match days.as_i64() {
         Some(days) => format!("{days} days"),
-        None => "as long as the host's setting".to_owned(),
+        None => "as the default of all queues".to_owned(),
     }
 }
 

@@ -83,12 +83,6 @@ impl Settable for HostSettings {
             "How long a slot waits after an attempt before it starts the next one",
         ),
         Setting::new(
-            "keep_days",
-            1..=36_500,
-            |of: &mut Self| U32(&mut of.worker.keep_days),
-            "Days for which finished jobs are kept; the smallest value of all hosts counts",
-        ),
-        Setting::new(
             "lost_max",
             1..=1000,
             |of: &mut Self| U32(&mut of.worker.lost_max),

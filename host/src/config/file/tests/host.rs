@@ -26,7 +26,7 @@ fn numbers_of_the_host_replace_their_defaults() {
     assert_eq!(worker.poll_min, worker.poll_max);
     assert_eq!(worker.drain_timeout, Duration::ZERO);
     assert_eq!(worker.promote_after, None, "0s: never");
-    assert_eq!(worker.keep_days, 7, "the default");
+    assert_eq!(worker.lost_max, 3, "the default");
     let sandbox = file.sandbox(Path::new("."), 1);
     assert_eq!(sandbox.memory_bytes_total_max, Some(64 << 20));
     assert_eq!(sandbox.http.timeout, Duration::from_secs(5));
