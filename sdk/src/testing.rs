@@ -85,7 +85,7 @@ impl TestCtx {
             tenant: None,
             source: None,
             attempt: 1,
-            max_attempts: 5,
+            max_attempts: 20,
             requested_at_ms: 0,
         };
         change(&mut job);

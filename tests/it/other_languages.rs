@@ -64,6 +64,7 @@ async fn worker(db: &TestDb) -> TestWorker {
     let (sandbox, catalog) = loaded().await;
     let patient = Override::default()
         .with("grace", Duration::from_secs(600))
+        .with("max_attempts", 5_u32)
         .with("retry_initial", Duration::ZERO);
     let settings = Settings {
         overrides: Overrides([("*".to_owned(), patient)].into()),

@@ -47,13 +47,13 @@ pub struct RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// 10 s, doubled up to 5 minutes, ±20 %, 5 attempts.
+    /// 10 s, doubled up to 3 hours, ±20 %, 20 attempts: 25 hours and 20 minutes from the first to the last, ±20 %.
     fn default() -> Self {
         Self {
-            max_attempts: 5,
+            max_attempts: 20,
             initial: Duration::from_secs(10),
             multiplier: 2.0,
-            max: Duration::from_secs(300),
+            max: Duration::from_secs(3 * 3600),
             jitter: 0.2,
         }
     }

@@ -165,15 +165,18 @@ fn a_result_with_a_number_that_postgres_would_write_out_in_full_is_refused() {
 }
 
 #[test]
-fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
+fn the_default_backoff_outlasts_a_day() {
     let policy = RetryPolicy::default();
-    let waits: Vec<u64> = (1..=7)
+    let waits: Vec<u64> = (1..policy.max_attempts)
         .map(|failed| policy.delay(failed, 0.5).as_secs())
         .collect();
-    // 250 s plus 20 % jitter is the cap.
-    assert_eq!(waits, [10, 20, 40, 80, 160, 250, 250]);
-    assert_eq!(policy.delay(9, 1.0), Duration::from_secs(300));
-    assert_eq!(policy.max_attempts, 5);
+    let doubled = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120];
+    assert_eq!(waits[..10], doubled);
+    // 2.5 hours plus 20 % jitter is the cap.
+    assert_eq!(waits[10..], [9000; 9]);
+    assert_eq!(policy.delay(19, 1.0), Duration::from_secs(3 * 3600));
+    // 25 hours, 20 minutes and 30 seconds.
+    assert_eq!(waits.iter().sum::<u64>(), 91_230);
 }
 
 #[test]
