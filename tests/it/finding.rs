@@ -1,5 +1,6 @@
-//! Jobs are found by filters and retried in batches.
+//! Jobs are found by filters, and retried, cancelled and deleted in batches.
 
+mod cancels;
 mod retries;
 
 use serde_json::{Value, json};

@@ -90,7 +90,10 @@ async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
         "{}",
         single.text()
     );
-    run(&["job", "cancel"]).await.exits(2).prints("<ID>...");
+    run(&["job", "cancel"])
+        .await
+        .exits(1)
+        .prints("which jobs? give ids");
 
     run(&["queue", "pause", "mail", "bulk"])
         .await

@@ -1,10 +1,10 @@
 //! `rouse job`: shows jobs, and changes them by admin actions.
 
+mod bulk;
 mod change;
 mod filter;
 mod list;
 mod logs;
-mod retry;
 mod show;
 mod tries;
 mod wait;
@@ -44,10 +44,10 @@ enum Verb {
     Ls(list::Args),
     /// Print the log and the output of a job's attempts
     Logs(logs::Args),
-    /// Cancel jobs, queued or running; running attempts are stopped
-    Cancel(change::Args),
+    /// Cancel jobs, queued or running: named ones, or all that match filters; running attempts are stopped
+    Cancel(bulk::Cancel),
     /// Retry ended jobs as new jobs: named ones, or all that match filters
-    Retry(retry::Args),
+    Retry(bulk::Retry),
     /// End a job as succeeded with a result, without a worker
     Complete(change::Complete),
     /// End a job as failed, with a message
@@ -58,8 +58,8 @@ enum Verb {
     Reschedule(change::Reschedule),
     /// Change the payload or the priority of a queued job
     Edit(change::Edit),
-    /// Delete queued jobs
-    Delete(change::Args),
+    /// Delete queued jobs: named ones, or all that match filters
+    Delete(bulk::Delete),
 }
 
 /// Runs the subcommand.
@@ -72,14 +72,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Ls(args)) => list::run(args).await,
         Some(Verb::Logs(args)) => logs::run(args).await,
-        Some(Verb::Cancel(args)) => change::cancel(args).await,
-        Some(Verb::Retry(args)) => retry::run(args).await,
+        Some(Verb::Cancel(args)) => bulk::cancel(args).await,
+        Some(Verb::Retry(args)) => bulk::retry(args).await,
         Some(Verb::Complete(args)) => change::complete(args).await,
         Some(Verb::Fail(args)) => change::fail(args).await,
         Some(Verb::Signal(args)) => change::signal(args).await,
         Some(Verb::Reschedule(args)) => change::reschedule(args).await,
         Some(Verb::Edit(args)) => change::edit(args).await,
-        Some(Verb::Delete(args)) => change::delete(args).await,
+        Some(Verb::Delete(args)) => bulk::delete(args).await,
     }
 }
 

@@ -1,4 +1,4 @@
-//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `signal`, `reschedule`, `edit`, `delete`.
+//! `rouse job cancel ID`, `retry ID`, `delete ID`, `complete`, `fail`, `signal`, `reschedule`, `edit`.
 
 use std::io::Read as _;
 use std::process::ExitCode;
@@ -28,22 +28,6 @@ Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is n
 const EXIT_CODES_OF_SEVERAL: &str = "\
 Several jobs are changed one after the other. A refused job does not stop the others, and a summary follows.\n\
 Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; with several jobs, the highest code";
-
-/// Options that name jobs.
-#[derive(Debug, ClapArgs)]
-#[command(after_help = EXIT_CODES_OF_SEVERAL)]
-pub(super) struct Args {
-    #[command(flatten)]
-    target: Target,
-
-    /// The jobs' ids
-    #[arg(value_name = "ID", required = true, value_parser = job_id)]
-    ids: Vec<i64>,
-
-    /// Print one JSON object for each job, and one for the summary of several
-    #[arg(long)]
-    json: bool,
-}
 
 /// Options of `rouse job complete`.
 #[derive(Debug, ClapArgs)]
@@ -179,10 +163,13 @@ impl Priority {
     }
 }
 
-/// `rouse job cancel`.
-pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.checked_store().await?;
-    each(&args.ids, JOBS, args.json, async |&id| {
+/// `rouse job cancel ID`.
+pub(super) async fn cancel_each(
+    store: &Store,
+    ids: &[i64],
+    in_json: bool,
+) -> anyhow::Result<ExitCode> {
+    each(ids, JOBS, in_json, async |&id| {
         if store.cancel(JobId(id)).await? {
             return Ok(Ok(now(id, "cancelled")));
         }
@@ -322,10 +309,13 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// `rouse job delete`.
-pub(super) async fn delete(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.checked_store().await?;
-    each(&args.ids, JOBS, args.json, async |&id| {
+/// `rouse job delete ID`.
+pub(super) async fn delete_each(
+    store: &Store,
+    ids: &[i64],
+    in_json: bool,
+) -> anyhow::Result<ExitCode> {
+    each(ids, JOBS, in_json, async |&id| {
         let done = store.delete(JobId(id)).await;
         answer(id, done, |()| now(id, "cancelled"))
     })

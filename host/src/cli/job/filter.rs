@@ -1,4 +1,4 @@
-//! Filters of `rouse job ls` and `rouse job retry`.
+//! Filters of `rouse job ls`, `retry`, `cancel` and `delete`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -117,11 +117,23 @@ impl Filter {
         !self.states.is_empty()
     }
 
-    /// True if it names a state of live jobs.
-    pub(super) fn names_live_states(&self) -> bool {
+    /// The states that it names.
+    pub(super) fn states(&self) -> &[String] {
+        &self.states
+    }
+
+    /// Names these states if it names none.
+    pub(super) fn default_states(&mut self, states: &[&str]) {
+        if self.states.is_empty() {
+            self.states = states.iter().map(|&state| state.to_owned()).collect();
+        }
+    }
+
+    /// True if it names no other states.
+    pub(super) fn has_only_states(&self, states: &[&str]) -> bool {
         self.states
             .iter()
-            .any(|state| ["queued", "running"].contains(&state.as_str()))
+            .all(|state| states.contains(&state.as_str()))
     }
 
     /// The filter of `rouse.search_jobs`. `now_secs` is the database's clock.
@@ -129,7 +141,7 @@ impl Filter {
         self.json(Duration::try_from_secs_f64(now_secs).unwrap_or_default())
     }
 
-    /// The filter for a fixed set of jobs, those that have ended by now.
+    /// The filter for a fixed set of jobs, those that have ended by now, and live ones that were enqueued by now.
     pub(super) fn until_now(&self, now_secs: f64) -> Value {
         let now = Duration::try_from_secs_f64(now_secs).unwrap_or_default();
         let mut filter = self.json(now);

@@ -1,0 +1,411 @@
+//! `rouse job retry`, `cancel` and `delete`: named jobs, or all that match a filter, in batches.
+
+use std::collections::BTreeSet;
+use std::future::ready;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use serde_json::{Value, json};
+
+use super::change::{EXIT_REFUSED, cancel_each, delete_each, retry_each};
+use super::filter::Filter;
+use crate::cli::number::job_id;
+use crate::cli::signals::Signals;
+use crate::cli::target::Target;
+use crate::cli::text::{as_json, plain};
+use crate::job::JobId;
+use crate::store::{RetryAll, Store, StoreError};
+
+/// Jobs between two looks at the signals: those of one transaction of retries, which takes some hundred milliseconds.
+const BATCH: i32 = 500;
+/// The maximum number of jobs that one statement counts.
+const COUNTED: i32 = 10_000;
+/// How many of the refused jobs the message names.
+const REFUSED_NAMED: usize = 20;
+
+/// Nothing was done, because `--confirm` was missing.
+const EXIT_UNCONFIRMED: u8 = 2;
+/// A signal stopped the command.
+const EXIT_STOPPED: u8 = 130;
+
+/// Options of `rouse job retry`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+With ids: retries each ended job as a new job, and prints its id. A refused job does not stop the others.\n\
+With filters: retries each job that matches and was never retried. For instance\n\n  \
+rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
+counts them, and --confirm retries them, newest first, 500 in each transaction. Refused jobs are tried again at the end, because \
+they may wait for jobs that were retried after them. It can be stopped at any time: the same command \
+with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
+Jobs that end while it runs are skipped.\n\
+Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
+6 a job is not in a state for that, its unique key belongs to a live job, its payload was removed, or it waits for a job that has \
+failed · 130 stopped by a signal")]
+pub(super) struct Retry {
+    #[command(flatten)]
+    chosen: Chosen,
+}
+
+/// Options of `rouse job cancel`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+With ids: cancels one job after the other. A refused job does not stop the others, and a summary follows.\n\
+With filters: cancels each queued or running job that matches. For instance\n\n  \
+rouse job cancel --handler email.send --tenant acme\n\n\
+counts them, and --confirm cancels them, newest first, each in a transaction of its own. --state queued leaves running jobs alone. It can \
+be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
+skipped.\n\
+Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
+6 a job is not in a state for that; with several ids, the highest code · 130 stopped by a signal")]
+pub(super) struct Cancel {
+    #[command(flatten)]
+    chosen: Chosen,
+}
+
+/// Options of `rouse job delete`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+With ids: deletes one job after the other. A refused job does not stop the others, and a summary follows.\n\
+With filters: deletes each queued job that matches, as `rouse job cancel` cancels them: counted first, then with --confirm.\n\
+Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
+6 a job is not in a state for that; with several ids, the highest code · 130 stopped by a signal")]
+pub(super) struct Delete {
+    #[command(flatten)]
+    chosen: Chosen,
+}
+
+/// The jobs.
+#[derive(Debug, ClapArgs)]
+struct Chosen {
+    #[command(flatten)]
+    target: Target,
+
+    /// The jobs' ids
+    #[arg(value_name = "ID", value_parser = job_id)]
+    ids: Vec<i64>,
+
+    #[command(flatten)]
+    filter: Filter,
+
+    /// With filters: confirm the change
+    #[arg(long, visible_alias = "yes")]
+    confirm: bool,
+
+    /// Print one JSON object for each named job and one for the summary; with filters, one for all
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is done with each job.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Retry,
+    Cancel,
+    Delete,
+}
+
+impl Change {
+    fn done_word(self) -> &'static str {
+        match self {
+            Self::Retry => "retried",
+            Self::Cancel => "cancelled",
+            Self::Delete => "deleted",
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Retry => "retries",
+            Self::Cancel => "cancels",
+            Self::Delete => "deletes",
+        }
+    }
+
+    /// The states of the jobs with which this can be done.
+    fn states(self) -> &'static [&'static str] {
+        match self {
+            Self::Retry => &["succeeded", "failed", "timed_out", "cancelled"],
+            Self::Cancel => &["queued", "running"],
+            Self::Delete => &["queued"],
+        }
+    }
+
+    /// Checks the states of the filter, or sets them.
+    ///
+    /// # Errors
+    /// If it names another state, or none for a retry: most ended jobs have succeeded.
+    fn limit(self, filter: &mut Filter) -> anyhow::Result<()> {
+        if matches!(self, Self::Retry) {
+            anyhow::ensure!(
+                filter.names_states(),
+                "give the states, for instance --state failed,timed_out"
+            );
+        }
+        filter.default_states(self.states());
+        let (last, others) = self.states().split_last().expect("each has states");
+        let listed = match others {
+            [] => (*last).to_owned(),
+            _ => format!("{} and {last}", others.join(", ")),
+        };
+        anyhow::ensure!(
+            filter.has_only_states(self.states()),
+            "only {} jobs can be {}: --state takes {listed} here",
+            match self {
+                Self::Retry => "ended",
+                Self::Cancel => "live",
+                Self::Delete => "queued",
+            },
+            self.done_word(),
+        );
+        Ok(())
+    }
+}
+
+/// `rouse job retry`.
+pub(super) async fn retry(args: Retry) -> anyhow::Result<ExitCode> {
+    run(args.chosen, Change::Retry).await
+}
+
+/// `rouse job cancel`.
+pub(super) async fn cancel(args: Cancel) -> anyhow::Result<ExitCode> {
+    run(args.chosen, Change::Cancel).await
+}
+
+/// `rouse job delete`.
+pub(super) async fn delete(args: Delete) -> anyhow::Result<ExitCode> {
+    run(args.chosen, Change::Delete).await
+}
+
+async fn run(args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
+    if args.ids.is_empty() {
+        anyhow::ensure!(
+            !args.filter.is_empty(),
+            "which jobs? give ids, or filters such as --state {} --handler NAME --since 2h",
+            match change {
+                Change::Retry => "failed",
+                Change::Cancel | Change::Delete => "queued",
+            }
+        );
+        return all_matching(args, change).await;
+    }
+    anyhow::ensure!(args.filter.is_empty(), "give ids or filters, not both");
+    let store = args.target.checked_store().await?;
+    match change {
+        Change::Retry => retry_each(&store, &args.ids, args.json).await,
+        Change::Cancel => cancel_each(&store, &args.ids, args.json).await,
+        Change::Delete => delete_each(&store, &args.ids, args.json).await,
+    }
+}
+
+async fn all_matching(mut args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
+    change.limit(&mut args.filter)?;
+    let store = args.target.checked_store().await?;
+    let signals = Signals::install()?;
+    // From here on, the set of jobs is fixed.
+    let mut filter = args.filter.until_now(store.now().await?);
+    let mut work = Work {
+        store: &store,
+        signals,
+        done: 0,
+        skipped: 0,
+        looked_at: 0,
+        refused: BTreeSet::new(),
+    };
+    let done_word = change.done_word();
+    let until = plain(filter["until"].as_str().unwrap_or_default());
+    let ended = match (args.confirm, change) {
+        (true, Change::Retry) => work.retry(&filter).await,
+        (true, Change::Cancel) => {
+            let states = args.filter.states();
+            work.change(&filter, done_word, async |id| {
+                store.cancel_in(id, states).await
+            })
+            .await
+        }
+        (true, Change::Delete) => {
+            work.change(&filter, done_word, async |id| {
+                store.delete(id).await.map(|()| true)
+            })
+            .await
+        }
+        (false, _) => {
+            if matches!(change, Change::Retry) {
+                filter["retried"] = false.into();
+            }
+            work.count(&filter).await
+        }
+    };
+    work.end_progress();
+    let complete = match ended {
+        Ok(complete) => complete,
+        Err(error) => {
+            if args.confirm && work.done > 0 {
+                eprintln!(
+                    "rouse: {} jobs were {done_word} before this; the same command with --until {until} continues",
+                    work.done
+                );
+            }
+            return Err(error);
+        }
+    };
+    if work.done == 0 && work.refused.is_empty() && complete {
+        args.filter.warn_of_unused_names(&store).await?;
+    }
+    if args.json {
+        let mut summary = json!({
+            "fit": if args.confirm { Value::Null } else { work.done.into() },
+            "refused": work.refused,
+            "looked_at": work.looked_at,
+            "complete": complete,
+        });
+        let done = if args.confirm { work.done } else { 0 };
+        summary[done_word] = done.into();
+        println!("{}", as_json(summary));
+    } else {
+        println!(
+            "{} {} of the {} jobs that were looked at",
+            if args.confirm { done_word } else { "found" },
+            work.done,
+            work.looked_at
+        );
+    }
+    if work.skipped > 0 {
+        eprintln!(
+            "rouse: {} jobs had ended or started before they could be {done_word}",
+            work.skipped
+        );
+    }
+    if !complete {
+        match args.confirm {
+            true => eprintln!(
+                "rouse: stopped by a signal before the end; the same command with --until {until} continues"
+            ),
+            false => eprintln!(
+                "rouse: stopped by a signal before the end; the count starts over at the next call"
+            ),
+        }
+        return Ok(ExitCode::from(EXIT_STOPPED));
+    }
+    if !args.confirm && work.done > 0 {
+        eprintln!("rouse: nothing was done; --confirm {} them", change.verb());
+        return Ok(ExitCode::from(EXIT_UNCONFIRMED));
+    }
+    if !work.refused.is_empty() {
+        eprintln!("rouse: {}", work.refusals(change));
+        return Ok(ExitCode::from(EXIT_REFUSED));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The work on all matching jobs, and its progress.
+struct Work<'a> {
+    store: &'a Store,
+    signals: Signals,
+    /// Jobs that were counted or changed.
+    done: usize,
+    /// Jobs that left their state after they were found.
+    skipped: usize,
+    looked_at: i64,
+    refused: BTreeSet<i64>,
+}
+
+impl Work<'_> {
+    /// Counts the jobs. Returns false if a signal arrived before the end.
+    async fn count(&mut self, filter: &Value) -> anyhow::Result<bool> {
+        let mut before = None;
+        loop {
+            let found = self.store.search_jobs(filter, before, COUNTED).await?;
+            self.done += found.ids.len();
+            self.looked_at += i64::from(found.looked_at);
+            before = found.next_before;
+            if before.is_none() || self.is_stopped("found").await {
+                return Ok(before.is_none());
+            }
+        }
+    }
+
+    /// Retries the jobs. Returns false if a signal arrived before the end.
+    async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
+        let mut all = RetryAll::new(filter.clone(), BATCH);
+        loop {
+            let has_more = all.go_on(self.store).await?;
+            self.done = all.retried;
+            self.looked_at = all.looked_at;
+            if !has_more || self.is_stopped("retried").await {
+                self.refused = all.refused;
+                return Ok(!has_more);
+            }
+        }
+    }
+
+    /// Changes one job after the other; `one` returns false if the job has left its state. Returns false if a signal
+    /// arrived before the end.
+    async fn change(
+        &mut self,
+        filter: &Value,
+        done_word: &str,
+        one: impl AsyncFn(JobId) -> Result<bool, StoreError>,
+    ) -> anyhow::Result<bool> {
+        let mut before = None;
+        loop {
+            let found = self.store.search_jobs(filter, before, BATCH).await?;
+            self.looked_at += i64::from(found.looked_at);
+            for id in found.ids {
+                match one(JobId(id)).await {
+                    Ok(true) => self.done += 1,
+                    Ok(false) => self.skipped += 1,
+                    Err(error) if error.is_unknown_job() => self.skipped += 1,
+                    Err(error) if error.is_refused_by_state() => {
+                        self.refused.insert(id);
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            before = found.next_before;
+            if before.is_none() || self.is_stopped(done_word).await {
+                return Ok(before.is_none());
+            }
+        }
+    }
+
+    /// Shows the progress between batches. Returns true if a signal has arrived.
+    async fn is_stopped(&mut self, verb: &str) -> bool {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r{verb} {}, examined {}", self.done, self.looked_at);
+            // The progress is not essential, so an error is ignored.
+            let _ = std::io::stderr().flush();
+        }
+        self.signals.unless(ready(())).await.is_none()
+    }
+
+    fn end_progress(&self) {
+        if std::io::stderr().is_terminal() && self.looked_at > 0 {
+            eprintln!();
+        }
+    }
+
+    fn refusals(&self, change: Change) -> String {
+        let named: Vec<String> = self
+            .refused
+            .iter()
+            .take(REFUSED_NAMED)
+            .map(ToString::to_string)
+            .collect();
+        let more = match self.refused.len() > REFUSED_NAMED {
+            true => ", …",
+            false => "",
+        };
+        let why = match change {
+            Change::Retry => {
+                "a live job has their unique key, their payload was removed, or a job that they wait for has failed"
+            }
+            Change::Cancel | Change::Delete => "they are not in a state for that any more",
+        };
+        format!(
+            "{} were refused, because {why}: {}{more}",
+            self.refused.len(),
+            named.join(", ")
+        )
+    }
+}

@@ -1,0 +1,161 @@
+//! Bulk cancellations and deletions of the jobs that match a filter.
+
+use serde_json::{Value, json};
+
+use crate::commands::run;
+use crate::support::page::blocks_of;
+use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue_sql, show, until_true};
+use crate::support::{Host, TestDb};
+
+#[tokio::test]
+async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let queued = enqueue_sql(&client, "'x', tenant => 't'").await;
+    let scheduled = "'x', tenant => 't', run_at => now() + interval '1 hour'";
+    let scheduled = enqueue_sql(&client, scheduled).await;
+    let other = enqueue_sql(&client, "'x', tenant => 'u'").await;
+    let state = async |id: i64| show(&client, id).await.state;
+
+    for (verb, done) in [("cancel", "cancelled"), ("delete", "deleted")] {
+        let ids = match verb {
+            "cancel" => vec![queued, scheduled],
+            _ => vec![enqueue_sql(&client, "'x', tenant => 't'").await],
+        };
+        let args = ["job", verb, "--handler", "x", "--tenant", "t"];
+        let (code, output) = run(&db, &args);
+        assert_eq!(code, 2, "{output}");
+        assert!(
+            output.contains(&format!("found {} of the ", ids.len()))
+                && output.contains(&format!("nothing was done; --confirm {verb}s them")),
+            "{output}"
+        );
+        for id in &ids {
+            assert_eq!(state(*id).await, "queued");
+        }
+        let (code, output) = run(&db, &[&args[..], &["--yes", "--json"]].concat());
+        assert_eq!(code, 0, "{output}");
+        let output: Value = serde_json::from_str(&output).unwrap();
+        assert_eq!(
+            (&output[done], &output["refused"], &output["complete"]),
+            (&json!(ids.len()), &json!([]), &json!(true))
+        );
+        let records = "SELECT count(*) FROM rouse.record WHERE event = $1 AND who = session_user AND job = ANY ($2)";
+        let row = client.query_one(records, &[&done, &ids]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), i64::try_from(ids.len()).unwrap());
+        for id in &ids {
+            assert_eq!(state(*id).await, "cancelled");
+        }
+        let (code, output) = run(&db, &args);
+        assert_eq!(code, 0, "there is nothing left: {output}");
+    }
+    assert_eq!(state(other).await, "queued");
+
+    for (args, expected) in [
+        (&["cancel"][..], "which jobs? give ids, or filters"),
+        (&["cancel", "1", "--handler", "x"], "not both"),
+        (
+            &["cancel", "--state", "failed"],
+            "only live jobs can be cancelled: --state takes queued and running here",
+        ),
+        (
+            &["delete", "--state", "running"],
+            "only queued jobs can be deleted: --state takes queued here",
+        ),
+    ] {
+        let (code, output) = run(&db, &[&["job"][..], args].concat());
+        assert_ne!(code, 0, "{output}");
+        assert!(output.contains(expected), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_ends_before_its_turn_is_skipped() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let ends = enqueue_sql(&client, "'x'").await;
+    let newer = enqueue_sql(&client, "'x'").await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.complete($1)", &[&ends])
+        .await
+        .unwrap();
+    let args = ["job", "cancel", "--handler", "x", "--confirm"];
+    let url = db.url();
+    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    transaction.commit().await.unwrap();
+    let (status, output) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(
+        output.contains("cancelled 1 of the 2 jobs")
+            && output.contains("1 jobs had ended or started before they could be cancelled"),
+        "{output}"
+    );
+    assert_eq!(show(&watcher, ends).await.state, "succeeded");
+    assert_eq!(show(&watcher, newer).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn an_interrupted_bulk_cancellation_finishes_its_batch_and_the_same_command_resumes() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    client
+        .execute(
+            "SELECT rouse.enqueue('x') FROM generate_series(1, 600)",
+            &[],
+        )
+        .await
+        .unwrap();
+    // Another transaction has locked the first job of the first batch.
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel((SELECT max(id) FROM rouse.job))", &[])
+        .await
+        .unwrap();
+    let args = ["job", "cancel", "--state", "queued", "--yes"];
+    let url = db.url();
+    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    host.signal(libc::SIGINT);
+    transaction.rollback().await.unwrap();
+    // It has 500 transactions to notice the signal.
+    let (status, output) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(130), "{output}");
+    assert!(output.contains("cancelled 500 of the 500 jobs"), "{output}");
+    let (code, output) = run(&db, &args);
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains("cancelled 100 of the 100 jobs"), "{output}");
+    let live = watcher
+        .query_one("SELECT count(*) FROM rouse.job", &[])
+        .await;
+    assert_eq!(live.unwrap().get::<_, i64>(0), 0);
+}
+
+#[tokio::test]
+async fn an_operator_cancels_a_batch_with_the_statement_of_the_guide() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .execute(
+            "SELECT rouse.enqueue('email.send', tenant => 'acme') FROM generate_series(1, 1100)",
+            &[],
+        )
+        .await
+        .unwrap();
+    let other = enqueue_sql(&client, "'email.send', tenant => 'other'").await;
+    let statements = blocks_of("docs/guides/jobs-and-queues.md", "sql");
+    let statement = statements
+        .iter()
+        .find(|text| text.contains("rouse.cancel(id)"))
+        .expect("a statement that cancels");
+    client
+        .batch_execute("SET ROLE rouse_operator")
+        .await
+        .unwrap();
+    for expected in [1000, 100, 0] {
+        let row = client.query_one(statement.trim(), &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), expected);
+    }
+    assert_eq!(show(&client, other).await.state, "queued");
+}
