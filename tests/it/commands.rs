@@ -223,6 +223,33 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
 }
 
 #[tokio::test]
+async fn a_job_is_enqueued_for_a_time() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let at = ["enqueue", "noop", "--at", "2099-01-31T08:00Z"];
+    for more in [&[][..], &["--unique-key", "k"]] {
+        let (code, output) = run(&db, &[&at[..], more].concat());
+        assert_eq!(code, 0, "{output}");
+    }
+    let jobs = "SELECT count(*) FROM rouse.job WHERE available_at = '2099-01-31 08:00+00'";
+    let row = client.query_one(jobs, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 2);
+    let (code, output) = run(&db, &[&at[..], &["--in", "1h"]].concat());
+    assert_eq!(code, 2, "{output}");
+}
+
+#[tokio::test]
+async fn tags_of_the_command_line_replace_those_of_the_file() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let tags = ["--tag", "gpu", "--tag", "region=eu"];
+    let _host = serve(&db, &config("tags = [\"cpu\"]"), &tags);
+    let sql = "SELECT tags FROM rouse.workers WHERE state = 'active'";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<String>>(0), ["gpu", "region=eu"]);
+}
+
+#[tokio::test]
 async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     let db = TestDb::new().await;
     let missing = scratch("empty").join("rouse.toml");
@@ -238,6 +265,11 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
             "priority must be high, normal or low",
         ),
         (&["enqueue", "noop", "--in", "soon"], "such as 90s or 2h"),
+        (
+            &["enqueue", "noop", "--at", "soon"],
+            "invalid input syntax for type timestamp",
+        ),
+        (&["serve", "--tag", "g p u"], "\"g p u\" is not a name"),
         (
             &["handlers", "--handlers", "/nowhere"],
             "there is no folder /nowhere",

@@ -48,6 +48,10 @@ pub(super) struct Args {
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
+    /// Run it at this time, for instance 2027-01-31T08:00Z
+    #[arg(long, value_name = "TIME", conflicts_with = "delay")]
+    at: Option<String>,
+
     /// The maximum number of attempts; default: the handler's own
     #[arg(long, value_name = "N", value_parser = between(1_i32, 1_000))]
     max_attempts: Option<i32>,
@@ -67,7 +71,7 @@ pub(super) struct Args {
     timeout: Option<Duration>,
 
     /// The time within which the job has to end, with all its attempts, retries and waits, at most 3660d; it counts from
-    /// now, or from the time of --in. A job that has not ended by then fails; default: none
+    /// now, or from the time of --in or --at. A job that has not ended by then fails; default: none
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     job_timeout: Option<Duration>,
 
@@ -116,6 +120,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             source: args.source,
             priority: args.priority,
             delay_secs: args.delay.map(|delay| delay.as_secs_f64()),
+            run_at: args.at,
             max_attempts: args.max_attempts,
             unique_key: args.unique_key,
             tags: args.tags,

@@ -61,6 +61,10 @@ pub(super) struct HostArgs {
     )]
     queue_order: Option<QueueOrder>,
 
+    /// A tag of this worker (repeat for several); default: `tags` of rouse.toml
+    #[arg(long = "tag", value_name = "TAG", value_parser = tag)]
+    tags: Vec<String>,
+
     #[arg(
         long,
         value_name = "N",
@@ -159,6 +163,10 @@ pub(super) fn worker_id(text: &str) -> Result<String, String> {
     config::check_worker_id(text).map(|()| text.to_string())
 }
 
+fn tag(text: &str) -> Result<String, String> {
+    config::check_tag(text).map(|()| text.to_string())
+}
+
 /// A host that is loading its handlers, and does not claim yet.
 pub(super) struct Host {
     settings: worker::Settings,
@@ -195,6 +203,9 @@ impl Host {
         let mut settings = file.worker(Environment.hostname());
         if !args.queues.is_empty() {
             settings.queues.clone_from(&args.queues);
+        }
+        if !args.tags.is_empty() {
+            settings.tags.clone_from(&args.tags);
         }
         if let Some(order) = args.queue_order {
             settings.queue_order = order;

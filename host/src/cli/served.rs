@@ -136,7 +136,7 @@ impl<'a> Wanted<'a> {
         }
         let tags = plain(&tags.join(", "));
         Some(format!(
-            "no running worker with the handler {handler} has the tags that the job requires ({tags}); start one with them (`tags` in rouse.toml)"
+            "no running worker with the handler {handler} has the tags that the job requires ({tags}); start one with them (`rouse serve --tag`, or `tags` in rouse.toml)"
         ))
     }
 }

@@ -63,6 +63,11 @@ pub enum ConfigError {
     },
 }
 
+/// Checks a tag of a worker. The database enforces the same rule.
+pub fn check_tag(tag: &str) -> Result<(), String> {
+    checks::check_word("tags", tag)
+}
+
 /// Checks a worker id. The database enforces the same rule.
 pub fn check_worker_id(id: &str) -> Result<(), String> {
     let fits = (1..=64).contains(&id.len())
@@ -148,7 +153,8 @@ impl Table for File {
             "a list of names, or of `name=value`",
             "none",
             "The worker's tags; it claims a job that requires tags only if it has all of them",
-        ),
+        )
+        .overridden_by(&["--tag"]),
         Entry::new(
             "notify",
             "`true`, `false`",

@@ -22,6 +22,8 @@ pub struct Enqueue {
     pub priority: Option<String>,
     /// Seconds from now; `None` means at once.
     pub delay_secs: Option<f64>,
+    /// At this time, as Postgres reads it, instead of after `delay_secs`.
+    pub run_at: Option<String>,
     /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<i32>,
     /// Unique among the live jobs of the handler and the tenant.
@@ -61,7 +63,7 @@ impl Store {
             job.grants.clone().map(JsonText),
             job.after.clone().map(JsonText),
         );
-        let args: [(&(dyn ToSql + Sync), Type); 16] = [
+        let args: [(&(dyn ToSql + Sync), Type); 17] = [
             (&job.handler, Type::TEXT),
             (&payload, Type::JSONB),
             (&job.queue, Type::TEXT),
@@ -77,6 +79,7 @@ impl Store {
             (&job.job_timeout_secs, Type::FLOAT8),
             (&after, Type::JSONB),
             (&job.trace, Type::TEXT),
+            (&job.run_at, Type::TEXT),
             (&job.unique_key, Type::TEXT),
         ];
         let rows = self.query(include_str!("enqueue.sql"), &args).await?;

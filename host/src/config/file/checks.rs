@@ -15,20 +15,7 @@ impl File {
         }
         for (key, words) in [("queues", &self.queues), ("tags", &self.tags)] {
             for word in words.iter().flatten() {
-                let fits = (1..=128).contains(&word.len())
-                    && word.starts_with(|c: char| c.is_ascii_alphanumeric())
-                    && match word.split_once('=') {
-                        Some((name, value)) if key == "tags" => {
-                            is_word(name, b"_.:-") && is_word(value, b"_.:/-")
-                        }
-                        _ => is_word(word, b"_.:-"),
-                    };
-                if !fits {
-                    let or_pair = if key == "tags" { ", or key=value" } else { "" };
-                    return Err(format!(
-                        "{key}: {word:?} is not a name: letters, digits and _ . : -{or_pair}; at most 128 characters"
-                    ));
-                }
+                check_word(key, word)?;
             }
         }
         self.check_host()?;
@@ -71,6 +58,25 @@ impl File {
         check_together(&self.handlers, folder)?;
         self.check_cache(folder)
     }
+}
+
+/// Rejects a name of `queues` or `tags`.
+pub(super) fn check_word(key: &str, word: &str) -> Result<(), String> {
+    let fits = (1..=128).contains(&word.len())
+        && word.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && match word.split_once('=') {
+            Some((name, value)) if key == "tags" => {
+                is_word(name, b"_.:-") && is_word(value, b"_.:/-")
+            }
+            _ => is_word(word, b"_.:-"),
+        };
+    if fits {
+        return Ok(());
+    }
+    let or_pair = if key == "tags" { ", or key=value" } else { "" };
+    Err(format!(
+        "{key}: {word:?} is not a name: letters, digits and _ . : -{or_pair}; at most 128 characters"
+    ))
 }
 
 /// Letters, digits and these.
