@@ -453,6 +453,33 @@ BEGIN
 END
 $$;
 
+-- Sets how large the payloads of a queue may be, 1 KiB to 64 MiB; 256 KiB (262144) is the default. Applies to jobs that are enqueued from now
+-- on. Leaves a record.
+CREATE OR REPLACE FUNCTION rouse.set_payload_limit(queue text, payload_bytes_max integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at  timestamptz := clock_timestamp();
+    was integer;
+BEGIN
+    PERFORM rouse._check_queue('set_payload_limit', set_payload_limit.queue);
+    IF set_payload_limit.payload_bytes_max IS NULL OR set_payload_limit.payload_bytes_max NOT BETWEEN 1024 AND 67108864 THEN
+        RAISE EXCEPTION 'rouse.set_payload_limit: payload_bytes_max must be 1024 to 67108864, not %',
+            coalesce(set_payload_limit.payload_bytes_max::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO rouse.queue (name) VALUES (set_payload_limit.queue) ON CONFLICT DO NOTHING;
+    SELECT q.payload_bytes_max INTO was FROM rouse.queue AS q WHERE q.name = set_payload_limit.queue FOR NO KEY UPDATE;
+    IF was <> set_payload_limit.payload_bytes_max THEN
+        UPDATE rouse.queue AS q SET payload_bytes_max = set_payload_limit.payload_bytes_max WHERE q.name = set_payload_limit.queue;
+        PERFORM rouse._ensure_partitions(at);
+        INSERT INTO rouse.record (at, queue, event, who, detail)
+        VALUES (at, set_payload_limit.queue, 'payload_limit_set', session_user,
+                jsonb_build_object('payload_bytes_max', set_payload_limit.payload_bytes_max, 'was', was));
+    END IF;
+END
+$$;
+
 -- Sets for how many days finished jobs are kept whose queue has no retention of its own, and returns for how many days they were kept until
 -- now. Workers drop what is older within the hour: applies to jobs that have ended, too. Leaves a record. Warns as rouse.set_retention; of
 -- each day, the lookup of a job also locks the partition of finished jobs.

@@ -87,6 +87,8 @@ COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.set_retention IS
     'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
+COMMENT ON FUNCTION rouse.set_payload_limit IS
+    'Sets how large the payloads of a queue may be, in bytes.';
 COMMENT ON FUNCTION rouse.set_default_retention IS
     'Sets for how many days finished jobs are kept whose queue has no retention of its own.';
 COMMENT ON FUNCTION rouse.fair_keys IS

@@ -12,7 +12,7 @@ BEGIN
     IF p_bytes > bytes_max THEN
         RAISE EXCEPTION 'rouse.enqueue: the payload has % bytes; queue % allows %', p_bytes, p_queue, bytes_max
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Store large data elsewhere and enqueue a reference to it, or raise payload_bytes_max of the queue in rouse.queue.';
+                  HINT = 'Store large data elsewhere and enqueue a reference to it, or let the queue have larger ones: rouse.set_payload_limit.';
     END IF;
 END
 $$;

@@ -34,7 +34,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
     rouse.set_priority, rouse.replace_payload,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_default_retention, rouse.set_fair_share, rouse.set_dispatch, rouse.set_shards, rouse.set_gate, rouse.drop_gate,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_default_retention, rouse.set_payload_limit, rouse.set_fair_share, rouse.set_dispatch, rouse.set_shards, rouse.set_gate, rouse.drop_gate,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 

@@ -6,8 +6,9 @@ mod unique;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use crate::commands::run;
 use crate::support::TestDb;
-use crate::support::database::drop_all_partitions;
+use crate::support::database::{drop_all_partitions, refusal};
 use crate::support::worker::{cancel, enqueue};
 
 async fn live_jobs(client: &Client) -> i64 {
@@ -244,19 +245,41 @@ async fn the_largest_allowed_payload_is_accepted_and_a_queue_can_allow_more() {
     let client = db.client().await;
     let largest = Value::String("a".repeat(262_142));
     enqueue(&client, "x", largest).await;
-    client
-        .execute(
-            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 400000)",
-            &[],
-        )
-        .await
-        .unwrap();
-    let wider = Value::String("a".repeat(399_998));
-    client
-        .query_one("SELECT rouse.enqueue('x', $1, queue => 'wide')", &[&wider])
-        .await
-        .unwrap();
+    let set = ["queue", "set", "wide", "--payload-bytes-max"];
+    let (code, output) = run(&db, &[&set[..], &["400000"]].concat());
+    assert_eq!(code, 0, "{output}");
+    assert!(
+        output.contains("payloads of queue wide have at most 400000 bytes"),
+        "{output}"
+    );
+    let wide = async |bytes: usize| {
+        let payload = Value::String("a".repeat(bytes - 2));
+        let sql = "SELECT rouse.enqueue('x', $1, queue => 'wide')";
+        client.query_one(sql, &[&payload]).await
+    };
+    wide(400_000).await.unwrap();
+    let why = wide(400_001).await.unwrap_err();
+    let why = why.as_db_error().expect("an error from the server").hint();
+    assert!(
+        why.is_some_and(|hint| hint.contains("rouse.set_payload_limit")),
+        "{why:?}"
+    );
     assert_eq!(live_jobs(&client).await, 2);
+    let record = "SELECT detail FROM rouse.record WHERE event = 'payload_limit_set' AND queue = 'wide' AND who = session_user";
+    let detail: Value = client.query_one(record, &[]).await.unwrap().get(0);
+    assert_eq!(
+        detail,
+        json!({"payload_bytes_max": 400_000, "was": 262_144})
+    );
+    for (bytes, expected) in [("1023", 2), ("67108865", 2), ("1024", 0)] {
+        let (code, output) = run(&db, &[&set[..], &[bytes]].concat());
+        assert_eq!(code, expected, "{output}");
+    }
+    for bytes in ["1023", "67108865", "NULL"] {
+        let set = format!("SELECT rouse.set_payload_limit('wide', {bytes})");
+        let why = refusal(&client, &set).await;
+        assert!(why.contains("must be 1024 to 67108864"), "{why}");
+    }
 }
 
 #[tokio::test]

@@ -50,6 +50,7 @@ const INTERNAL_SETTLE: &str = "SELECT rouse._settle(NULL, '{}')";
 const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
 const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
 const RETENTION: &str = "SELECT rouse.set_retention('roles', 1)";
+const PAYLOAD_LIMIT: &str = "SELECT rouse.set_payload_limit('roles', 2000)";
 const DEFAULT_RETENTION: &str = "SELECT rouse.set_default_retention(8)";
 const PURGE: &str = "SELECT rouse.purge_queue('roles')";
 const QUEUES: &str = "SELECT * FROM rouse.queues";
@@ -160,6 +161,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
         RESUME,
         PURGE,
         RETENTION,
+        PAYLOAD_LIMIT,
         DEFAULT_RETENTION,
         CHALLENGE,
         ANSWER,
@@ -232,6 +234,7 @@ async fn each_role_has_its_own_rights_and_no_others() {
             INTERNAL_EXPIRE,
             COMPLETE,
             PAUSE,
+            PAYLOAD_LIMIT,
             DEFAULT_RETENTION,
             PURGE,
             QUEUES,

@@ -56,7 +56,8 @@ enum Verb {
     Pause(Named),
     /// Resume paused queues
     Resume(Named),
-    /// Set how long finished jobs of queues are kept, how their keys share the workers, how workers are chosen for jobs, or the shards
+    /// Set how long finished jobs of queues are kept, how their keys share the workers, how workers are chosen for jobs, the shards, or
+    /// the size of payloads
     Set(Set),
 }
 
@@ -134,6 +135,8 @@ Direct dispatch is set by a call of its own, too. It applies to jobs that are en
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
 Shards are set by a call of their own, too. The workers divide them among themselves.\n\
   rouse queue set mail --shards 16\n\
+The size of payloads is set by a call of its own, too. It applies to jobs that are enqueued from now on.\n\
+  rouse queue set wide --payload-bytes-max 1048576\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]
 struct Set {
@@ -145,7 +148,7 @@ struct Set {
     names: Vec<String>,
 
     /// Set --keep-days of all queues that have none of their own
-    #[arg(long, requires = "keep_days", conflicts_with_all = ["names", "keep_failed_days", "share", "dispatching", "shards"])]
+    #[arg(long, requires = "keep_days", conflicts_with_all = ["names", "keep_failed_days", "share", "dispatching", "shards", "payload_bytes_max"])]
     default: bool,
 
     /// How many days finished jobs are kept, 1 to 3650; 0: the default of all queues
@@ -164,6 +167,10 @@ struct Set {
     /// The number of shards of its lanes, which workers lease, 2 to 1024; 0: all workers serve all lanes
     #[arg(long, value_name = "SHARDS", group = "settings", conflicts_with_all = ["share", "dispatching", "retention"])]
     shards: Option<i32>,
+
+    /// How large a payload may be, 1024 to 67108864 bytes; 262144 by default
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i32).range(1024..=67_108_864), group = "settings", conflicts_with_all = ["share", "dispatching", "retention", "shards"])]
+    payload_bytes_max: Option<i32>,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
@@ -343,6 +350,14 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
                     _ => format!("queue {shown} has {shards} shards"),
                 },
                 json: json!({"queue": name, "shards": shards}),
+            }));
+        }
+        if let Some(bytes) = args.payload_bytes_max {
+            store.set_payload_limit(name, bytes).await?;
+            warn_of_unused_queue(&store, name).await?;
+            return Ok(Ok(Done {
+                text: format!("payloads of queue {shown} have at most {bytes} bytes"),
+                json: json!({"queue": name, "payload_bytes_max": bytes}),
             }));
         }
         let done = match (&new_share, &new_dispatch) {

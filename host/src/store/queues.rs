@@ -159,6 +159,16 @@ impl Store {
         Ok((row.get(0), row.get(1)))
     }
 
+    /// Sets how large the payloads of a queue may be.
+    pub async fn set_payload_limit(&self, queue: &str, bytes_max: i32) -> Result<(), StoreError> {
+        self.query(
+            "SELECT rouse.set_payload_limit($1, $2)",
+            &[(&queue, Type::TEXT), (&bytes_max, Type::INT4)],
+        )
+        .await?;
+        Ok(())
+    }
+
     /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until now.
     pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
         let rows = self
