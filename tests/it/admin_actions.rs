@@ -391,7 +391,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
         (&["queue", "resume", "default"], 0, "was not paused"),
         (&["queue", "purge", "default"], 2, "--confirm"),
         (
-            &["queue", "purge", "default", "--confirm", "--json"],
+            &["queue", "purge", "default", "--yes", "--json"],
             0,
             "\"purged\":2",
         ),

@@ -87,7 +87,7 @@ struct Purge {
     name: String,
 
     /// Confirm the purge
-    #[arg(long)]
+    #[arg(long, visible_alias = "yes")]
     confirm: bool,
 
     /// Print one JSON object

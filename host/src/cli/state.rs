@@ -156,7 +156,7 @@ struct Rm {
     tenant: Option<String>,
 
     /// Confirm the removal
-    #[arg(long)]
+    #[arg(long, visible_alias = "yes")]
     confirm: bool,
 
     /// Print one JSON object

@@ -83,7 +83,7 @@ async fn operators_list_read_put_and_remove_state() {
         .exits(0)
         .prints("1 keys");
     rouse(&["rm", "gone.by", "n", "--confirm"]).await.exits(3);
-    let removed = rouse(&["rm", "gone.by", "--tenant", "acme", "--confirm", "--json"])
+    let removed = rouse(&["rm", "gone.by", "--tenant", "acme", "--yes", "--json"])
         .await
         .json();
     assert_eq!(removed["removed"], 1);
