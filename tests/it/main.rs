@@ -100,6 +100,7 @@ mod reconnecting;
 mod secrets;
 mod signals;
 mod suspended;
+mod testing_page;
 mod tls;
 mod traces;
 mod tutorial;
