@@ -318,6 +318,7 @@ BEGIN
     IF names = '{}' THEN
         RETURN;
     END IF;
+    PERFORM rouse._require_read_committed('a claim through gates');
     -- In the order of the locks, which names may share.
     PERFORM rouse._lock('gate', n.gate)
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;

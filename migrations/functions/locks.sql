@@ -20,3 +20,16 @@ BEGIN
     RETURN FOUND;
 END
 $$;
+
+-- Refuses a transaction whose snapshot does not change, before it waits for a lock and then counts what its previous holders have left: a row
+-- that they have only locked raises no serialization failure.
+CREATE OR REPLACE FUNCTION rouse._require_read_committed(p_what text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'rouse: % needs a transaction with isolation level READ COMMITTED, not %', p_what, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'invalid_transaction_state',
+                  HINT = 'If a pooler refuses the setting that hosts send: ALTER ROLE … SET default_transaction_isolation = ''read committed''.';
+    END IF;
+END
+$$;

@@ -65,9 +65,8 @@ $$;
 -- repeated call with the same version changes nothing, because the answer to the first was lost.
 --
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The quota is exact under
--- concurrency (if transactions are `read committed`, the default): writes that make the namespace larger wait for each other, and only then
--- sum; other writes need no permission, and never wait for that lock while they hold the row. Waits 250 ms for each lock; then the call
--- fails with lock_not_available. Served by the primary keys.
+-- concurrency: writes that make the namespace larger wait for each other, and only then sum; other writes need no permission, and never wait
+-- for that lock while they hold the row. Waits 250 ms for each lock; then the call fails with lock_not_available. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.set_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
@@ -95,6 +94,7 @@ BEGIN
     grows := NOT EXISTS (SELECT FROM rouse.handler_state AS s
                          WHERE s.handler = p_handler AND s.tenant = job_tenant AND s.key = p_name AND s.bytes >= size);
     IF grows THEN
+        PERFORM rouse._require_read_committed('a write that makes a state larger');
         PERFORM rouse._lock_state_growth(p_handler, job_tenant);
     END IF;
     SELECT s.version, s.bytes INTO current_entry FROM rouse.handler_state AS s

@@ -25,6 +25,7 @@ mod retention;
 mod revoked;
 mod roles;
 mod schedules;
+mod sessions;
 mod settle;
 mod shards;
 mod sources;

@@ -21,6 +21,7 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_postgres::{
     Client, Config, Error, Socket,
     config::{Host, SslMode as WireMode},
+    error::SqlState,
 };
 
 use backoff::Backoff;
@@ -49,6 +50,9 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
+/// The settings of every session, whatever those of the role and the database are. What waits for a lock and then counts
+/// needs a snapshot of that time. Rouse itself limits how long statements take and how long connections are idle.
+const SESSION: &str = "-c default_transaction_isolation=read\\ committed -c statement_timeout=0 -c idle_session_timeout=0";
 /// How many times two connections compare their sessions. A pooler usually hands out the session that was used last.
 const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
@@ -153,7 +157,7 @@ impl Connector {
 
     fn opening(&self) -> impl Future<Output = Result<(Client, Connection), Error>> + use<> {
         let (config, tls) = (self.config.clone(), self.tls.clone());
-        async move { config.connect(tls).await }
+        async move { open(&config, &tls).await }
     }
 
     fn timed_out(&self, waited: Duration) -> ConnectError {
@@ -324,6 +328,34 @@ impl fmt::Debug for Connector {
             .field("sslmode", &self.mode)
             .finish_non_exhaustive()
     }
+}
+
+/// Opens a session with [`SESSION`]; without it if a pooler refuses settings of sessions.
+async fn open(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
+    let mut with_settings = config.clone();
+    with_settings.options(session_options(config.get_options()));
+    match with_settings.connect(tls.clone()).await {
+        // Of several addresses, only the error of the last one is known: another one may be that of a pooler.
+        Err(error) if config.get_hosts().len() > 1 || refuses_options(&error) => {
+            config.connect(tls.clone()).await
+        }
+        opened => opened,
+    }
+}
+
+/// The options of the connection string, and then those of Rouse, which take precedence.
+fn session_options(given: Option<&str>) -> String {
+    given.map_or_else(|| SESSION.to_owned(), |given| format!("{given} {SESSION}"))
+}
+
+/// True for the errors of poolers that accept no settings of sessions: PgBouncer reports a protocol violation, others that
+/// the feature is not supported.
+fn refuses_options(error: &Error) -> bool {
+    let refusals = [
+        SqlState::PROTOCOL_VIOLATION,
+        SqlState::FEATURE_NOT_SUPPORTED,
+    ];
+    error.code().is_some_and(|code| refusals.contains(code))
 }
 
 /// Fills in the settings that were not given.

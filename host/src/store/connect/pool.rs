@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 
 use super::backoff::{Backoff, NotOpened, Try};
-use super::{Tls, next_step};
+use super::{Tls, next_step, open};
 use crate::store::describe;
 
 /// A pool of connections to one database.
@@ -145,7 +145,7 @@ impl Connect for QuietConnect {
     ) -> Pin<Box<dyn Future<Output = Result<Connected, Error>> + Send + '_>> {
         let (config, tls) = (config.clone(), self.0.clone());
         Box::pin(async move {
-            let (client, connection) = config.connect(tls).await?;
+            let (client, connection) = open(&config, &tls).await?;
             let driver = tokio::spawn(async move {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "a connection of the pool ended");

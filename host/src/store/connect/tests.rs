@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use tempfile::NamedTempFile;
 
-use super::{ConnectError, Connector};
+use super::{ConnectError, Connector, SESSION, session_options};
 
 fn connector(url: &str, env: &[(&str, &str)]) -> Result<Connector, ConnectError> {
     let env = |name: &str| {
@@ -236,6 +236,22 @@ fn connections_have_a_name_and_detect_a_dead_network() {
     assert_eq!(config.get_application_name(), Some("me"));
     assert_eq!(config.get_connect_timeout().unwrap().as_secs(), 3);
     assert_eq!(config.get_keepalives_idle().as_secs(), 7);
+}
+
+#[test]
+fn options_of_the_connection_string_are_kept_before_those_of_every_session() {
+    let options = |url| {
+        let config = connector(url, &[]).unwrap().config;
+        session_options(config.get_options())
+    };
+    assert_eq!(options("postgres://ann@db.example/jobs"), SESSION);
+    let given = options(
+        "postgres://ann@db.example/jobs?options=-c%20work_mem%3D8MB%20-c%20statement_timeout%3D1",
+    );
+    assert_eq!(
+        given,
+        format!("-c work_mem=8MB -c statement_timeout=1 {SESSION}")
+    );
 }
 
 #[test]
