@@ -417,7 +417,10 @@ impl Store {
             }
         };
         match tokio::time::timeout_at(until, answer).await {
-            Ok(answer) => Ok(answer?),
+            Ok(answer) => {
+                close_if_unfit(client, &answer);
+                Ok(answer?)
+            }
             Err(_) => {
                 self.give_up(client);
                 Err(self.silent(patience))
@@ -438,6 +441,7 @@ impl Store {
         let answers = futures_util::future::try_join_all(answers);
         match tokio::time::timeout_at(until, answers).await {
             Ok(answers) => {
+                close_if_unfit(client, &answers);
                 let answers: Vec<Vec<Row>> = answers?;
                 Ok(answers.try_into().expect("an answer for each statement"))
             }
@@ -462,7 +466,10 @@ impl Store {
         };
         let patience = limit + ANSWER_WITHIN;
         match tokio::time::timeout(patience, reading).await {
-            Ok(answer) => answer.map_err(StoreError::Refused),
+            Ok(answer) => {
+                close_if_unfit(client, &answer);
+                answer.map_err(StoreError::Refused)
+            }
             Err(_) => {
                 self.give_up(client);
                 Err(self.silent(patience))
@@ -499,6 +506,16 @@ impl Store {
                 Err(unreachable(self.silent(ANSWER_WITHIN)))
             }
         }
+    }
+}
+
+/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has another isolation level.
+/// A new one may reach another server.
+fn close_if_unfit<T>(client: PooledClient, answer: &Result<T, tokio_postgres::Error>) {
+    let code = answer.as_ref().err().and_then(tokio_postgres::Error::code);
+    // 25 invalid transaction state.
+    if code.is_some_and(|code| code.code().starts_with("25")) {
+        drop(Object::take(client));
     }
 }
 

@@ -4,10 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rouse::postgres::Server;
+use rouse::store::connect::Connector;
+use rouse::store::{Store, WorkerKey};
 use serde_json::json;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use crate::invoke_http::{TOKEN, post};
-use crate::support::database::migrate;
+use crate::support::database::{migrate, registration};
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{
     Host, TestDb, command, connect, cut_all_others, folder, free_port, postgres_settings, scratch,
@@ -45,12 +49,7 @@ async fn a_host_waits_while_its_database_is_read_only() {
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, waiting).await;
     // Like a standby that has not been promoted yet.
-    client
-        .batch_execute(
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database()); END $$",
-        )
-        .await
-        .unwrap();
+    set_read_only(&client, "on").await;
     let waiting = enqueue(&client, "noop", json!({"n": 2})).await;
     cut_all_others(&client).await;
     host.line(PATIENCE, |line| {
@@ -70,6 +69,65 @@ async fn a_host_waits_while_its_database_is_read_only() {
     }
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
+}
+
+/// Makes new sessions of this session's database read-only, or writable again.
+async fn set_read_only(client: &Client, to: &str) {
+    let sql = format!(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = {to}', current_database()); END $$"
+    );
+    client.batch_execute(&sql).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_may_not_write_is_not_used_again() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    set_read_only(&client, "on").await;
+    let worker = registration("w", WorkerKey::random());
+    let error = store.register(&worker).await.unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::READ_ONLY_SQL_TRANSACTION));
+    set_read_only(&client, "off").await;
+    store.register(&worker).await.expect("a new session");
+}
+
+#[tokio::test]
+async fn of_several_addresses_the_one_that_accepts_writes_is_used() {
+    let db = TestDb::new().await;
+    let primary = db.address();
+    let settings = postgres_settings(scratch("standby").join("pg"));
+    let standby = tokio::task::spawn_blocking(move || Server::start(&settings))
+        .await
+        .unwrap()
+        .expect("a server");
+    let name = &primary.database;
+    let admin = connect(&standby.url("postgres")).await;
+    let create = format!("CREATE DATABASE {name}");
+    admin.batch_execute(&create).await.unwrap();
+    set_read_only(&connect(&standby.url(name)).await, "on").await;
+    let both = format!(
+        "host={},{} user={} dbname={name}",
+        standby.socket_dir().display(),
+        primary.directory.display(),
+        primary.user
+    );
+    let is_read_only = async |url: &str| -> bool {
+        let connector = Connector::from_url(url, &|_| None).unwrap();
+        let client = connector.client().await.unwrap();
+        let sql = "SELECT current_setting('transaction_read_only')::boolean";
+        client.query_one(sql, &[]).await.unwrap().get(0)
+    };
+    assert!(!is_read_only(&both).await);
+    let any = format!("{both} target_session_attrs=any");
+    assert!(is_read_only(&any).await, "the setting is kept");
+    let connector = Connector::from_url(&both, &|_| None).unwrap();
+    let worker = registration("w", WorkerKey::random());
+    let registered = Store::new(&connector, 1).register(&worker).await;
+    registered.expect("the pool reaches the primary too");
+    drop(admin);
+    tokio::task::spawn_blocking(move || drop(standby))
+        .await
+        .unwrap();
 }
 
 /// Starts a server on this data directory and port.

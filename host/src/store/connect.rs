@@ -20,7 +20,7 @@ use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_postgres::{
     Client, Config, Error, Socket,
-    config::{Host, SslMode as WireMode},
+    config::{Host, SslMode as WireMode, TargetSessionAttrs},
     error::SqlState,
 };
 
@@ -376,6 +376,10 @@ fn complete(config: &mut Config, given: &Params, env: Environment<'_>) {
             Some(directory) => config.host_path(directory),
             None => config.host("localhost"),
         };
+    }
+    // Of a primary and its standbys.
+    if config.get_hosts().len() > 1 && !given.has("target_session_attrs") {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     if config.get_user().is_none()
         && let Some(user) = env("USER").or_else(|| env("LOGNAME"))

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use tempfile::NamedTempFile;
 
-use super::{ConnectError, Connector, SESSION, session_options};
+use super::{ConnectError, Connector, SESSION, TargetSessionAttrs, session_options};
 
 fn connector(url: &str, env: &[(&str, &str)]) -> Result<Connector, ConnectError> {
     let env = |name: &str| {
@@ -251,6 +251,23 @@ fn options_of_the_connection_string_are_kept_before_those_of_every_session() {
     assert_eq!(
         given,
         format!("-c work_mem=8MB -c statement_timeout=1 {SESSION}")
+    );
+}
+
+#[test]
+fn several_addresses_are_searched_for_one_that_accepts_writes() {
+    let wanted = |url| {
+        connector(url, &[])
+            .unwrap()
+            .config
+            .get_target_session_attrs()
+    };
+    let (any, writes) = (TargetSessionAttrs::Any, TargetSessionAttrs::ReadWrite);
+    assert_eq!(wanted("postgres://ann@a/jobs"), any);
+    assert_eq!(wanted("postgres://ann@a,b/jobs"), writes);
+    assert_eq!(
+        wanted("postgres://ann@a,b/jobs?target_session_attrs=any"),
+        any
     );
 }
 
