@@ -81,7 +81,9 @@ $$;
 -- its owner can take, because any login of the database can hold an advisory lock.
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s' AS $$
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s'
+-- The owner may lack rights in the default tablespace of the caller.
+SET default_tablespace = '' SET default_table_access_method = 'heap' AS $$
 DECLARE
     today date;
     part  record;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::support::TestDb;
+use crate::support::database::migrate;
 
 #[tokio::test]
 async fn old_partitions_are_dropped_unless_they_are_being_read() {
@@ -171,4 +172,41 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
         "the partitions exist already"
     );
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+}
+
+#[tokio::test]
+async fn tables_are_made_where_the_database_is_whatever_the_defaults_of_the_session() {
+    let db = TestDb::unmigrated().await;
+    let client = db.client().await;
+    // In the folder of the server. The owner of the schema has no rights in it.
+    for sql in [
+        "SET allow_in_place_tablespaces = on",
+        "CREATE TABLESPACE elsewhere LOCATION ''",
+        "CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler",
+    ] {
+        client.batch_execute(sql).await.unwrap();
+    }
+    for setting in [
+        "default_tablespace = elsewhere",
+        "default_table_access_method = other",
+    ] {
+        let sql = format!(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {setting}', current_database()); END $$"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    }
+    migrate(&db.url()).await.expect("the tables are made");
+    let client = db.client().await;
+    let made = client
+        .query_one("SELECT rouse.prepare_partitions(9)", &[])
+        .await;
+    assert!(made.unwrap().get::<_, i32>(0) > 0);
+    let sql = "SELECT count(*) FROM pg_class AS c LEFT JOIN pg_am AS a ON a.oid = c.relam
+               WHERE c.relnamespace = 'rouse'::regnamespace AND (c.reltablespace <> 0 OR a.amname = 'other')";
+    let others: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(others, 0);
+    client
+        .batch_execute("DROP TABLESPACE elsewhere")
+        .await
+        .unwrap();
 }

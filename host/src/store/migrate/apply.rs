@@ -17,7 +17,8 @@ pub(super) async fn apply(
 ) -> Result<(), MigrateError> {
     transaction
         .batch_execute(&format!(
-            "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {}",
+            "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {};
+             SET LOCAL default_tablespace = ''; SET LOCAL default_table_access_method = heap",
             LOCK_WAIT.as_millis()
         ))
         .await

@@ -154,7 +154,8 @@ impl Work<'_> {
         let running = async {
             client
                 .batch_execute(&format!(
-                    "SET search_path = pg_catalog, pg_temp; SET statement_timeout = 0; SET lock_timeout = {left_ms}; SET ROLE rouse_owner"
+                    "SET search_path = pg_catalog, pg_temp; SET statement_timeout = 0; SET lock_timeout = {left_ms};
+                     SET default_tablespace = ''; SET default_table_access_method = heap; SET ROLE rouse_owner"
                 ))
                 .await
                 .map_err(owned("act as rouse_owner", &self.login))?;
@@ -170,7 +171,8 @@ impl Work<'_> {
         let result = running.await;
         let reset = client
             .batch_execute(
-                "RESET ROLE; RESET lock_timeout; RESET statement_timeout; RESET search_path",
+                "RESET ROLE; RESET lock_timeout; RESET statement_timeout; RESET search_path;
+                 RESET default_tablespace; RESET default_table_access_method",
             )
             .await
             .map_err(sql("reset the session"));
