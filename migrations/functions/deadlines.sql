@@ -26,27 +26,30 @@ $$;
 --
 --   p_most   the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
 --            leaves the others to the next one
---   p_within_ms  only deadlines that passed within this many milliseconds; null: all. While a transaction stays open, the index keeps what was
---            handled since then, and a call for all of them reads that again
+--   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps what was handled since
+--            then, and a call for all of them reads that again
 --   handled  how many were handled: their jobs have ended, or are locked
 --   next_ms  in how many milliseconds the next deadline passes; null: there is none
+--   looked_at  the time up to which it has handled deadlines
 --   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those that it serves
 --
 -- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is left to that. What is
 -- reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and the primary keys.
 CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
-    p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint DEFAULT NULL, OUT handled integer, OUT next_ms bigint, OUT ended jsonb)
+    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz DEFAULT NULL,
+    OUT handled integer, OUT next_ms bigint, OUT looked_at timestamptz, OUT ended jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     limited  boolean := rouse._known(p_worker, p_key);
     at       timestamptz := clock_timestamp();
-    since    timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+    since    timestamptz := coalesce(p_since, '-infinity');
     due      bigint[];
     deadline record;
     live     record;
     error    jsonb;
 BEGIN
+    looked_at := at;
     due := ARRAY(
         SELECT d.job FROM rouse.deadline AS d
         WHERE d.try_at > since AND d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_most, 0), 1), 1000));

@@ -233,7 +233,7 @@ async fn deadlines_handled_long_ago_are_not_read_again_while_a_transaction_is_op
         const READ: &str =
             "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'deadline_due'";
         const ENFORCE: &str = "SELECT handled, pg_stat_force_next_flush()
-            FROM rouse.enforce_deadlines((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 1000, $1)";
+            FROM rouse.enforce_deadlines((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 1000, clock_timestamp() - $1::bigint * interval '1 millisecond')";
         let before: i64 = client.query_one(READ, &[]).await.unwrap().get(0);
         let handled = client
             .query_one(ENFORCE, &[&within_ms])

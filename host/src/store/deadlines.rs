@@ -1,12 +1,12 @@
 //! Ends jobs that have not ended within their job timeout.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{Store, StoreError, millis};
+use super::{Store, StoreError};
 use crate::job::{Attempt, JobId};
 
 /// How many deadlines one call handles at most. Most of them belong to jobs that have ended, and are deleted together.
@@ -17,6 +17,8 @@ const HANDLED_MAX: i32 = 1000;
 pub struct Enforced {
     /// How many deadlines were handled; 0: there are none to handle now.
     pub handled: i32,
+    /// Deadlines were handled up to this time, by the database's clock.
+    pub looked_at: SystemTime,
     /// The time until the next deadline passes, by the database's clock; `None` if there is none.
     pub next_in: Option<Duration>,
     /// The jobs that the call has ended, except those that a limited login does not serve.
@@ -38,14 +40,13 @@ pub struct MissedDeadline {
 
 impl Store {
     /// Ends jobs whose deadline has passed, and deletes the deadlines of jobs that have ended before. Never waits for
-    /// the lock of a job. `within` restricts it to deadlines that passed within this time, by the database's clock
+    /// the lock of a job. `since` restricts it to deadlines that passed after this time, by the database's clock
     /// (`None`: all).
     pub async fn enforce_deadlines(
         &self,
-        within: Option<Duration>,
+        since: Option<SystemTime>,
     ) -> Result<Enforced, StoreError> {
         let me = self.identity()?;
-        let within_ms = within.map(millis);
         let rows = self
             .query(
                 include_str!("enforce_deadlines.sql"),
@@ -53,7 +54,7 @@ impl Store {
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
                     (&HANDLED_MAX, Type::INT4),
-                    (&within_ms, Type::INT8),
+                    (&since, Type::TIMESTAMPTZ),
                 ],
             )
             .await?;
@@ -62,9 +63,10 @@ impl Store {
             .expect("a function with OUT parameters returns one row");
         let next_ms: Option<i64> = row.get(1);
         // A list that this host cannot read is that of newer functions: the events are missing in its log.
-        let ended: Vec<EndedJob> = serde_json::from_value(row.get(2)).unwrap_or_default();
+        let ended: Vec<EndedJob> = serde_json::from_value(row.get(3)).unwrap_or_default();
         Ok(Enforced {
             handled: row.get(0),
+            looked_at: row.get(2),
             next_in: next_ms.map(|ms| Duration::from_millis(ms.try_into().unwrap_or(0))),
             ended: ended.into_iter().map(MissedDeadline::from).collect(),
         })

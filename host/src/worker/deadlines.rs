@@ -5,9 +5,7 @@
 //! would not do: it acts only on request.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::Shared;
 use super::events;
@@ -57,23 +55,24 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
 /// The looks that have left nothing to handle.
 #[derive(Debug, Default)]
 struct Looks {
-    /// The last one for all deadlines.
+    /// When the last one for all deadlines began.
     for_all: Option<Instant>,
-    last: Option<Instant>,
+    /// When the last one was, by the database's clock: after a suspension of the machine, this is long ago.
+    last: Option<SystemTime>,
 }
 
 impl Looks {
-    /// For which deadlines to look now: those that passed within this time; `None`: all.
-    fn within(&self, now: Instant) -> Option<Duration> {
+    /// For which deadlines to look: those that passed after this time; `None`: all.
+    fn since(&self, now: Instant) -> Option<SystemTime> {
         let (for_all, last) = (self.for_all?, self.last?);
-        (now - for_all < ALL_EVERY).then(|| now - last + LATE)
+        (now.duration_since(for_all) < ALL_EVERY).then(|| last - LATE)
     }
 
-    /// A look that began at this time has left nothing to handle.
-    fn found_nothing(&mut self, began: Instant, within: Option<Duration>) {
-        self.last = Some(began);
-        if within.is_none() {
-            self.for_all = Some(began);
+    /// A look that began at `now`, at this time of the database, has left nothing to handle.
+    fn found_nothing(&mut self, now: Instant, at: SystemTime, since: Option<SystemTime>) {
+        self.last = Some(at);
+        if since.is_none() {
+            self.for_all = Some(now);
         }
     }
 }
@@ -82,8 +81,8 @@ impl Looks {
 async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>, StoreError> {
     loop {
         let began = Instant::now();
-        let within = looks.within(began);
-        let enforced = shared.store.enforce_deadlines(within).await?;
+        let since = looks.since(began);
+        let enforced = shared.store.enforce_deadlines(since).await?;
         for missed in &enforced.ended {
             events::missed_deadline(&shared.settings.worker_id, missed);
         }
@@ -92,7 +91,7 @@ async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>,
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {
-            looks.found_nothing(began, within);
+            looks.found_nothing(began, enforced.looked_at, since);
             return Ok(enforced.next_in);
         }
     }
@@ -105,17 +104,16 @@ mod tests {
     #[test]
     fn what_was_handled_is_read_again_every_ten_minutes_only() {
         let start = Instant::now();
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
         let mut looks = Looks::default();
-        assert_eq!(looks.within(start), None, "the first look is for all");
-        looks.found_nothing(start, None);
+        assert_eq!(looks.since(start), None, "the first look is for all");
+        looks.found_nothing(start, at(60), None);
+        // The machine was suspended for an hour: its own clock stood still.
         let later = start + Duration::from_secs(15);
-        let within = looks.within(later);
-        assert_eq!(within, Some(Duration::from_secs(75)));
-        looks.found_nothing(later, within);
-        assert_eq!(
-            looks.within(start + ALL_EVERY - Duration::from_secs(1)),
-            Some(ALL_EVERY + Duration::from_secs(44))
-        );
-        assert_eq!(looks.within(start + ALL_EVERY), None);
+        assert_eq!(looks.since(later), Some(at(0)));
+        looks.found_nothing(later, at(3660), looks.since(later));
+        let before = start + ALL_EVERY - Duration::from_secs(1);
+        assert_eq!(looks.since(before), Some(at(3600)));
+        assert_eq!(looks.since(start + ALL_EVERY), None);
     }
 }

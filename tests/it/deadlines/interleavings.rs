@@ -233,3 +233,22 @@ async fn a_peek_reports_whether_a_deadline_has_passed_and_waits_for_none() {
     assert_eq!(enforced(&store).await, [id]);
     assert_eq!(store.enforce_deadlines(None).await.unwrap().next_in, None);
 }
+
+#[tokio::test]
+async fn a_look_that_follows_a_long_pause_finds_all_deadlines_that_passed_meanwhile() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue_sql(&client, HOUR).await;
+    let last = store.enforce_deadlines(None).await.unwrap();
+    assert_eq!(last.handled, 0);
+    // An hour passes, with a suspension of the host: all times of the database are an hour ago.
+    let hour = Duration::from_secs(3_600);
+    let sql = "UPDATE rouse.deadline SET deadline_at = $1, try_at = $1";
+    let passed_at = last.looked_at - hour / 2;
+    client.execute(sql, &[&passed_at]).await.unwrap();
+    let since = Some(last.looked_at - hour);
+    let found = store.enforce_deadlines(since).await.unwrap();
+    let ended: Vec<i64> = found.ended.iter().map(|missed| missed.id.0).collect();
+    assert_eq!((found.handled, ended), (1, vec![id]));
+    assert!(found.looked_at >= last.looked_at);
+}
