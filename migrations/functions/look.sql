@@ -17,11 +17,11 @@ $$;
 --                       up to `catalog_sum`: rows were added, removed or moved (served by its primary key)
 --   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
 --                       job_lease)
---   due_within_ms       due: a due job waits for its turn, since at most this many
---                       milliseconds; null: any (served by job_due); deadlines: a deadline has passed, as
---                       long ago (rouse.enforce_deadlines; served by deadline_due)
+--   due_since           due: a due job waits for its turn, that became due after this time; null: at any time
+--                       (served by job_due); deadlines: a deadline has passed after it
+--                       (rouse.enforce_deadlines; served by deadline_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
---   looked_at           the time up to which leases were checked
+--   looked_at           the time up to which leases and due jobs were checked
 --   turn                the last assigned turn
 --   paused              the queues that are paused: their lanes were not read, and may have jobs
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
@@ -31,7 +31,7 @@ $$;
 --                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
-    p_orphaned_since timestamptz, p_due_within_ms bigint, p_writers bigint[],
+    p_orphaned_since timestamptz, p_due_since timestamptz, p_writers bigint[],
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
     OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean, OUT paused text[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -40,7 +40,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at             timestamptz := clock_timestamp();
     orphaned_since timestamptz := coalesce(p_orphaned_since, '-infinity');
-    due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
+    due_since      timestamptz := coalesce(p_due_since, '-infinity');
     next_at        timestamptz;
     deadline_at    timestamptz;
     -- The snapshot of this call sees no transaction from this one on.
@@ -124,17 +124,17 @@ $$;
 
 -- Gives due scheduled jobs and retries a new turn, at most `most` of them, and returns how many, and in how many milliseconds the next one
 -- is due (null: there is none). A due job that is locked is left to a later call: it does not count as the next one, because waiting for it
--- would mean not waiting at all. `within_ms`: only jobs that became due within this many milliseconds; null: all. `ids`: the promoted jobs,
--- if `p_tell` requests them. Served by job_due.
+-- would mean not waiting at all. `p_since`: only jobs that became due after this time; null: all. `ids`: the promoted jobs, if `p_tell`
+-- requests them. Served by job_due.
 CREATE OR REPLACE FUNCTION rouse.promote(
-    p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, p_tell boolean DEFAULT false,
+    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz, p_tell boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
-    since timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+    since timestamptz := coalesce(p_since, '-infinity');
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     p_most := least(greatest(coalesce(p_most, 0), 0), 20000);

@@ -44,7 +44,7 @@ impl Looker {
             catalog_after: 0,
             catalog_sum: self.catalog_sum,
             orphaned_since: since(within),
-            due_within: within,
+            due_since: since(within),
             writers: None,
         };
         Peek {
@@ -201,13 +201,23 @@ async fn a_peek_reports_when_the_next_job_is_due_and_whether_one_already_is() {
     let within = Some(Duration::from_secs(30));
     assert_eq!(looker.peek_within(within).await, nothing());
     assert_eq!(
-        looker.store.promote(within, false).await.unwrap().promoted,
+        looker
+            .store
+            .promote(since(within), false)
+            .await
+            .unwrap()
+            .promoted,
         0
     );
     let within = Some(Duration::from_secs(90));
     assert!(looker.peek_within(within).await.due);
     assert_eq!(
-        looker.store.promote(within, false).await.unwrap().promoted,
+        looker
+            .store
+            .promote(since(within), false)
+            .await
+            .unwrap()
+            .promoted,
         1
     );
     assert!(!looker.peek().await.due, "the job has its turn");
@@ -288,7 +298,7 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
             catalog_after: 0,
             catalog_sum: 0,
             orphaned_since: None,
-            due_within: None,
+            due_since: None,
             writers: Some(&[]),
         };
         looker.store.peek(&looking).await.unwrap().writers.unwrap()

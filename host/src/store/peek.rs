@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
-use super::{ClaimOrder, Store, StoreError, millis};
+use super::{ClaimOrder, Store, StoreError};
 use crate::job::LaneId;
 
 /// The parameters of a peek.
@@ -19,9 +19,9 @@ pub struct Looking<'a> {
     pub catalog_sum: i64,
     /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,
-    /// Only jobs that became due, and deadlines that have passed, within this time, by the database's clock; `None`
+    /// Only jobs that became due, and deadlines that have passed, after this time, by the database's clock; `None`
     /// means all.
-    pub due_within: Option<Duration>,
+    pub due_since: Option<SystemTime>,
     /// Requests the transactions that write: those of the last such peek, or none. `None` does not request them.
     pub writers: Option<&'a [i64]>,
 }
@@ -40,7 +40,7 @@ pub struct Peek {
     /// The time until the next scheduled job or retry is due, by the database's clock;
     /// `None` if there is none.
     pub next_due: Option<Duration>,
-    /// Leases were checked up to this time, by the database's clock.
+    /// Leases and due jobs were checked up to this time, by the database's clock.
     pub looked_at: SystemTime,
     /// The last turn that was assigned.
     pub turn: i64,
@@ -69,7 +69,7 @@ impl Store {
                     (&looking.catalog_after, Type::INT8),
                     (&looking.catalog_sum, Type::INT8),
                     (&looking.orphaned_since, Type::TIMESTAMPTZ),
-                    (&looking.due_within.map(millis), Type::INT8),
+                    (&looking.due_since, Type::TIMESTAMPTZ),
                     (&looking.writers, Type::INT8_ARRAY),
                 ],
             )

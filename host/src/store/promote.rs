@@ -1,10 +1,10 @@
 //! Promotes scheduled jobs and retries: from waiting for a time to waiting for a turn.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
-use super::{Store, StoreError, millis};
+use super::{Store, StoreError};
 use crate::job::JobId;
 
 /// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
@@ -22,15 +22,14 @@ pub struct Promotion {
 }
 
 impl Store {
-    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock
-    /// (`None`: all); `with_ids` requests their ids.
+    /// Promotes due jobs. `since` restricts it to jobs that became due after this time, by the database's clock (`None`:
+    /// all); `with_ids` requests their ids.
     pub async fn promote(
         &self,
-        within: Option<Duration>,
+        since: Option<SystemTime>,
         with_ids: bool,
     ) -> Result<Promotion, StoreError> {
         let worker = self.identity()?;
-        let within_ms = within.map(millis);
         let row = self
             .query(
                 include_str!("promote.sql"),
@@ -38,7 +37,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&PROMOTED_MAX, Type::INT4),
-                    (&within_ms, Type::INT8),
+                    (&since, Type::TIMESTAMPTZ),
                     (&with_ids, Type::BOOL),
                 ],
             )

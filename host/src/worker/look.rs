@@ -278,22 +278,19 @@ impl<'a> Looks<'a> {
         known: bool,
         is_sweep: bool,
     ) -> Result<Peeked, StoreError> {
-        let started = Instant::now();
         if !is_sweep && !self.claims.lanes.fit_one_claim() {
             self.claims.find_new().await?;
         }
         let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peeked = self.peeked_lanes(known, is_sweep);
-        let peek = self
-            .peek(started, &peeked, orphaned_since, is_sweep)
-            .await?;
+        let peek = self.peek(&peeked, orphaned_since, is_sweep).await?;
         self.is_restarting = false;
         let empty = match is_sweep {
             true => self.claims.lanes.empty(&peeked, &peek),
             false => Vec::new(),
         };
         self.claims.lanes.open_empty(&empty);
-        let is_ready = self.prepare_claims(started, &peek, known).await?;
+        let is_ready = self.prepare_claims(&peek, known).await?;
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
         // Orphans that a cut adoption has left precede queued jobs.
         if !found.is_cut && found.jobs < wanted {
@@ -327,7 +324,6 @@ impl<'a> Looks<'a> {
 
     async fn peek(
         &self,
-        started: Instant,
         peeked: &[ClaimOrder],
         orphaned_since: Option<SystemTime>,
         is_sweep: bool,
@@ -340,19 +336,14 @@ impl<'a> Looks<'a> {
                 catalog_after: lanes.read_after(),
                 catalog_sum: lanes.read_sum(),
                 orphaned_since,
-                due_within: self.plan.due_within(started),
+                due_since: self.plan.due_since(),
                 writers: is_sweep.then_some(self.writers.last()),
             })
             .await
     }
 
     /// Marks the lanes with jobs, reads new lanes, and gives due jobs their turn. True if there are jobs to claim.
-    async fn prepare_claims(
-        &mut self,
-        started: Instant,
-        peek: &Peek,
-        known: bool,
-    ) -> Result<bool, StoreError> {
+    async fn prepare_claims(&mut self, peek: &Peek, known: bool) -> Result<bool, StoreError> {
         self.plan.next_due(Instant::now(), peek.next_due);
         if peek.releases {
             self.shared.releases.notify_one();
@@ -371,7 +362,7 @@ impl<'a> Looks<'a> {
         if peek.due {
             is_ready |= self.promote().await?;
         } else {
-            self.plan.found_none_due(started);
+            self.plan.found_none_due(peek.looked_at);
         }
         Ok(is_ready)
     }
@@ -395,9 +386,9 @@ impl<'a> Looks<'a> {
 
     /// Gives due jobs their turn. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
-        let within = self.plan.due_within(Instant::now());
+        let since = self.plan.due_since();
         let with_ids = events::routine_events_are_logged();
-        let promotion = self.shared.store.promote(within, with_ids).await?;
+        let promotion = self.shared.store.promote(since, with_ids).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);
         }

@@ -1,6 +1,6 @@
 //! Decides what the next look does. A pure state machine: the caller passes in the time and the results of looks.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::lanes::After;
 
@@ -103,8 +103,9 @@ pub(super) struct LookPlan {
     /// The next check for overdue jobs from the start of the lanes.
     overdue_restart_at: Instant,
     due_at: Option<Instant>,
-    /// The start of the last look that found no due job. `None` if there was none.
-    none_due_since: Option<Instant>,
+    /// The last look that found no due job, by the database's clock: after a suspension of the machine, this is long ago.
+    /// `None` if there was none.
+    none_due_at: Option<SystemTime>,
 }
 
 impl LookPlan {
@@ -121,7 +122,7 @@ impl LookPlan {
             overdue_at: now,
             overdue_restart_at: now,
             due_at: None,
-            none_due_since: None,
+            none_due_at: None,
         }
     }
 
@@ -166,7 +167,7 @@ impl LookPlan {
         }
         if restart {
             self.needs_restart = false;
-            self.none_due_since = None;
+            self.none_due_at = None;
         }
         Sweep {
             restart,
@@ -257,15 +258,14 @@ impl LookPlan {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// Records that a look which started at this time found no due job.
-    pub(super) fn found_none_due(&mut self, started: Instant) {
-        self.none_due_since = Some(started);
+    /// Records that a look at this time of the database found no due job.
+    pub(super) fn found_none_due(&mut self, at: SystemTime) {
+        self.none_due_at = Some(at);
     }
 
-    /// How long ago a job may have become due to be searched for. `None` means any time.
-    pub(super) fn due_within(&self, now: Instant) -> Option<Duration> {
-        let since = self.none_due_since?;
-        Some(now.saturating_duration_since(since) + WINDOW_MARGIN)
+    /// The time of the database after which a job may have become due to be searched for. `None` means any time.
+    pub(super) fn due_since(&self) -> Option<SystemTime> {
+        Some(self.none_due_at? - WINDOW_MARGIN)
     }
 }
 
@@ -448,13 +448,14 @@ mod tests {
     #[test]
     fn due_jobs_are_searched_from_shortly_before_the_last_look_that_found_none() {
         let (mut plan, now) = started();
-        assert_eq!(plan.due_within(now), None, "all due jobs");
-        plan.found_none_due(now);
-        assert_eq!(plan.due_within(now + SECOND), Some(3 * SECOND));
+        assert_eq!(plan.due_since(), None, "all due jobs");
+        let at = SystemTime::UNIX_EPOCH + 1_000_000 * SECOND;
+        plan.found_none_due(at);
+        assert_eq!(plan.due_since(), Some(at - 2 * SECOND));
         plan.start_over(now);
         expect_sweep(plan.next(now, Trigger::Poll, false));
         assert_eq!(
-            plan.due_within(now),
+            plan.due_since(),
             None,
             "a restart searches for all due jobs"
         );

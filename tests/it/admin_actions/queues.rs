@@ -40,7 +40,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
         catalog_after: 0,
         catalog_sum: 0,
         orphaned_since: None,
-        due_within: None,
+        due_since: None,
         writers: None,
     };
     let peek = store.peek(&looking).await.unwrap();

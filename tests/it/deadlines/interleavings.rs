@@ -17,7 +17,7 @@ async fn peek(store: &Store) -> Peek {
         catalog_after: 0,
         catalog_sum: 0,
         orphaned_since: None,
-        due_within: None,
+        due_since: None,
         writers: None,
     };
     store.peek(&looking).await.unwrap()
