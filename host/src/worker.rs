@@ -82,7 +82,7 @@ pub use stop::Stop;
 use self::background::Background;
 use self::settler::SettlerTask;
 use crate::ends::Ends;
-use crate::job::Incarnation;
+use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{BootTime, Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{FairQueueStats, Store, StoreError};
@@ -241,14 +241,31 @@ pub struct Health {
     pub exemplars: Exemplars,
 }
 
-/// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered.
+/// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered; after an error, when it
+/// is unregistered, or cannot be.
 pub async fn run(
     settings: Settings,
     parts: Parts,
     health: Health,
     stop: Stop,
 ) -> anyhow::Result<()> {
-    let (incarnation, heartbeat, registered) = register(&settings, &parts).await?;
+    let registration = register(&settings, &parts).await?;
+    let store = parts.store.clone();
+    let worked = work(settings, parts, health, stop, registration).await;
+    if worked.is_err() {
+        shutdown::leave_after_failure(&store).await;
+    }
+    worked
+}
+
+/// What [`run`] does with a worker that has registered. After an error, it is still registered.
+async fn work(
+    settings: Settings,
+    parts: Parts,
+    health: Health,
+    stop: Stop,
+    (incarnation, heartbeat, registered): (Incarnation, Duration, BootTime),
+) -> anyhow::Result<()> {
     for (queue, share) in &settings.fair_share {
         let declared = parts.store.declare_fair_share(queue, share).await;
         declared.with_context(|| {
@@ -276,9 +293,10 @@ pub async fn run(
     tokio::select! {
         () = claimer::run(&shared) => {}
         // A host that cannot settle must not claim.
-        ended = settler.ended() => anyhow::bail!(
-            "the settler ended early ({ended:?}); other workers take over the jobs when their leases run out"
-        ),
+        ended = settler.ended() => {
+            shared.leases.abort_all(AbortReason::Shutdown);
+            anyhow::bail!("the settler ended early ({ended:?}); other workers take over the jobs");
+        }
     }
     shared.log_event("stopping");
     shutdown::drain(&shared).await;

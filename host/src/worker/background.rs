@@ -57,10 +57,17 @@ impl Background {
             .spawn(async move { stop.run_until_cancelled(task).await });
     }
 
-    /// Stops the tasks, and waits until they have ended.
+    /// Stops the tasks, and waits until they have ended. A drop stops them too: otherwise the heartbeats would register the
+    /// worker again.
     pub(super) async fn stop(self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }

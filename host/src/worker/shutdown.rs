@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use super::settler::SettlerTask;
 use super::{Shared, logs, slots};
 use crate::job::AbortReason;
-use crate::store::StoreError;
+use crate::store::{Store, StoreError};
 
 /// How long a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
@@ -82,6 +82,22 @@ pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
         None => warn!("could not unregister in time; this worker will be listed as dead in 90 s"),
     }
     Ok(())
+}
+
+/// Unregisters a worker that has failed: its id and its jobs are free at once, and its supervisor may restart it elsewhere.
+pub(super) async fn leave_after_failure(store: &Store) {
+    store.try_now();
+    match tokio::time::timeout(LAST_WITHIN, store.unregister()).await {
+        Ok(Ok(())) => {}
+        // It is not registered any more; this may be why it has failed.
+        Ok(Err(error)) if error.is_over() || error.is_superseded() => {}
+        Ok(Err(error)) => {
+            warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
+        }
+        Err(_) => {
+            warn!("could not unregister in time; this worker will be listed as dead in 90 s");
+        }
+    }
 }
 
 /// Unregisters without waiting for the backoff: otherwise attempts that were lost in an outage would count as crashes.

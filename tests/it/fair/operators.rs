@@ -252,6 +252,11 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         ) && output.contains("max_in_flight must be 0 to 1000000, not -1"),
         "{output}"
     );
+    // Otherwise the next start would fail for 90 s, because the id is taken.
+    let registered =
+        "SELECT count(*) FROM rouse.worker WHERE stopped_at IS NULL AND dead_at IS NULL";
+    let registered = client.query_one(registered, &[]).await.unwrap();
+    assert_eq!(registered.get::<_, i64>(0), 0, "{output}");
 }
 
 #[tokio::test]
