@@ -225,6 +225,10 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     if let Command::CompileModule(args) = &cli.command {
         return compile_module::run(args);
     }
+    if let Err(error) = Environment.check() {
+        eprintln!("rouse: {error}");
+        return ExitCode::FAILURE;
+    }
     let filter = Environment
         .log_filter()
         .unwrap_or_else(|| cli.command.log_filter().into());

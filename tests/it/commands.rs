@@ -4,13 +4,15 @@ mod dev;
 mod flows;
 mod hosts;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir};
-use crate::support::{Host, TestDb, scratch};
+use crate::support::{Host, TestDb, rouse, scratch};
 
 /// A host that serves the test's database.
 fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
@@ -76,6 +78,19 @@ async fn a_granted_directory_is_visible_to_its_handler_only() {
     );
     assert_eq!(write("/in/b.txt").await, "failed");
     drop(host);
+}
+
+/// Otherwise it would count as unset, and another database could be used.
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused_by_name() {
+    let mut command = rouse();
+    command.args(["top"]).env(
+        "DATABASE_URL",
+        OsStr::from_bytes(b"postgres://ann:caf\xe9@db.example/jobs"),
+    );
+    let (status, output) = Host::spawn(command).exit(PATIENCE);
+    assert_eq!(status.code(), Some(1), "{output}");
+    assert_eq!(output, "rouse: DATABASE_URL is not UTF-8");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The environment, read in one place.
 
 use std::env::VarError;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -146,6 +147,18 @@ impl Environment {
         ),
     ];
 
+    /// Rejects variables of [`VARIABLES`](Self::VARIABLES) that are not UTF-8: [`get`](Self::get) would treat them as
+    /// unset, and another database or a weaker setting would be used.
+    ///
+    /// # Errors
+    /// If there is one; it names the variable, and not its value.
+    pub fn check(self) -> anyhow::Result<()> {
+        match std::env::vars_os().find(|(name, value)| is_broken(name, value)) {
+            Some((name, _)) => bail!("{} is not UTF-8", name.display()),
+            None => Ok(()),
+        }
+    }
+
     /// The variable's value; `None` if it is unset, empty or not UTF-8.
     pub fn get(self, name: &str) -> Option<String> {
         std::env::var(name).ok().filter(|value| !value.is_empty())
@@ -198,6 +211,18 @@ impl Environment {
     }
 }
 
+/// True for a variable that Rouse reads, whose value is not UTF-8.
+fn is_broken(name: &OsStr, value: &OsStr) -> bool {
+    let is_read = |name: &str| {
+        let mut keys = Environment::VARIABLES.iter().map(|entry| entry.key);
+        keys.any(|key| match key.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == key,
+        })
+    };
+    value.to_str().is_none() && name.to_str().is_some_and(is_read)
+}
+
 fn restriction(name: &str, value: Result<String, VarError>) -> anyhow::Result<Option<String>> {
     match value {
         Err(VarError::NotPresent) => Ok(None),
@@ -220,6 +245,8 @@ fn cache_dir(get: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
 
     #[test]
@@ -231,6 +258,21 @@ mod tests {
         assert!(empty.contains("X is set but empty"), "{empty}");
         let broken = read(Err(VarError::NotUnicode("secret".into()))).unwrap_err();
         assert_eq!(broken, "X is not UTF-8");
+    }
+
+    #[test]
+    fn variables_that_rouse_reads_are_utf_8() {
+        let latin_1 = OsStr::from_bytes(b"caf\xe9");
+        for name in [
+            "DATABASE_URL",
+            "ROUSE_LISTEN_URL",
+            "PGSSLROOTCERT",
+            "OTEL_SERVICE_NAME",
+        ] {
+            assert!(is_broken(OsStr::new(name), latin_1), "{name}");
+            assert!(!is_broken(OsStr::new(name), OsStr::new("café")), "{name}");
+        }
+        assert!(!is_broken(OsStr::new("EDITOR"), latin_1));
     }
 
     #[test]
