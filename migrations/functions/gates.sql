@@ -211,7 +211,8 @@ END
 $$;
 
 -- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_most` start in any
--- period: p_starts has the last starts. With one, p_until is the time at which the bucket is full again.
+-- period: p_starts has the last starts; those more than a period ahead do not count, because the clock was set back since. With one, p_until
+-- is the time at which the bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
     p_most integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
@@ -219,7 +220,9 @@ RETURNS TABLE (tokens integer, wait_ms bigint)
 LANGUAGE sql IMMUTABLE ROWS 1 AS $$
     SELECT t.tokens, CASE WHEN t.tokens = 0 THEN greatest(ceil(t.wait), 1)::bigint END
     FROM (SELECT CASE WHEN p_burst IS NULL
-                      THEN greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > p_at - p_period_ms * interval '1 millisecond'), 0)
+                      THEN greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at)
+                                              WHERE s.at > p_at - p_period_ms * interval '1 millisecond'
+                                                AND s.at <= p_at + p_period_ms * interval '1 millisecond'), 0)
                       ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
                  CASE WHEN p_burst IS NULL
                       THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_most + 1] - p_at) * 1000
@@ -490,8 +493,9 @@ BEGIN
         ON CONFLICT (gate, key) DO UPDATE
         SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
                 SELECT array_agg(s.at ORDER BY s.n)
-                FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n)
-                WHERE s.at > p_at - (SELECT g.period_ms FROM rouse.gate AS g WHERE g.name = k.gate) * interval '1 millisecond') END,
+                FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n),
+                     (SELECT g.period_ms * interval '1 millisecond' AS period FROM rouse.gate AS g WHERE g.name = k.gate) AS g
+                WHERE s.at > p_at - g.period AND s.at <= p_at + g.period) END,
             until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
         RETURNING k.gate, k.key, k.starts, k.until),
     -- Without room for another start.

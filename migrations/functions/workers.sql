@@ -327,6 +327,12 @@ BEGIN
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
+    -- The clock was set back since the last heartbeat of these: it counts as sent now. Otherwise a dead one would count as alive for as long.
+    UPDATE rouse.worker AS w SET seen_at = at
+    FROM (SELECT a.incarnation FROM rouse.worker AS a
+          WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
+          FOR NO KEY UPDATE SKIP LOCKED) AS ahead
+    WHERE w.incarnation = ahead.incarnation;
     -- Workers that another session is expiring are left to that session. Served by worker_live.
     FOR dead_worker IN
         SELECT w.incarnation FROM rouse.worker AS w

@@ -474,3 +474,16 @@ async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
         .expect("within half of the 30 seconds between heartbeats");
     worker.drain().await;
 }
+
+/// Otherwise a worker that has died would count as alive for as long as the clock was set back.
+#[tokio::test]
+async fn a_heartbeat_that_lies_in_the_future_counts_as_sent_now() {
+    let db = TestDb::new().await;
+    let (client, live, dead) = (db.client().await, db.worker().await, db.worker().await);
+    backdate_heartbeat(&client, &dead, -3600).await;
+    let beat = live.heartbeat(None, &Stats::default(), false).await;
+    assert_eq!(beat.unwrap().expired, 0, "it may be alive");
+    let ahead = "SELECT count(*) FROM rouse.worker WHERE seen_at > clock_timestamp()";
+    let ahead: i64 = client.query_one(ahead, &[]).await.unwrap().get(0);
+    assert_eq!(ahead, 0);
+}

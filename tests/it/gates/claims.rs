@@ -592,3 +592,28 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     operator.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(claim(&store, 1).await.len(), 1);
 }
+
+/// The starts then lie in the future. Without a limit, they would count until the clock has caught up.
+#[tokio::test]
+async fn starts_count_for_two_periods_at_most_if_the_clock_is_set_back() {
+    let (db, client) =
+        gate("'rate', 'throttle', handler => 'a', most => 1, period => '1 minute'").await;
+    for _ in 0..3 {
+        enqueue(&client, "a", "").await;
+    }
+    let store = db.worker().await;
+    assert_eq!(claim(&store, 9).await.len(), 1);
+    let back = async |by: &str| {
+        let sql = format!(
+            "UPDATE rouse.gate_key SET starts = ARRAY(SELECT s.at + interval '{by}' FROM unnest(starts) AS s(at)), until = until + interval '{by}'"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    back("30 seconds").await;
+    assert_eq!(claim(&store, 9).await.len(), 0, "it still counts");
+    back("1 hour").await;
+    assert_eq!(claim(&store, 9).await.len(), 1);
+    assert_eq!(claim(&store, 9).await.len(), 0, "the new start counts");
+    let sql = "SELECT cardinality(starts)::bigint FROM rouse.gate_key";
+    assert_eq!(number(&client, sql).await, 1, "the old one is forgotten");
+}
