@@ -239,9 +239,19 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
-    if !cli.command.works() {
+    // At the end, and after a panic, it waits for the last lines.
+    let _flush = if cli.command.works() {
+        match telemetry::write_in_background() {
+            Ok(flush) => Some(flush),
+            Err(error) => {
+                eprintln!("rouse: cannot start: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    } else {
         end_quietly_with_the_reader();
-    }
+        None
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("rouse")
@@ -286,7 +296,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("rouse: {error:#}");
+            telemetry::line(&format!("rouse: {error:#}"));
             ExitCode::FAILURE
         }
     }

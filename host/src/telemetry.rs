@@ -1,14 +1,19 @@
 //! Logs on stderr: readable lines, or JSON for machines.
 
-use std::io;
+mod writer;
+
+use std::io::{self, Write as _};
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use anstream::{AutoStream, ColorChoice};
 use indicatif::ProgressBar;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, fmt};
+
+use self::writer::Writer;
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,6 +88,72 @@ pub fn init(
     Ok(())
 }
 
+/// Writes all lines from now on. `None`: each line is written by its own thread, at once.
+static WRITER: OnceLock<Arc<Writer>> = OnceLock::new();
+
+/// How long the last lines may take at the end of the process.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Writes log lines and [`line`]s with a thread of its own from now on, so that a reader that stalls does not stop the
+/// process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads again.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub fn write_in_background() -> io::Result<Flush> {
+    let writer = Writer::start(
+        |line| {
+            // The reader may be gone.
+            let _ = write_now(line);
+        },
+        |dropped| {
+            tracing::warn!(
+                lines = dropped,
+                "log lines were dropped: standard error was not read in time"
+            );
+        },
+    )?;
+    WRITER.get_or_init(|| writer);
+    Ok(Flush)
+}
+
+/// When dropped, waits for the lines that are not written yet, for up to three seconds.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Flush;
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        flush();
+    }
+}
+
+/// Waits until the lines so far are written, for up to three seconds.
+pub fn flush() {
+    if let Some(writer) = WRITER.get() {
+        writer.flush(END_PATIENCE);
+    }
+}
+
+/// Writes a line to standard error, in the order of the log. Unlike `eprintln!` it does not panic if the reader is gone,
+/// and does not wait for one that stalls if lines are [written in the background](write_in_background).
+pub fn line(text: &str) {
+    write(format!("{text}\n").as_bytes());
+}
+
+fn write(bytes: &[u8]) {
+    match WRITER.get() {
+        Some(writer) => writer.push(bytes),
+        None => {
+            // The reader may be gone.
+            let _ = write_now(bytes);
+        }
+    }
+}
+
+fn write_now(bytes: &[u8]) -> io::Result<()> {
+    above(|| io::stderr().write_all(bytes))
+}
+
 /// The line at the bottom of the terminal.
 static BOTTOM: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
@@ -108,7 +179,7 @@ struct Stderr;
 
 impl io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        above(|| io::stderr().write_all(bytes))?;
+        write(bytes);
         Ok(bytes.len())
     }
 

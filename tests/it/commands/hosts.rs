@@ -216,6 +216,57 @@ async fn serve_reports_its_health_and_its_metrics() {
 }
 
 #[tokio::test]
+async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let address = format!("127.0.0.1:{}", crate::support::free_port());
+    let mut command = crate::support::rouse();
+    command
+        .args(["serve", "--http", &address, "--handlers"])
+        .arg(guests_dir())
+        .arg("--config")
+        .arg(&config)
+        .env("DATABASE_URL", db.url())
+        .env("ROUSE_LOG", "debug");
+    let (host, mut stderr) = Host::spawn_with_unread_stderr(command);
+    let long = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
+    until(&client, long, |job| job.state == "running").await;
+    // Their lines are several times what a pipe holds (64 KiB), and less than what may wait.
+    client
+        .query(
+            "SELECT rouse.enqueue_many('noop', array_fill('{\"n\": 1}'::jsonb, ARRAY[500]))",
+            &[],
+        )
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) = 500 FROM rouse.finished WHERE handler = 'noop'",
+    )
+    .await;
+    let health = crate::http::get(address.parse().unwrap(), "/healthz").await;
+    assert!(health.0.contains("200"), "{health:?}");
+    let job = ended(&client, long).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    host.signal(libc::SIGTERM);
+    until_true(
+        &client,
+        "SELECT bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
+    // Now it is read, and no line is missing.
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stderr, &mut text).map(|_| text)
+    });
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    let text = reading.join().unwrap().unwrap();
+    assert!(text.contains("worker stopped"), "{text}");
+}
+
+#[tokio::test]
 async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     let dir = scratch("hangs");
     let settings = crate::support::postgres_settings(dir.join("pg"));

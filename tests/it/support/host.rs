@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::process::ExitStatusExt,
     path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -106,7 +106,14 @@ impl Host {
     }
 
     /// Starts any command.
-    pub(crate) fn spawn(mut command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
+        let (host, stderr) = Self::spawn_with_unread_stderr(command);
+        collect(stderr, true, &host.output);
+        host
+    }
+
+    /// Starts any command. Its stderr, which nobody reads, is returned.
+    pub(crate) fn spawn_with_unread_stderr(mut command: Command) -> (Self, ChildStderr) {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -120,8 +127,8 @@ impl Host {
             false,
             &output,
         );
-        collect(child.stderr.take().expect("stderr is piped"), true, &output);
-        Self { child, output }
+        let stderr = child.stderr.take().expect("stderr is piped");
+        (Self { child, output }, stderr)
     }
 
     /// The process id.
