@@ -146,6 +146,29 @@ async fn a_drain_reports_failed_jobs_and_jobs_it_cannot_run() {
 }
 
 #[tokio::test]
+async fn a_drain_continues_when_its_standard_error_cannot_be_written() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["test_guests.wasm"]);
+    // A line of progress is due after five seconds.
+    let id = enqueue(&client, "test.sleep", json!({"ms": 7000})).await;
+    let mut drain = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    drain.stderr(full.unwrap());
+    let ran = tokio::task::spawn_blocking(move || drain.output());
+    let ran = ran.await.unwrap().unwrap();
+    let summary = String::from_utf8(ran.stdout).unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{summary}");
+    assert!(summary.contains("\"succeeded\":1"), "{summary}");
+    assert_eq!(ended(&client, id).await.attempt, 1);
+    until_true(
+        &client,
+        "SELECT count(*) = 1 AND bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
+}
+
+#[tokio::test]
 async fn a_drain_finds_due_jobs_among_ten_thousand_waiting_ones() {
     let db = TestDb::new().await;
     let client = db.client().await;

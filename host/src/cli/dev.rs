@@ -139,7 +139,7 @@ fn print_ready(
     handlers: &HandlerSet,
 ) -> anyhow::Result<()> {
     let folder: PathBuf = std::fs::canonicalize(&args.host.handlers)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = Vec::new();
     if args.json {
         let event = json!({
             "event": "ready",
@@ -216,7 +216,10 @@ fn print_ready(
             }
         }
     }
-    out.flush().context("print that the host is ready")
+    let mut stdout = std::io::stdout().lock();
+    // The reader may be gone. An error would end a host that may be running jobs.
+    let _ = stdout.write_all(&out).and_then(|()| stdout.flush());
+    Ok(())
 }
 
 /// An example call, preferably of a handler without grants. Its payload matches the schema.

@@ -9,6 +9,7 @@ use crate::config::Environment;
 use crate::postgres::Running;
 use crate::store::Store;
 use crate::store::connect::{ConnectError, Connector, has_password};
+use crate::telemetry;
 
 /// The database in the private Postgres.
 pub(super) const DATABASE: &str = "rouse";
@@ -76,10 +77,10 @@ impl Target {
 /// Every user of the machine can read the arguments of a process.
 pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
     if has_password(url) {
-        eprintln!(
+        telemetry::line(&format!(
             "rouse: every user of this machine can read the password in {option} (`ps` shows arguments); set {variable} instead, \
              or keep the password in PGPASSWORD or a password file (PGPASSFILE, ~/.pgpass)"
-        );
+        ));
     }
 }
 

@@ -4,6 +4,7 @@
 use super::nearest::{did_you_mean, nearest};
 use super::text::plain;
 use crate::store::{Store, StoreError};
+use crate::telemetry;
 
 /// Warns on standard error if no lane has this queue.
 ///
@@ -32,8 +33,8 @@ fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
         None => "; is its name right?".to_owned(),
         name => did_you_mean(name),
     };
-    eprintln!(
+    telemetry::line(&format!(
         "rouse: nothing was enqueued recently {of} {}{hint}",
         plain(name)
-    );
+    ));
 }

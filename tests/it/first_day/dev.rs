@@ -80,6 +80,40 @@ fn dev_keeps_a_summary_below_the_lines_of_jobs_on_a_terminal() {
     assert!(written.contains("ready:"), "{written}");
 }
 
+#[test]
+fn dev_continues_when_its_standard_output_cannot_be_written() {
+    let folder = folder("", &["noop.wasm"]);
+    let rouse = |args: &[&str]| {
+        let mut command = crate::support::command_without_database(args, &folder);
+        command.env_remove("ROUSE_DATA_DIR");
+        command
+    };
+    let dev = rouse(&["dev", "--http", "off"]);
+    // `Host` reads both streams of the shell; `rouse`, which replaces it, writes one of them elsewhere.
+    let mut shell = std::process::Command::new("sh");
+    shell
+        .args(["-c", "exec \"$0\" \"$@\" >/dev/full"])
+        .arg(dev.get_program())
+        .args(dev.get_args())
+        .current_dir(&folder);
+    for (name, value) in dev.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let dev = Host::spawn(shell);
+    dev.line(PATIENCE, |line| line.contains("worker started"));
+    let ran = Ran::of(&mut rouse(&["enqueue", "noop", "--json"]));
+    let id = ran.exits(0).json()["id"].to_string();
+    Ran::of(&mut rouse(&["job", &id, "--wait"]))
+        .exits(0)
+        .prints("succeeded");
+    dev.signal(libc::SIGTERM);
+    let (status, output) = dev.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+}
+
 #[tokio::test]
 async fn dev_prints_the_progress_of_jobs() {
     let folder = folder(

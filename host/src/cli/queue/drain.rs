@@ -29,6 +29,7 @@ use crate::sandbox::{Catalog, Sandbox};
 use crate::setting::{Number, setting};
 use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
+use crate::telemetry;
 use crate::worker::{self, Health, Middleware, Parts, Policy, Settings, Stop};
 
 /// Connections of the pool: those of a host, and one to query the queue.
@@ -102,7 +103,7 @@ pub(super) async fn run(
     match drain(&args, signals, middlewares).await {
         Ok(code) => Ok(code),
         Err(error) => {
-            eprintln!("rouse: {error:#}");
+            telemetry::line(&format!("rouse: {error:#}"));
             Ok(ExitCode::from(EXIT_BROKEN))
         }
     }
@@ -127,6 +128,7 @@ async fn drain(
         true => as_json(summary.to_json()),
         false => summary.to_text(),
     };
+    telemetry::flush();
     // Not `println!`, which panics if the reader is gone.
     writeln!(std::io::stdout(), "{text}").context("print the summary")?;
     done?;
@@ -210,9 +212,9 @@ fn exit_code(summary: &Summary) -> ExitCode {
 
 fn report_paused(queue: &str, since: &str) {
     let queue = plain(queue);
-    eprintln!(
+    telemetry::line(&format!(
         "rouse: queue {queue} is paused since {since}; `rouse queue resume {queue}` resumes it"
-    );
+    ));
 }
 
 /// The file's settings, for this queue only, with one lease for all handlers.
@@ -408,10 +410,10 @@ impl Outage {
         let since = *self.since.get_or_insert_with(Instant::now);
         if !self.reported && since.elapsed() >= OUTAGE_REPORTED_AFTER {
             self.reported = true;
-            eprintln!(
+            telemetry::line(&format!(
                 "rouse: queue {}: cannot count the jobs that are left ({error}); waiting for the database (Ctrl-C stops)",
                 plain(queue)
-            );
+            ));
         }
     }
 }

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Summary;
 use crate::cli::text::plain;
+use crate::telemetry;
 
 /// The time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -46,7 +47,7 @@ impl Progress {
             Self::Lines(last) => {
                 if last.get().elapsed() >= LINE_EVERY {
                     last.set(Instant::now());
-                    eprintln!("rouse: queue {}: {text}", plain(&summary.queue));
+                    telemetry::line(&format!("rouse: queue {}: {text}", plain(&summary.queue)));
                 }
             }
         }
