@@ -224,6 +224,38 @@ async fn a_new_file_starts_to_serve_and_a_removed_one_is_withdrawn() {
 }
 
 #[tokio::test]
+async fn a_file_that_may_still_be_there_is_not_withdrawn() {
+    let handlers = Handlers::watched(&[
+        ("echo.wasm", &echo("test.echo", "1")),
+        ("linked.wasm", &echo("test.linked", "1")),
+    ])
+    .await;
+    // An error that root gets too, and that does not mean that the file is gone: the link's name is too long.
+    std::os::unix::fs::symlink("x".repeat(300), handlers.path(".link")).unwrap();
+    fs::hard_link(handlers.path("echo.wasm"), handlers.path(".echo")).unwrap();
+    fs::rename(handlers.path(".link"), handlers.path("echo.wasm")).unwrap();
+    handlers
+        .until("it is refused", |set| refusal(set, "echo.wasm").is_some())
+        .await;
+    let why = handlers.refusal("echo.wasm");
+    assert!(why.starts_with("it cannot be read: "), "{why}");
+    handlers.handler("test.echo");
+    handlers.handler("test.linked");
+    // A link that leads nowhere is no file.
+    std::os::unix::fs::symlink("nowhere", handlers.path(".link")).unwrap();
+    fs::rename(handlers.path(".link"), handlers.path("linked.wasm")).unwrap();
+    handlers
+        .until("it is withdrawn", |set| set.get("test.linked").is_none())
+        .await;
+    handlers.handler("test.echo");
+    fs::rename(handlers.path(".echo"), handlers.path("echo.wasm")).unwrap();
+    handlers
+        .until("it is accepted", |set| set.refused.is_empty())
+        .await;
+    handlers.handler("test.echo");
+}
+
+#[tokio::test]
 async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
     let waits = guest(
         &manifest("test.echo", "1"),

@@ -157,14 +157,17 @@ impl Catalog {
     /// # Errors
     /// When the folder or one of the files cannot be read, or a file name cannot be written in one line.
     pub fn digests(dir: &Path, bytes_max: usize) -> anyhow::Result<BTreeMap<String, Digest>> {
-        let listed = file::list(dir, false)
+        let listing = file::list(dir, false)
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
         let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
             Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
             Ok(None) => bail!("{} is being written to; try again", harmless::name(&name)),
             Err(why) => bail!("{} cannot be listed: {why}", harmless::name(&name)),
         };
-        listed.into_iter().map(digest).collect()
+        if let Some((name, why)) = listing.unreadable.iter().next() {
+            bail!("{} cannot be listed: {why}", harmless::name(name));
+        }
+        listing.files.into_iter().map(digest).collect()
     }
 
     /// The [proof](Digest::proof) that this host has the file of a module. Blocks while it reads the file.

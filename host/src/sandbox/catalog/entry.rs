@@ -84,13 +84,13 @@ impl Entry {
     }
 
     /// Refuses the file. A digest means that the contents are the cause, and need not be tried again. `why` may quote
-    /// the contents, and is printed in one line.
-    pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
+    /// the contents, and is printed in one line. Returns true if the reason is new.
+    pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) -> bool {
         if digest.is_some() {
             self.waiting = None;
         }
         self.refused_digest = digest;
-        self.deny(file, Denied { why, lines: None });
+        self.deny(file, Denied { why, lines: None })
     }
 
     /// Denies the file a name that is in its manifest. Returns true if that is new.

@@ -79,13 +79,28 @@ pub(super) fn name(path: &Path) -> String {
     }
 }
 
-/// The files that could be modules, by name. Hidden files are skipped: copy tools write to hidden names before they
+/// The files of a folder that could be modules, by name.
+#[derive(Default)]
+pub(super) struct Listing {
+    pub(super) files: BTreeMap<String, Listed>,
+    /// Those that may be there, and why this cannot be determined: a sentence that starts with "it …".
+    pub(super) unreadable: BTreeMap<String, String>,
+}
+
+impl Listing {
+    /// False if there is certainly no file of this name.
+    pub(super) fn may_have(&self, name: &str) -> bool {
+        self.files.contains_key(name) || self.unreadable.contains_key(name)
+    }
+}
+
+/// Lists the files that could be modules. Hidden files are skipped: copy tools write to hidden names before they
 /// rename.
 ///
 /// # Errors
 /// When the folder cannot be listed.
-pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, Listed>, String> {
-    let mut listed = BTreeMap::new();
+pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
+    let mut listing = Listing::default();
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let path = entry.map_err(|error| error.to_string())?.path();
         let is_wasm = path
@@ -95,9 +110,15 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
         if !is_wasm || name.starts_with('.') {
             continue;
         }
-        // The file was removed meanwhile, or is a dangling link.
-        let Ok(metadata) = fs::metadata(&path) else {
-            continue;
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            // The file was removed meanwhile, or is a link that leads nowhere.
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => {
+                let why = format!("it cannot be read: {error}");
+                listing.unreadable.insert(name, why);
+                continue;
+            }
         };
         if metadata.is_file() {
             let stamp = Stamp::of(&metadata).map_err(|error| error.to_string())?;
@@ -105,7 +126,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
                 true => Stamp::at(&signature_path(&path)),
                 false => None,
             };
-            listed.insert(
+            listing.files.insert(
                 name,
                 Listed {
                     path,
@@ -115,7 +136,15 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
             );
         }
     }
-    Ok(listed)
+    Ok(listing)
+}
+
+/// True if the error means that there is no file.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)
+    )
 }
 
 /// Opens a file for reading.

@@ -105,8 +105,8 @@ impl Folder {
     /// Searches for changed files and starts to load them.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
         self.gate.refresh();
-        let listed = match file::list(&self.dir, self.gate.needs_signatures()) {
-            Ok(listed) => listed,
+        let listing = match file::list(&self.dir, self.gate.needs_signatures()) {
+            Ok(listing) => listing,
             Err(why) => {
                 let changed = self.unreadable.as_ref() != Some(&why);
                 if changed {
@@ -126,7 +126,7 @@ impl Folder {
 
         let removed: Vec<Entry> = self
             .entries
-            .extract_if(.., |name, _| !listed.contains_key(name))
+            .extract_if(.., |name, _| !listing.may_have(name))
             .map(|(name, entry)| {
                 tracing::info!(file = name, "module withdrawn: its file is gone");
                 entry
@@ -134,9 +134,12 @@ impl Folder {
             .collect();
         scan.changed |= !removed.is_empty();
         self.owners
-            .update_presence(SystemTime::now(), |file| listed.contains_key(file));
+            .update_presence(SystemTime::now(), |file| listing.may_have(file));
 
-        for (name, listed) in listed {
+        for (name, why) in listing.unreadable {
+            scan.changed |= self.refuse_unreadable(&name, why, trust);
+        }
+        for (name, listed) in listing.files {
             self.check_file(&name, listed, trust, &removed, &mut scan);
         }
         scan
@@ -184,6 +187,24 @@ impl Folder {
         }
     }
 
+    /// Refuses a file that may be there. Its last good version keeps serving. Returns true if that is new.
+    fn refuse_unreadable(&mut self, name: &str, why: String, trust: &Trust) -> bool {
+        let new = self.new_entry(trust);
+        let entry = self.entries.entry(name.to_owned()).or_insert(new);
+        // It is loaded as soon as it can be read.
+        entry.seen = None;
+        entry.fresh = None;
+        entry.refuse(name, why, None)
+    }
+
+    /// The state of a file that is new in this scan.
+    fn new_entry(&self, trust: &Trust) -> Entry {
+        Entry {
+            was_at_start: self.is_starting && matches!(trust, Trust::Everything),
+            ..Entry::default()
+        }
+    }
+
     fn check_file(
         &mut self,
         name: &str,
@@ -198,12 +219,8 @@ impl Folder {
             signature: listed.signature,
             lock: self.gate.lock_stamp(),
         };
-        let was_at_start = self.is_starting && matches!(trust, Trust::Everything);
-        let new = || Entry {
-            was_at_start,
-            ..Entry::default()
-        };
-        let entry = self.entries.entry(name.to_owned()).or_insert_with(new);
+        let new = self.new_entry(trust);
+        let entry = self.entries.entry(name.to_owned()).or_insert(new);
         let again = entry.retry_at.is_some_and(|at| at <= now);
         if entry.seen == Some(snapshot) && !again {
             entry.fresh = None;
