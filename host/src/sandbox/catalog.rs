@@ -162,7 +162,11 @@ impl Catalog {
         let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
             Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
             Ok(None) => bail!("{} is being written to; try again", harmless::name(&name)),
-            Err(why) => bail!("{} cannot be listed: {why}", harmless::name(&name)),
+            Err(unusable) => bail!(
+                "{} cannot be listed: {}",
+                harmless::name(&name),
+                unusable.why()
+            ),
         };
         if let Some((name, why)) = listing.unreadable.iter().next() {
             bail!("{} cannot be listed: {why}", harmless::name(name));
@@ -183,7 +187,7 @@ impl Catalog {
             stamp,
             signature: None,
         };
-        match file::read(&listed, bytes_max)? {
+        match file::read(&listed, bytes_max).map_err(file::Unusable::why)? {
             Some(bytes) if Digest::of(&bytes) == module.digest => Ok(Digest::proof(nonce, &bytes)),
             Some(_) | None => Err("its file has changed since it was loaded".into()),
         }

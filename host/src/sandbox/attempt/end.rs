@@ -190,7 +190,8 @@ fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
     }
 }
 
-fn is_guests_fault(error: &wasmtime::Error) -> bool {
+/// True if the guest's own code ended a call or a start.
+pub(in crate::sandbox) fn is_guests_fault(error: &wasmtime::Error) -> bool {
     error.is::<WasmBacktrace>() || error.is::<Trap>() || error.is::<I32Exit>()
 }
 

@@ -163,23 +163,55 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     }
 }
 
+/// Why a file cannot be used: a sentence that starts with "it …" or "its …".
+#[derive(Debug)]
+pub(super) enum Unusable {
+    /// Until the file changes, or its signature, or the lock file.
+    UntilChanged(String),
+    /// Because of an error of the system, which may not last.
+    ForNow(String),
+}
+
+impl Unusable {
+    /// `what` cannot be read. Permissions cannot change without a change of the file's stamp.
+    pub(super) fn unreadable(what: &str, error: &io::Error) -> Self {
+        let why = format!("{what} cannot be read: {error}");
+        match error.raw_os_error() {
+            None | Some(libc::EACCES) => Self::UntilChanged(why),
+            Some(_) => Self::ForNow(why),
+        }
+    }
+
+    pub(super) fn why(self) -> String {
+        match self {
+            Self::UntilChanged(why) | Self::ForNow(why) => why,
+        }
+    }
+}
+
+impl From<String> for Unusable {
+    fn from(why: String) -> Self {
+        Self::UntilChanged(why)
+    }
+}
+
 /// The bytes of a file; `None` if it changed since it was listed.
 ///
 /// # Errors
-/// A sentence that starts with "it …" or "its …".
-pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
+/// If the file cannot be used.
+pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, Unusable> {
     let Some(name) = listed.path.file_name().and_then(OsStr::to_str) else {
-        return Err("its name is not UTF-8; rename it".into());
+        return Err("its name is not UTF-8; rename it".to_owned().into());
     };
     // Such a name would be displayed wrongly in a terminal, and would span several lines of a lock file.
     if name.contains(is_harmful) {
-        return Err("its name has control characters or bidirectional marks; rename it".into());
+        let why = "its name has control characters or bidirectional marks; rename it";
+        return Err(why.to_owned().into());
     }
     if listed.path.extension().is_some_and(|end| end == "cwasm") {
-        return Err(
-            "it is compiled code, which cannot be trusted; use the .wasm that it was compiled from"
-                .into(),
-        );
+        let why =
+            "it is compiled code, which cannot be trusted; use the .wasm that it was compiled from";
+        return Err(why.to_owned().into());
     }
     let too_large = || {
         format!(
@@ -189,7 +221,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         )
     };
     if listed.stamp.bytes > bytes_max as u64 {
-        return Err(too_large());
+        return Err(too_large().into());
     }
     let read = || -> io::Result<Option<Vec<u8>>> {
         let file = open(&listed.path)?;
@@ -201,6 +233,6 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
     match read() {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("it cannot be read: {error}")),
+        Err(error) => Err(Unusable::unreadable("it", &error)),
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::file::{self, Listed, QUIET, Stamp};
+use super::file::{self, Listed, QUIET, Stamp, Unusable};
 use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
@@ -21,7 +21,7 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 /// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
 /// the files of one deployment arrive one after another, and no handler may be missing meanwhile.
 pub(super) struct Gate {
-    /// The lock file when it was last read; `None` if it does not exist.
+    /// The lock file when it was last read; `None` if it does not exist, or an error of the system prevented that.
     stamp: Option<Stamp>,
     /// The lock file as it is now, and since when it has been unchanged.
     fresh: Option<(Stamp, Instant)>,
@@ -109,20 +109,26 @@ impl Gate {
             stamp,
             signature: None,
         };
+        let mut is_read = true;
         let text = match file::read(&listed, LOCK_BYTES_MAX) {
             Ok(Some(bytes)) => {
                 String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_string())
             }
             // It was written to meanwhile: the next scan finds another stamp.
             Ok(None) => return,
-            Err(why) => Err(why),
+            Err(unusable) => {
+                is_read = matches!(unusable, Unusable::UntilChanged(_));
+                Err(unusable.why())
+            }
         };
-        self.stamp = Some(stamp);
+        // Without a stamp, the next scan reads it again.
+        self.stamp = is_read.then_some(stamp);
         let lock = text.and_then(|text| text.parse());
         match &lock {
             Ok(_) => {
                 tracing::info!(lock = %path.display(), "only modules listed in this lock file start to serve")
             }
+            Err(why) if self.rules.lock.as_ref().err() == Some(why) => {}
             Err(why) => tracing::warn!(lock = %path.display(), "no module starts to serve: {why}"),
         }
         self.set_lock(lock);
@@ -145,27 +151,29 @@ impl Rules {
     /// Checks the bytes of a file against the rules, and returns which of the keys in force signed them.
     ///
     /// # Errors
-    /// A sentence that starts with "it …" or "its …".
+    /// If it may not serve.
     pub(super) fn check(
         &self,
         name: &str,
         path: &Path,
         digest: Digest,
         bytes: &[u8],
-    ) -> Result<Vec<PublicKey>, String> {
+    ) -> Result<Vec<PublicKey>, Unusable> {
         if let Some(lock) = &self.pin.lock {
             let path = lock.display();
             match &self.lock {
                 Err(why) => {
                     return Err(format!(
                         "it must be listed in {path}, which cannot be used: {why}; `rouse handlers lock` writes it"
-                    ));
+                    )
+                    .into());
                 }
                 Ok(lock) if !lock.allows(digest) => {
                     return Err(format!(
                         "it is not listed in {path}; if you trust it, run `rouse handlers lock` to list all files, or add this line: {}",
                         lock_line(digest, name)
-                    ));
+                    )
+                    .into());
                 }
                 Ok(_) => {}
             }
@@ -180,9 +188,13 @@ impl Rules {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(format!(
                     "it has no signature {name}.sig; create one with a trusted key: `rouse handlers sign --key FILE {name}`"
-                ));
+                )
+                .into());
             }
-            Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
+            Err(error) => {
+                let what = format!("its signature {name}.sig");
+                return Err(Unusable::unreadable(&what, &error));
+            }
         };
         let keys = self.keys.iter().copied();
         let signed_by: Vec<PublicKey> = keys.filter(|key| key.signed(bytes, &signature)).collect();
@@ -191,7 +203,8 @@ impl Rules {
             true => Ok(signed_by),
             false => Err(format!(
                 "its signature {name}.sig was not made with one of the trusted_keys, or the file was changed after it was signed"
-            )),
+            )
+            .into()),
         }
     }
 }
@@ -226,7 +239,7 @@ mod tests {
             let checked = gate
                 .rules()
                 .check("a.wasm", &module, Digest::of(bytes), bytes);
-            let why = checked.expect_err("it is not accepted");
+            let why = checked.expect_err("it is not accepted").why();
             assert!(why.contains("it is not a regular file"), "{why}");
         };
         refused(Pin {
@@ -237,6 +250,56 @@ mod tests {
             lock: Some(lock.clone()),
             ..Pin::default()
         });
+    }
+
+    /// A socket can be listed, but the system refuses to open it.
+    #[test]
+    fn a_lock_file_is_read_again_after_an_error_of_the_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = dir.path().join("a.lock");
+        let socket = std::os::unix::net::UnixListener::bind(&lock).unwrap();
+        let mut gate = Gate::new(&Settings {
+            pin: Pin {
+                lock: Some(lock.clone()),
+                ..Pin::default()
+            },
+            ..Settings::default()
+        });
+        let check = |gate: &Gate| {
+            let bytes = b"a module";
+            let digest = Digest::of(bytes);
+            gate.rules().check("a.wasm", &lock, digest, bytes)
+        };
+        let why = check(&gate).expect_err("it is not accepted").why();
+        assert!(why.contains("it cannot be read"), "{why}");
+        assert_eq!(gate.lock_stamp(), None, "it counts as unread");
+        drop(socket);
+        std::fs::remove_file(&lock).unwrap();
+        let line = lock_line(Digest::of(b"a module"), "a.wasm");
+        std::fs::write(&lock, line).unwrap();
+        gate.read_lock();
+        check(&gate).expect("it is accepted");
+        assert!(gate.lock_stamp().is_some());
+    }
+
+    #[test]
+    fn a_signature_is_read_again_after_an_error_of_the_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let module = dir.path().join("a.wasm");
+        let _socket =
+            std::os::unix::net::UnixListener::bind(file::signature_path(&module)).unwrap();
+        let gate = Gate::new(&Settings {
+            pin: Pin {
+                trusted_keys: vec![("A".repeat(43) + "=").parse().unwrap()],
+                ..Pin::default()
+            },
+            ..Settings::default()
+        });
+        let bytes = b"a module";
+        let checked = gate
+            .rules()
+            .check("a.wasm", &module, Digest::of(bytes), bytes);
+        assert!(matches!(checked, Err(Unusable::ForNow(_))), "{checked:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread;
 
-use super::file::{self, Listed};
+use super::file::{self, Listed, Unusable};
 use super::gate::Rules;
 use super::load_queue::{LoadQueue, Next};
 use crate::sandbox::module::compile::{Compiler, Try};
@@ -45,6 +45,15 @@ pub(super) enum Outcome {
     Transient(String),
     /// It is slow to compile or to describe itself, and waits until all others were tried.
     Slow,
+}
+
+impl From<Unusable> for Outcome {
+    fn from(unusable: Unusable) -> Self {
+        match unusable {
+            Unusable::UntilChanged(why) => Self::Refused(why, None),
+            Unusable::ForNow(why) => Self::Transient(why),
+        }
+    }
 }
 
 /// An event that wakes the thread that follows the folder.
@@ -164,7 +173,7 @@ impl Shared {
         let bytes = match file::read(&order.listed, self.sandbox.settings().module_bytes_max) {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Outcome::Changed,
-            Err(why) => return Outcome::Refused(why, None),
+            Err(unusable) => return unusable.into(),
         };
         let digest = Digest::of(&bytes);
         let passes = order
@@ -172,7 +181,7 @@ impl Shared {
             .check(&order.file, &order.listed.path, digest, &bytes);
         let signed_by = match passes {
             Ok(signed_by) => signed_by,
-            Err(why) => return Outcome::Refused(why, None),
+            Err(unusable) => return unusable.into(),
         };
         if order.refused == Some(digest) {
             return Outcome::StillRefused;
@@ -223,6 +232,40 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Settings;
+    use crate::sandbox::catalog::gate::Gate;
+
+    #[test]
+    fn a_file_is_tried_again_after_an_error_of_the_system() {
+        let settings = || Settings {
+            attempts_max: 1,
+            ..Settings::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let there = dir.path().join("a.wasm");
+        std::fs::write(&there, b"a module").unwrap();
+        let (wake, done) = mpsc::channel();
+        let loader = Loader::new(Sandbox::start(settings()).unwrap(), Arc::default(), wake);
+        loader.load(Order {
+            file: "a.wasm".into(),
+            number: 1,
+            listed: Listed {
+                // Too long: an error that says nothing about the file.
+                path: dir.path().join("x".repeat(300)),
+                stamp: file::Stamp::at(&there).unwrap(),
+                signature: None,
+            },
+            rules: Gate::new(&settings()).rules(),
+            refused: None,
+        });
+        let Ok(Wake::Loaded(loaded)) = done.recv() else {
+            panic!("it is not loaded");
+        };
+        let Outcome::Transient(why) = loaded.outcome else {
+            panic!("it is not tried again");
+        };
+        assert!(why.starts_with("it cannot be read: "), "{why}");
+    }
 
     #[test]
     fn versions_that_were_replaced_are_forgotten() {

@@ -93,7 +93,7 @@ impl Compiler {
         };
         let compiled = child
             .compile(wasm, cpu_max)
-            .map_err(|error| not_compiled(format!("the compiler cannot be waited for: {error}")))?;
+            .map_err(|error| not_compiled(format!("the compiler cannot be watched: {error}")))?;
         let (result, is_last) = match compiled {
             Compiled::Answered {
                 code,

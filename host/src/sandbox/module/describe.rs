@@ -12,7 +12,7 @@ use super::compile::Try;
 use super::lines::Lines;
 use super::refused::NotLoaded;
 use crate::harmless::line;
-use crate::sandbox::attempt::end::{backtrace, trap_message};
+use crate::sandbox::attempt::end::{backtrace, is_guests_fault, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
 use crate::sandbox::attempt::meter::{Meter, within_cpu};
 use crate::sandbox::attempt::state::{self, AttemptState, PerAttempt};
@@ -62,8 +62,11 @@ pub(in crate::sandbox) fn describe(
     let described = sandbox.guests().block_on(task);
     match described.unwrap_or_else(|error| Err(could_not(&error))) {
         Ok(manifest) => Ok(manifest),
-        Err(failed) if failed.waited && which == Try::First => Err(NotLoaded::Retry),
-        Err(failed) => Err(NotLoaded::Contents(failed.why)),
+        Err(failed) => Err(match failed.cause {
+            Cause::Waited if which == Try::First => NotLoaded::Retry,
+            Cause::Waited | Cause::Module => NotLoaded::Contents(failed.why),
+            Cause::Machine => NotLoaded::Transient(failed.why),
+        }),
     }
 }
 
@@ -71,14 +74,31 @@ pub(in crate::sandbox) fn describe(
 struct Failed {
     /// A sentence that starts with "it …".
     why: String,
+    cause: Cause,
+}
+
+enum Cause {
+    Module,
     /// Its wall time was over.
-    waited: bool,
+    Waited,
+    /// No instance could be created.
+    Machine,
 }
 
 impl From<String> for Failed {
     fn from(why: String) -> Self {
-        Self { why, waited: false }
+        Self {
+            why,
+            cause: Cause::Module,
+        }
     }
+}
+
+/// Why the call did not return a manifest.
+enum Stop {
+    /// The instance failed to start.
+    Starting(wasmtime::Error),
+    Running(wasmtime::Error),
 }
 
 fn could_not(error: &JoinError) -> Failed {
@@ -131,9 +151,11 @@ async fn call(
 
     let called = {
         let call = pin!(async {
-            let instance = pre.instantiate_async(&mut store).await?;
+            let instance = pre.instantiate_async(&mut store).await;
+            let instance = instance.map_err(Stop::Starting)?;
             let handlers = instance.rouse_handler_handlers();
-            handlers.call_describe(&mut store).await
+            let described = handlers.call_describe(&mut store).await;
+            described.map_err(Stop::Running)
         });
         timeout(wall_max, within_cpu(call, &Meter::default(), CPU_MAX)).await
     };
@@ -153,9 +175,19 @@ async fn call(
                 wall_max.as_secs(),
                 evidence(log, &[])
             ),
-            waited: true,
+            cause: Cause::Waited,
         }),
-        Ok(Some(Err(error))) => {
+        Ok(Some(Err(Stop::Starting(error))))
+            if state.limiter.denial().is_none() && !is_guests_fault(&error) =>
+        {
+            Err(Failed {
+                why: format!(
+                    "it could not be described, because no instance could be created: {error:#}"
+                ),
+                cause: Cause::Machine,
+            })
+        }
+        Ok(Some(Err(Stop::Starting(error) | Stop::Running(error)))) => {
             let why = match (state.limiter.denial(), &state.panic) {
                 (Some(_), _) => format!(
                     "it needed more than {} MiB of memory to describe itself",

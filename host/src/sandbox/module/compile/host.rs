@@ -113,18 +113,24 @@ impl Child {
             .spawn()?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("no valid process id"))?;
-        let handle = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| {
+        let stderr = process.stderr.take().expect("it is piped, above");
+        let watched = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(io::Error::from)
+            .and_then(|handle| {
+                let reader = thread::Builder::new().spawn(move || read_stderr(stderr))?;
+                Ok((handle, reader))
+            });
+        let (handle, reader) = watched.inspect_err(|_| {
             // It may have ended already.
             let _ = process.kill();
             let _ = process.wait();
         })?;
-        let stderr = process.stderr.take().expect("it is piped, above");
         Ok(Self {
             handle,
             input: process.stdin.take().expect("it is piped, above"),
             output: process.stdout.take().expect("it is piped, above"),
             process,
-            stderr: Some(thread::spawn(move || read_stderr(stderr))),
+            stderr: Some(reader),
             limits,
         })
     }
@@ -132,13 +138,14 @@ impl Child {
     /// Compiles a module within this CPU time. Blocks.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// When it cannot be waited for, or no thread can be started.
     pub(super) fn compile(&mut self, wasm: &[u8], cpu_max: Duration) -> io::Result<Compiled> {
         let wall_max = cpu_max * WALL_PER_CPU;
         let handle = self.handle.try_clone()?;
         let (done, watched) = mpsc::channel::<()>();
         thread::scope(|scope| {
-            let watchdog = scope.spawn(move || watch(&handle, &watched, wall_max));
+            let watchdog = thread::Builder::new()
+                .spawn_scoped(scope, move || watch(&handle, &watched, wall_max))?;
             let last_read = match self.request(wasm, cpu_max) {
                 Ok(compiled) => return Ok(compiled),
                 Err(last_read) => last_read,
