@@ -48,15 +48,23 @@ fn is_missing(error: &anyhow::Error) -> bool {
 fn create(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     let key: [u8; KEY_BYTES] = rand::random();
     let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
+    // Not the id of this process, which is always the same in a container: a file that an earlier start has left must
+    // not be in the way.
+    beside.push(format!(".{:016x}", rand::random::<u64>()));
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(&beside)?;
-    file.write_all(&key)?;
-    file.sync_all()?;
-    fs::rename(&beside, path)?;
+    let written = file
+        .write_all(&key)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&beside, path));
+    if let Err(error) = written {
+        // The error above is the one to report.
+        let _ = fs::remove_file(&beside);
+        return Err(error.into());
+    }
     Ok(key)
 }
 
@@ -78,6 +86,17 @@ mod tests {
             1,
             "no temporary file is left"
         );
+    }
+
+    #[test]
+    fn a_file_that_an_earlier_start_has_left_is_not_in_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        // Half a key, of a process with the same id.
+        let left = dir.path().join(format!("key.{}", std::process::id()));
+        fs::write(&left, b"half").unwrap();
+        let key = read_or_make_key(&path).unwrap();
+        assert_eq!(read_or_make_key(&path).unwrap(), key);
     }
 
     #[test]
