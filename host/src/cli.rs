@@ -201,13 +201,35 @@ impl Command {
 /// Ends `rouse job 1 | head -1` when `head` ends. Not for workers: a connection that the database closes must not end
 /// them.
 fn end_quietly_with_the_reader() {
+    set_sigpipe(libc::SIG_DFL);
+}
+
+/// While it exists, writing to a pipe without a reader is an error, and does not end the process: a compiler that ends
+/// before it has read its module must not end the command.
+struct PipesFail;
+
+impl PipesFail {
+    fn start() -> Self {
+        set_sigpipe(libc::SIG_IGN);
+        Self
+    }
+}
+
+impl Drop for PipesFail {
+    fn drop(&mut self) {
+        end_quietly_with_the_reader();
+    }
+}
+
+/// Sets what SIGPIPE does: `SIG_DFL` or `SIG_IGN`.
+fn set_sigpipe(action: libc::sighandler_t) {
     #[expect(
         unsafe_code,
         reason = "the standard library ignores SIGPIPE, and has no way to change that"
     )]
-    // SAFETY: called before any thread is started; the default action needs no handler.
+    // SAFETY: both actions need no handler.
     unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::signal(libc::SIGPIPE, action);
     }
 }
 

@@ -16,7 +16,9 @@ use crate::sandbox_guest::{
     Handlers, PATIENCE, echo, guest_that, refusal, small_settings, version,
 };
 use crate::support::worker::{TestWorker, ended, enqueue};
-use crate::support::{Host, TestDb, rouse_binary, scratch};
+use crate::support::{
+    Host, Ran, TestDb, command_without_database, folder_of, rouse_binary, scratch,
+};
 
 /// A sandbox for one test.
 fn sandbox(settings: Settings) -> Arc<Sandbox> {
@@ -491,4 +493,52 @@ async fn until(condition: &str, mut is: impl FnMut() -> bool) {
         }
     });
     assert!(reached.await.is_ok(), "not reached: {condition}");
+}
+
+/// The program that loads this test binary, and `rouse`.
+fn dynamic_loader() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut paths = maps.split_whitespace();
+    let loader = paths.find(|path| path.contains("/ld-"));
+    PathBuf::from(loader.expect("the test binary has a dynamic loader"))
+}
+
+#[test]
+fn a_compiler_that_ends_before_it_has_read_its_module_does_not_end_the_command() {
+    // More than a pipe holds (64 KiB).
+    let mut module = b"\0asm\x0d\0\x01\0".to_vec();
+    module.resize(200 << 10, 0);
+    let folder = folder_of("", &[("large.wasm", &module)]);
+    // A host starts the file of its own process as the compiler, which is the loader here: it finds no program of the
+    // name `compile-module`.
+    let run = |args: &[&str]| {
+        let rouse = command_without_database(args, &folder);
+        let mut command = Command::new(dynamic_loader());
+        command
+            .arg(rouse.get_program())
+            .args(rouse.get_args())
+            .envs(
+                rouse
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .env_remove("DATABASE_URL")
+            .env_remove("ROUSE_LOG")
+            .current_dir(&folder);
+        Ran::of(&mut command)
+    };
+    let words = "it could not be compiled: the compiler ended with";
+    run(&["handlers"]).exits(1).prints(words);
+    run(&["invoke", "no.such"]).exits(3).prints(words);
+}
+
+#[test]
+fn the_list_of_handlers_ends_quietly_with_its_reader() {
+    let folder = folder_of("", &[("echo.wasm", &echo("test.echo", "1"))]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = command_without_database(&["handlers"], &folder);
+    let ran = command.stdout(writer).output().unwrap();
+    assert_eq!(ran.status.signal(), Some(libc::SIGPIPE), "{ran:?}");
+    assert!(ran.stderr.is_empty(), "{ran:?}");
 }

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 
 use profile_file::ProfileFile;
 
+use super::PipesFail;
 use super::attempt_error;
 use super::host::HANDLERS_DIR;
 use super::nearest::{did_you_mean, nearest};
@@ -27,6 +28,7 @@ use crate::duration;
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
+use crate::telemetry;
 use crate::worker::Policy;
 
 /// The handler failed.
@@ -117,6 +119,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         settings.tick = Profile::EVERY;
     }
     open_files::raise_limit();
+    let pipes = PipesFail::start();
     let sandbox = Sandbox::start(settings)?;
     let loading = Catalog::open(sandbox.clone(), &args.handlers);
     let Some(catalog) = signals.unless(loading).await else {
@@ -125,7 +128,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     let catalog = catalog?;
     let handlers = catalog.current();
     let Some(handler) = handlers.get(&args.handler).cloned() else {
-        eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
+        telemetry::line(&unknown(&args.handler, &args.handlers, &handlers));
         return Ok(EXIT_UNKNOWN);
     };
     let mut policy = Policy::resolve(&handler.manifest, &file.overrides());
@@ -138,6 +141,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     };
     let recorded = call.profile.clone();
     let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;
+    drop(pipes);
     if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
         let timeout = humantime::format_duration(timeout);
         error.message = format!("it ran longer than the {timeout} of --timeout");

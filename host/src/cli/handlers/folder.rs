@@ -14,6 +14,7 @@ use super::gates;
 use super::held::Held;
 use super::in_force::{self, Setting};
 use super::trouble::Trouble;
+use crate::cli::PipesFail;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::dev::serves::Serves;
 use crate::cli::host::HANDLERS_DIR;
@@ -122,6 +123,7 @@ impl Folder {
             dir.display()
         );
         let settings = file.sandbox(&folder, 1);
+        let _pipes = PipesFail::start();
         let sandbox = Sandbox::start(with_compiler(settings.clone()))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
