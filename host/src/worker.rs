@@ -301,10 +301,10 @@ async fn work(
     shared.log_event("stopping");
     shutdown::drain(&shared).await;
     shutdown::settle_last_outcomes(&shared, settler).await?;
-    background.stop().await;
+    let stopped = background.stop().await;
     shutdown::leave(&shared).await?;
     shared.log_event("stopped");
-    Ok(())
+    stopped
 }
 
 /// Registers the worker. Returns its incarnation, the interval of its heartbeats, and when the registration was sent.

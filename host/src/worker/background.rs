@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::error;
 
-use super::Shared;
+use super::{Shared, Stop};
 use super::{
     challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs,
     maintenance, progress, reach, releases, shards, slots, sql, usage, wakeups,
@@ -14,18 +15,19 @@ use super::{
 use crate::store::connect::Connector;
 
 /// The tasks of one worker beside its claimer and its settler. They run until [`Background::stop`].
+#[derive(Default)]
 pub(super) struct Background {
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Cancelled when one of them has panicked.
+    panicked: CancellationToken,
 }
 
 impl Background {
     /// Starts all of them. `heartbeat`: the interval of the heartbeats.
     pub(super) fn start(shared: &Arc<Shared>, heartbeat: Duration, listen_at: Connector) -> Self {
-        let background = Self {
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        };
+        let background = Self::default();
+        background.stop_after_a_panic(shared.stop.clone());
         background.spawn(leases::renew_forever(shared.clone()));
         background.spawn(reach::report_forever(shared.clone()));
         background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
@@ -38,8 +40,7 @@ impl Background {
         background.spawn(declared::run_forever(shared.clone()));
         background.spawn(progress::run_forever(shared.clone()));
         // It ends by itself, so that a stop does not interrupt a write.
-        let logging = logs::run_until(shared.clone(), background.stop.clone());
-        background.tasks.spawn(logging);
+        background.spawn_to_its_end(logs::run_until(shared.clone(), background.stop.clone()));
         background.spawn(usage::run_forever(shared.clone()));
         background.spawn(slots::release_late_claims(shared.clone()));
         background.spawn(maintenance::run_forever(shared.clone()));
@@ -53,21 +54,92 @@ impl Background {
     /// Spawns a task that the stop interrupts.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        self.tasks
-            .spawn(async move { stop.run_until_cancelled(task).await });
+        self.spawn_to_its_end(async move {
+            // `None`: it was interrupted.
+            let _: Option<()> = stop.run_until_cancelled(task).await;
+        });
+    }
+
+    fn spawn_to_its_end(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let panics = OnPanic(self.panicked.clone());
+        self.tasks.spawn(async move {
+            let _panics = panics;
+            task.await;
+        });
+    }
+
+    /// Stops the worker at once when one of the tasks has panicked. A worker that, for instance, renews no leases any
+    /// more would look alive, and keep claiming jobs.
+    fn stop_after_a_panic(&self, worker: Stop) {
+        let (stop, panicked) = (self.stop.clone(), self.panicked.clone());
+        self.tasks.spawn(async move {
+            let panicked = stop.run_until_cancelled(panicked.cancelled()).await;
+            if panicked.is_some() {
+                error!("a task of the worker has panicked, so the worker stops");
+                worker.now();
+            }
+        });
     }
 
     /// Stops the tasks, and waits until they have ended. A drop stops them too: otherwise the heartbeats would register the
     /// worker again.
-    pub(super) async fn stop(self) {
+    ///
+    /// # Errors
+    /// If one of them has panicked.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        anyhow::ensure!(
+            !self.panicked.is_cancelled(),
+            "a task of the worker has panicked, which is a bug in Rouse; the message of the panic is on standard error"
+        );
+        Ok(())
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+/// Cancels its token if the task that holds it panics.
+struct OnPanic(CancellationToken);
+
+impl Drop for OnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_panics_stops_the_worker_and_is_an_error() {
+        let (background, worker) = (Background::default(), Stop::default());
+        background.stop_after_a_panic(worker.clone());
+        background.spawn(pending());
+        background.spawn(async { panic!("on purpose") });
+        worker.aborting().await;
+        assert!(background.stop().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn tasks_that_end_or_are_stopped_are_no_error() {
+        let (background, worker) = (Background::default(), Stop::default());
+        background.stop_after_a_panic(worker.clone());
+        background.spawn(pending());
+        background.spawn(async {});
+        let stopped = background.stop.clone();
+        background.spawn_to_its_end(async move { stopped.cancelled().await });
+        background.stop().await.unwrap();
+        assert!(!worker.is_stopping());
     }
 }
