@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rouse::job::{Attempt, RunEnd};
 use rouse::worker::{AttemptInfo, Middleware, Next, Running, Settings};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
@@ -50,6 +51,36 @@ impl Middleware for Substitute {
             next.instead(end)
         })
     }
+}
+
+/// Never ends; notifies when it is entered.
+struct Hanging(Arc<Notify>);
+
+impl Middleware for Hanging {
+    fn around<'a>(&'a self, _: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            self.0.notify_one();
+            let _run = next.run().await;
+            std::future::pending::<rouse::sandbox::Run>().await
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_middleware_that_never_ends_does_not_outlast_an_immediate_stop() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let entered = Arc::new(Notify::new());
+    let around: Vec<Arc<dyn Middleware>> = vec![Arc::new(Hanging(entered.clone()))];
+    let worker = TestWorker::start_with_middlewares(&db, Settings::default(), around).await;
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    entered.notified().await;
+    worker.stop_now().await;
+    until_true(
+        &client,
+        "SELECT bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -235,6 +235,13 @@ impl Leases {
         running
     }
 
+    /// The longest grace of the running attempts.
+    pub(super) fn longest_grace(&self) -> Duration {
+        let inner = self.lock();
+        let graces = inner.held.values().map(Lease::grace);
+        graces.max().unwrap_or_default()
+    }
+
     /// Another session may have changed this job (`None`: any job): its lease is renewed now.
     pub(super) fn doubt(&self, id: Option<JobId>) {
         let mut inner = self.lock();

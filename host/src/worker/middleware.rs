@@ -20,7 +20,8 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 /// own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside
 /// all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If it
 /// panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they must not block.
-/// The lease is renewed while they run, so one that never ends keeps its slot for ever.
+/// The lease is renewed while they run, so one that never ends keeps its slot for ever, and a host that stops waits for
+/// it until a second signal.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};

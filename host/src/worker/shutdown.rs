@@ -13,7 +13,8 @@ use crate::store::{Store, StoreError};
 
 /// How long a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
-/// The time limit, after an immediate stop, for writing the last outcomes, and again for unregistering.
+/// The time limit, after an immediate stop, for attempts whose guests were stopped, again for writing the last outcomes,
+/// and again for unregistering.
 const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
@@ -38,7 +39,21 @@ async fn wait_for_attempts(shared: &Shared) {
     if !ids.is_empty() {
         warn!(job.ids = ?ids, "aborting attempts that have not finished; their jobs are given back");
     }
-    shared.attempts.tasks.wait().await;
+    tokio::select! {
+        () = shared.attempts.tasks.wait() => {}
+        () = attempts_have_had_their_time(shared) => warn!(
+            job.ids = ?shared.leases.ids(),
+            "attempts have not ended although their guests were stopped, or their outcomes have no space; not waiting for them"
+        ),
+    }
+}
+
+/// Waits until no guest can be running any more after an immediate stop. What is left then is, for instance, a
+/// middleware that never ends.
+async fn attempts_have_had_their_time(shared: &Shared) {
+    shared.stop.now.cancelled().await;
+    let grace = shared.leases.longest_grace();
+    tokio::time::sleep(grace.saturating_add(LAST_WITHIN)).await;
 }
 
 /// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a
