@@ -61,7 +61,7 @@ impl Middleware for Hanging {
         Box::pin(async move {
             self.0.notify_one();
             let _run = next.run().await;
-            std::future::pending::<rouse::sandbox::Run>().await
+            std::future::pending::<rouse::sandbox::RunReport>().await
         })
     }
 }

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::support::database::{drop_all_partitions, raised, refusal};
 use crate::support::worker::{TestWorker, cancel, ended, enqueue_sql};
-use crate::support::{TestDb, folder, rouse_in, run_rouse, scratch};
+use crate::support::{TestDb, folder, rouse_in, run_rouse};
 
 /// The partition of a finished job, without its day.
 async fn partition_of(client: &Client, id: i64) -> String {
