@@ -98,13 +98,13 @@ CREATE TABLE rouse.gate (
     queue       text,
     handler     text,
     key         text[] NOT NULL DEFAULT '{}',
-    most        integer,
+    max         integer,
     period_ms   bigint,
     burst       integer,
-    lasts       text,
-    newcomer    text,
+    during      text,
+    on_conflict text,
     edge        text,
-    longest_ms  bigint,
+    max_wait_ms bigint,
     -- The handler whose module declares it. Null: an operator has set it.
     declared_by text
 );

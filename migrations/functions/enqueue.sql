@@ -397,7 +397,7 @@ $$;
 -- Enqueues a job like rouse.enqueue, and returns what has happened. A null key means none: then only a gate can make the job give way.
 --
 --   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a gate let through before.
---            That has perhaps ended, if the gate lasts for a period
+--            That has perhaps ended, if the gate is a singleton with during => 'period'
 --   created  true: this call has enqueued it; false: it was there before. Nothing was added; a gate may have replaced its arguments
 --   differs  the arguments of this call in which the live job with the key differs: payload, queue, source, priority, max_attempts, tags,
 --            grants, lease, timeout, job_timeout and after; not run_at, which each retry changes. Empty if a gate has decided

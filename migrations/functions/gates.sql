@@ -3,9 +3,9 @@
 -- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a value of the payload, or
 -- by several of these. Three kinds act in the claim:
 --
---   max_concurrent  at most `most` jobs of a key run at the same time, on all workers
---   throttle        at most `most` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at once
---   batch           up to `most` jobs of a key start together, in one attempt, when there are so many, or when the first has waited for a `period`
+--   max_concurrent  at most `max` jobs of a key run at the same time, on all workers
+--   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at once
+--   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first has waited for a `period`
 --
 -- and two in the enqueue:
 --
@@ -145,9 +145,9 @@ $$;
 
 -- What rouse.gate says about claims, and the limits of jobs in flight of fair queues.
 CREATE OR REPLACE FUNCTION rouse._claim_gates() RETURNS TABLE (
-    name text, kind text, queue text, handler text, key text[], most integer, period_ms bigint, burst integer)
+    name text, kind text, queue text, handler text, key text[], max integer, period_ms bigint, burst integer)
 LANGUAGE sql STABLE AS $$
-    SELECT g.name, g.kind, g.queue, g.handler, g.key, g.most, g.period_ms, g.burst
+    SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms, g.burst
     FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch')
     UNION ALL
     -- No gate has a name like this.
@@ -331,13 +331,13 @@ BEGIN
     -- A limit that is above the number of all running jobs, with those that this claim may take, is not reached by any key.
     names := ARRAY(
         WITH gates AS MATERIALIZED (
-            SELECT g.name, g.kind, g.most FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
+            SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
         SELECT g.name
         FROM gates AS g CROSS JOIN (
             SELECT count(*) AS jobs FROM (
                 SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
-                LIMIT (SELECT coalesce(max(g.most), 0) FROM gates AS g WHERE g.kind = 'max_concurrent')) AS r) AS r
-        WHERE g.kind <> 'max_concurrent' OR g.most <= r.jobs + whole);
+                LIMIT (SELECT coalesce(max(g.max), 0) FROM gates AS g WHERE g.kind = 'max_concurrent')) AS r) AS r
+        WHERE g.kind <> 'max_concurrent' OR g.max <= r.jobs + whole);
     IF EXISTS (SELECT FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names)) THEN
         running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names) AS r);
     END IF;
@@ -345,7 +345,7 @@ BEGIN
     WITH pairs AS MATERIALIZED (
         SELECT o.place, o.lane, g.name AS gate, g.kind, k.key,
                CASE g.kind
-                   WHEN 'max_concurrent' THEN greatest(g.most - coalesce((running ->> (g.name || E'\n' || k.key))::integer, 0), 0)
+                   WHEN 'max_concurrent' THEN greatest(g.max - coalesce((running ->> (g.name || E'\n' || k.key))::integer, 0), 0)
                    ELSE coalesce(t.tokens, b.room) END AS room,
                coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
         FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, permitted, place)
@@ -362,11 +362,11 @@ BEGIN
             SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE g.kind = 'throttle' AND a.gate = g.name AND a.key = k.key LIMIT 1) AS u ON true
         -- Conditions of these joins would be checked after the calls.
         LEFT JOIN LATERAL (
-            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.most, g.period_ms, g.burst, u.starts, u.until, at) AS c
+            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.max, g.period_ms, g.burst, u.starts, u.until, at) AS c
             WHERE g.kind = 'throttle' OFFSET 0) AS t ON true
         LEFT JOIN LATERAL (
             SELECT c.room, c.wait_ms, c.size
-            FROM rouse._batches(o.lane, o.after, g.most, g.period_ms, CASE WHEN p_in_batches THEN o.most ELSE least(o.most, p_wanted) END, at) AS c
+            FROM rouse._batches(o.lane, o.after, g.max, g.period_ms, CASE WHEN p_in_batches THEN o.most ELSE least(o.most, p_wanted) END, at) AS c
             WHERE g.kind = 'batch' OFFSET 0) AS b ON true
         -- Jobs that are claimed by source do not form batches.
         WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
@@ -487,7 +487,7 @@ BEGIN
     charged AS (
         INSERT INTO rouse.gate_key AS k (gate, key, starts, until)
         SELECT u.gate, u.key, CASE WHEN g.burst IS NULL THEN array_fill(p_at, ARRAY[u.starts]) END,
-               p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.most END * g.period_ms * interval '1 millisecond'
+               p_at + CASE WHEN g.burst IS NULL THEN 1 ELSE u.starts::double precision / g.max END * g.period_ms * interval '1 millisecond'
         FROM (SELECT t.gate, t.key, sum(t.jobs)::integer AS starts FROM gated AS t WHERE t.room IS NULL AND t.jobs > 0 GROUP BY t.gate, t.key) AS u
         JOIN rouse.gate AS g ON g.name = u.gate AND g.kind = 'throttle'
         ON CONFLICT (gate, key) DO UPDATE
@@ -502,7 +502,7 @@ BEGIN
     used_up AS (
         SELECT c.gate, c.key, t.wait_ms
         FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
-        CROSS JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
+        CROSS JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
         WHERE t.wait_ms IS NOT NULL)
     SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END, array_agg(t.gate)
     FROM gated AS t LEFT JOIN used_up AS l ON l.gate = t.gate AND l.key = t.key
@@ -575,15 +575,15 @@ BEGIN
         IF held.job <> p_id THEN
             SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job;
             -- Only a job that may be replaced is locked: the settlement of a running one may wait for this transaction.
-            IF (gate.newcomer = 'replace' OR gate.edge = 'trailing') AND was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL THEN
+            IF (gate.on_conflict = 'replace' OR gate.edge = 'trailing') AND was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL THEN
                 SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job FOR NO KEY UPDATE;
             END IF;
             taken := CASE
-                WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.longest_ms * interval '1 millisecond')
+                WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.max_wait_ms * interval '1 millisecond')
                 -- A job that has started, or waits for others, stays as it is.
-                WHEN gate.kind = 'debounce' OR gate.newcomer = 'replace' THEN was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL
-                WHEN gate.lasts = 'queued' THEN was.state = 'queued'
-                WHEN gate.lasts = 'running' THEN was.id IS NOT NULL
+                WHEN gate.kind = 'debounce' OR gate.on_conflict = 'replace' THEN was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL
+                WHEN gate.during = 'queued' THEN was.state = 'queued'
+                WHEN gate.during = 'running' THEN was.id IS NOT NULL
                 ELSE p_at < held.until END;
         END IF;
         IF taken IS NOT TRUE THEN
@@ -591,25 +591,25 @@ BEGIN
                 UPDATE rouse.gate_key AS k SET job = p_id, since = p_at, until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
             END IF;
             IF gate.edge = 'trailing' THEN
-                run_at := greatest(run_at, p_at + least(rest, gate.longest_ms * interval '1 millisecond'));
+                run_at := greatest(run_at, p_at + least(rest, gate.max_wait_ms * interval '1 millisecond'));
             END IF;
             gates := gates || gate.name;
             keys := keys || own;
             CONTINUE;
         END IF;
-        IF gate.newcomer = 'refuse' AND p_may_refuse THEN
+        IF gate.on_conflict = 'refuse' AND p_may_refuse THEN
             RAISE EXCEPTION 'rouse.enqueue: gate % is closed: it has let job % of handler % through', gate.name, held.job, p_handler
                 USING ERRCODE = 'RW009',
-                      HINT = CASE gate.lasts WHEN 'queued' THEN 'It opens when that job starts.' WHEN 'running' THEN 'It opens when that job has ended.'
+                      HINT = CASE gate.during WHEN 'queued' THEN 'It opens when that job starts.' WHEN 'running' THEN 'It opens when that job has ended.'
                              ELSE format('It opens at %s.', held.until) END;
         END IF;
         live := held.job;
         PERFORM rouse._open_gates(p_id, gates, keys);
-        replaced := gate.newcomer = 'replace' OR gate.edge = 'trailing';
+        replaced := gate.on_conflict = 'replace' OR gate.edge = 'trailing';
         IF gate.edge = 'leading' THEN
             UPDATE rouse.gate_key AS k SET until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
         ELSIF gate.edge = 'trailing' THEN
-            run_at := greatest(run_at, least(p_at + rest, held.since + gate.longest_ms * interval '1 millisecond'));
+            run_at := greatest(run_at, least(p_at + rest, held.since + gate.max_wait_ms * interval '1 millisecond'));
             UPDATE rouse.gate_key AS k SET until = run_at WHERE k.gate = gate.name AND k.key = own;
         END IF;
         RETURN;
@@ -676,14 +676,14 @@ BEGIN
         PERFORM rouse._lock('gate', old.name);
         -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just now.
         UPDATE rouse.gate_key AS k
-        SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.most]) END,
-            until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.most END
+        SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.max]) END,
+            until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.max END
         WHERE k.gate = new.name AND k.until > clock_timestamp();
-    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.most, old.period_ms) IS DISTINCT FROM (new.most, new.period_ms) THEN
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.max, old.period_ms) IS DISTINCT FROM (new.max, new.period_ms) THEN
         PERFORM rouse._lock('gate', old.name);
         -- As many starts short of being full as before, at the new rate.
         UPDATE rouse.gate_key AS k
-        SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.most::double precision * new.period_ms / (new.most::double precision * old.period_ms))
+        SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms))
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     END IF;
     RETURN NULL;
@@ -713,67 +713,69 @@ LANGUAGE sql IMMUTABLE AS $$
                  || left(p_gate.key::text, 140)
         WHEN p_gate.kind IN ('batch', 'singleton', 'debounce') AND p_gate.handler IS NULL THEN p_gate.kind || ' needs a handler'
         -- A setting without an effect is a mistake.
-        WHEN p_gate.most IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle', 'batch') THEN p_gate.kind || ' has no most'
+        WHEN p_gate.max IS NOT NULL AND p_gate.kind NOT IN ('max_concurrent', 'throttle', 'batch') THEN p_gate.kind || ' has no max'
         WHEN p_gate.period_ms IS NOT NULL AND p_gate.kind = 'max_concurrent' THEN p_gate.kind || ' has no period'
         WHEN p_gate.burst IS NOT NULL AND p_gate.kind <> 'throttle' THEN p_gate.kind || ' has no burst'
-        WHEN p_gate.lasts IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no lasts'
-        WHEN p_gate.newcomer IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no newcomer'
+        WHEN p_gate.during IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no during'
+        WHEN p_gate.on_conflict IS NOT NULL AND p_gate.kind <> 'singleton' THEN p_gate.kind || ' has no on_conflict'
         WHEN p_gate.edge IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no edge'
-        WHEN p_gate.longest_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no longest'
-        WHEN p_gate.kind IN ('max_concurrent', 'throttle') AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000000
-            THEN 'most must be 1 to 1000000, not ' || coalesce(p_gate.most::text, 'null')
-        WHEN p_gate.kind = 'batch' AND coalesce(p_gate.most, 0) NOT BETWEEN 1 AND 1000
-            THEN 'most must be 1 to 1000, not ' || coalesce(p_gate.most::text, 'null')
-        WHEN p_gate.kind = 'throttle' AND p_gate.burst IS NULL AND p_gate.most > 1000
-            THEN 'without a burst, most must be 1 to 1000, not ' || p_gate.most
+        WHEN p_gate.max_wait_ms IS NOT NULL AND p_gate.kind <> 'debounce' THEN p_gate.kind || ' has no max_wait'
+        WHEN p_gate.kind IN ('max_concurrent', 'throttle') AND coalesce(p_gate.max, 0) NOT BETWEEN 1 AND 1000000
+            THEN 'max must be 1 to 1000000, not ' || coalesce(p_gate.max::text, 'null')
+        WHEN p_gate.kind = 'batch' AND coalesce(p_gate.max, 0) NOT BETWEEN 1 AND 1000
+            THEN 'max must be 1 to 1000, not ' || coalesce(p_gate.max::text, 'null')
+        WHEN p_gate.kind = 'throttle' AND p_gate.burst IS NULL AND p_gate.max > 1000
+            THEN 'without a burst, max must be 1 to 1000, not ' || p_gate.max
         WHEN p_gate.kind = 'throttle' AND p_gate.burst NOT BETWEEN 1 AND 1000000 THEN 'burst must be 1 to 1000000, not ' || p_gate.burst
-        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.lasts, '') NOT IN ('queued', 'running', 'period')
-            THEN 'lasts must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.lasts, 140)), 'null')
-        WHEN p_gate.period_ms IS NOT NULL AND p_gate.lasts <> 'period' THEN 'a singleton has a period only if it lasts for one'
-        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.lasts = 'period' OR p_gate.period_ms IS NOT NULL)
+        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.during, '') NOT IN ('queued', 'running', 'period')
+            THEN 'during must be queued, running or period, not ' || coalesce(quote_literal(left(p_gate.during, 140)), 'null')
+        WHEN p_gate.period_ms IS NOT NULL AND p_gate.during <> 'period' THEN 'a singleton has a period only if during is period'
+        WHEN (p_gate.kind IN ('throttle', 'debounce') OR p_gate.during = 'period' OR p_gate.period_ms IS NOT NULL)
              AND coalesce(p_gate.period_ms, 0) NOT BETWEEN 1 AND 2592000000
             THEN 'period must be 1 millisecond to 30 days, not ' || coalesce((p_gate.period_ms * interval '1 millisecond')::text, 'null')
-        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.newcomer, '') NOT IN ('keep', 'replace', 'refuse')
-            THEN 'newcomer must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.newcomer, 140)), 'null')
-        WHEN p_gate.newcomer = 'replace' AND p_gate.lasts <> 'queued' THEN 'only a singleton that lasts while it is queued can be replaced'
+        WHEN p_gate.kind = 'singleton' AND coalesce(p_gate.on_conflict, '') NOT IN ('keep', 'replace', 'refuse')
+            THEN 'on_conflict must be keep, replace or refuse, not ' || coalesce(quote_literal(left(p_gate.on_conflict, 140)), 'null')
+        WHEN p_gate.on_conflict = 'replace' AND p_gate.during <> 'queued' THEN 'a job is replaced only while it is queued: leave out during'
         WHEN p_gate.kind = 'debounce' AND coalesce(p_gate.edge, '') NOT IN ('trailing', 'leading')
             THEN 'edge must be trailing or leading, not ' || coalesce(quote_literal(left(p_gate.edge, 140)), 'null')
-        WHEN p_gate.longest_ms NOT BETWEEN p_gate.period_ms AND 2592000000
-            THEN 'longest must be at least the period, and at most 30 days, not ' || p_gate.longest_ms * interval '1 millisecond'
+        WHEN p_gate.max_wait_ms NOT BETWEEN p_gate.period_ms AND 2592000000
+            THEN 'max_wait must be at least the period, and at most 30 days, not ' || p_gate.max_wait_ms * interval '1 millisecond'
     END
 $$;
 
 -- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once; the division by a new key applies to
 -- jobs that are enqueued from now on, and those that wait already share one. Leaves a record.
 --
---   kind      max_concurrent, throttle, batch, singleton or debounce
---   handler   its jobs only; null: those of all handlers. batch, singleton and debounce need one
---   queue     the jobs of this queue only; null: of all queues
---   key       what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as $.customer.id; empty: there
---             is one limit. Jobs without the value share one. batch: tenant, which need not be written, and at most one more
---   most      max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch: jobs of one attempt; 1 to 1,000
---   period    throttle, debounce, and a singleton that lasts for one: 1 ms to 30 days. batch: how long the first job waits for others; null: it
---             does not wait
---   burst     throttle: how many may start at once after a pause, at an average of `most` in a period. Null: never more than `most` (up to
---             1,000) in any period
---   lasts     singleton: queued (while the job waits, for its first start or a retry; default), running (until it has ended) or period (from its enqueue on)
---   newcomer  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
---             becomes the newcomer; one that has started, or waits for others, does not count) or refuse (an error)
---   edge      debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,
---             at once)
---   longest   debounce: how long a burst may last; null: any time
+--   kind         max_concurrent, throttle, batch, singleton or debounce
+--   handler      its jobs only; null: those of all handlers. batch, singleton and debounce need one
+--   queue        the jobs of this queue only; null: of all queues
+--   key          what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as $.customer.id; empty: there
+--                is one limit. Jobs without the value share one. batch: tenant, which need not be written, and at most one more
+--   max          max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch: jobs of one attempt; 1 to 1,000
+--   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: how long the first job waits for others; null:
+--                it does not wait
+--   burst        throttle: how many may start at once after a pause, at an average of `max` in a period. Null: never more than `max` (up to
+--                1,000) in any period
+--   during       singleton: queued (while the job waits, for its first start or a retry; default), running (until it has ended) or period (from its
+--                enqueue on)
+--   on_conflict  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
+--                gets the arguments of the new job; one that has started, or waits for others, does not count) or refuse (an error)
+--   edge         debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,
+--                at once)
+--   max_wait     debounce: how long a burst may last; null: any time
 CREATE OR REPLACE FUNCTION rouse.set_gate(
-    name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', most integer DEFAULT NULL,
-    period interval DEFAULT NULL, burst integer DEFAULT NULL, lasts text DEFAULT NULL, newcomer text DEFAULT NULL, edge text DEFAULT NULL,
-    longest interval DEFAULT NULL) RETURNS void
+    name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', max integer DEFAULT NULL,
+    period interval DEFAULT NULL, burst integer DEFAULT NULL, during text DEFAULT NULL, on_conflict text DEFAULT NULL, edge text DEFAULT NULL,
+    max_wait interval DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM rouse._set_gate(ROW(
         name, kind, queue, handler,
         ARRAY(SELECT 'tenant' WHERE kind = 'batch' AND 'tenant' <> ALL (key)
-              UNION ALL (SELECT k.by FROM unnest(key) WITH ORDINALITY AS k(by, place) ORDER BY k.place)), most, extract(epoch FROM period) * 1000, burst,
-        CASE kind WHEN 'singleton' THEN coalesce(lasts, 'queued') ELSE lasts END, CASE kind WHEN 'singleton' THEN coalesce(newcomer, 'keep') ELSE newcomer END,
-        CASE kind WHEN 'debounce' THEN coalesce(edge, 'trailing') ELSE edge END, extract(epoch FROM longest) * 1000, NULL)::rouse.gate);
+              UNION ALL (SELECT k.by FROM unnest(key) WITH ORDINALITY AS k(by, place) ORDER BY k.place)), max, extract(epoch FROM period) * 1000, burst,
+        CASE kind WHEN 'singleton' THEN coalesce(during, 'queued') ELSE during END,
+        CASE kind WHEN 'singleton' THEN coalesce(on_conflict, 'keep') ELSE on_conflict END,
+        CASE kind WHEN 'debounce' THEN coalesce(edge, 'trailing') ELSE edge END, extract(epoch FROM max_wait) * 1000, NULL)::rouse.gate);
 END
 $$;
 
@@ -787,7 +789,7 @@ BEGIN
     IF p_gate.name IS NULL OR p_gate.kind IS NULL OR wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null')
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Leave out the settings that its kind does not have. For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', most => 5).';
+                  HINT = 'Leave out the settings that its kind does not have. For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', max => 5).';
     END IF;
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     SELECT * INTO was FROM rouse.gate AS g WHERE g.name = p_gate.name FOR NO KEY UPDATE;
@@ -800,9 +802,9 @@ BEGIN
     END IF;
     INSERT INTO rouse.gate SELECT p_gate.*
     ON CONFLICT ON CONSTRAINT gate_pkey DO UPDATE
-    SET kind = excluded.kind, queue = excluded.queue, handler = excluded.handler, key = excluded.key, most = excluded.most,
-        period_ms = excluded.period_ms, burst = excluded.burst, lasts = excluded.lasts, newcomer = excluded.newcomer, edge = excluded.edge,
-        longest_ms = excluded.longest_ms, declared_by = excluded.declared_by;
+    SET kind = excluded.kind, queue = excluded.queue, handler = excluded.handler, key = excluded.key, max = excluded.max,
+        period_ms = excluded.period_ms, burst = excluded.burst, during = excluded.during, on_conflict = excluded.on_conflict, edge = excluded.edge,
+        max_wait_ms = excluded.max_wait_ms, declared_by = excluded.declared_by;
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, p_gate.queue, 'gate_set', session_user, jsonb_strip_nulls(to_jsonb(p_gate)));
@@ -831,12 +833,12 @@ $$;
 -- further ones of a kind. Leaves out those whose name has a gate that an operator has set.
 CREATE OR REPLACE FUNCTION rouse._declared_gates(p_handler text, p_gates jsonb) RETURNS SETOF rouse.gate
 LANGUAGE sql STABLE AS $$
-    SELECT d.name, d.kind, NULL, p_handler, coalesce(d.key, '{}'), d.most, d.period_ms, d.burst, d.lasts, d.newcomer, d.edge, d.longest_ms, p_handler
+    SELECT d.name, d.kind, NULL, p_handler, coalesce(d.key, '{}'), d.max, d.period_ms, d.burst, d.during, d.on_conflict, d.edge, d.max_wait_ms, p_handler
     FROM (SELECT g.*, p_handler || '/' || g.kind
                       || coalesce('.' || nullif(row_number() OVER (PARTITION BY g.kind ORDER BY e.place), 1), '') AS name
           FROM jsonb_array_elements(p_gates) WITH ORDINALITY AS e(gate, place)
           CROSS JOIN LATERAL jsonb_to_record(e.gate) AS g(
-              kind text, key text[], most integer, period_ms bigint, burst integer, lasts text, newcomer text, edge text, longest_ms bigint)) AS d
+              kind text, key text[], max integer, period_ms bigint, burst integer, during text, on_conflict text, edge text, max_wait_ms bigint)) AS d
     WHERE NOT EXISTS (SELECT FROM rouse.gate AS o WHERE o.name = d.name AND o.declared_by IS NULL)
     ORDER BY d.name
 $$;

@@ -117,8 +117,8 @@ $$;
 
 -- The gates, as they are in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate; null: an operator has set it.
 CREATE OR REPLACE VIEW rouse.gates AS
-SELECT g.name, g.kind, g.queue, g.handler, g.key, g.most, g.period_ms * interval '1 millisecond' AS period, g.burst, g.lasts, g.newcomer, g.edge,
-       g.longest_ms * interval '1 millisecond' AS longest, g.declared_by
+SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms * interval '1 millisecond' AS period, g.burst, g.during, g.on_conflict, g.edge,
+       g.max_wait_ms * interval '1 millisecond' AS max_wait, g.declared_by
 FROM rouse.gate AS g;
 
 -- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits of jobs in flight of fair queues are left
@@ -129,7 +129,7 @@ FROM rouse.gate AS g;
 --   left      max_concurrent, throttle: how many jobs may start now
 --   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more, `at_least` is true. Jobs that were
 --             enqueued before their lanes were divided by the key have the empty one
---   opens_at  throttle: when the next job may start. singleton that lasts for a period, debounce with the leading edge: when the next job is
+--   opens_at  throttle: when the next job may start. singleton with during => 'period', debounce with the leading edge: when the next job is
 --             let through. debounce with the trailing edge: when its job is due. Null if it is open, or opens when a job starts or ends
 --   job       singleton, debounce: the job that was let through, which may have ended
 --
@@ -174,12 +174,12 @@ BEGIN
            CASE WHEN g.in_claims THEN rouse._gate_key_values(g.key, u.key)
                 ELSE ARRAY(SELECT coalesce(v.value, '') FROM jsonb_array_elements_text(u.key::jsonb) WITH ORDINALITY AS v(value, n) ORDER BY v.n) END,
            CASE WHEN g.kind = 'max_concurrent' THEN coalesce(r.jobs, 0)::bigint END,
-           CASE g.kind WHEN 'max_concurrent' THEN greatest(g.most - coalesce(r.jobs, 0), 0) WHEN 'throttle' THEN t.tokens END::bigint,
+           CASE g.kind WHEN 'max_concurrent' THEN greatest(g.max - coalesce(r.jobs, 0), 0) WHEN 'throttle' THEN t.tokens END::bigint,
            CASE WHEN g.in_claims THEN coalesce(w.jobs, 0) END, CASE WHEN g.in_claims THEN coalesce(w.at_least, false) END,
            CASE
                WHEN g.kind = 'throttle' THEN now + t.wait_ms * interval '1 millisecond'
-               WHEN g.lasts = 'period' THEN k.until
-               WHEN g.edge = 'leading' THEN least(k.until, k.since + g.longest_ms * interval '1 millisecond')
+               WHEN g.during = 'period' THEN k.until
+               WHEN g.edge = 'leading' THEN least(k.until, k.since + g.max_wait_ms * interval '1 millisecond')
                WHEN g.edge = 'trailing' AND j.available_at > now THEN j.available_at
            END,
            CASE WHEN NOT g.in_claims THEN k.job END
@@ -188,17 +188,17 @@ BEGIN
     LEFT JOIN waiting AS w ON w.gate = u.gate AND w.key = u.key
     LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
-    LEFT JOIN LATERAL rouse._tokens(g.most, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
+    LEFT JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
     LEFT JOIN rouse.job AS j ON NOT g.in_claims AND j.id = k.job
     -- For singleton and debounce the same as in rouse._pass_gates.
     WHERE CASE
         WHEN g.kind = 'max_concurrent' THEN r.jobs > 0 OR w.jobs > 0
         WHEN g.kind = 'batch' THEN w.jobs > 0
-        WHEN g.kind = 'throttle' THEN w.jobs > 0 OR t.tokens < coalesce(g.burst, g.most)
-        WHEN g.edge = 'leading' THEN now < least(k.until, k.since + g.longest_ms * interval '1 millisecond')
-        WHEN g.kind = 'debounce' OR g.newcomer = 'replace' THEN j.state = 'queued' AND j.attempt = 0 AND j.blockers IS NULL
-        WHEN g.lasts = 'queued' THEN j.state = 'queued'
-        WHEN g.lasts = 'running' THEN j.id IS NOT NULL
+        WHEN g.kind = 'throttle' THEN w.jobs > 0 OR t.tokens < coalesce(g.burst, g.max)
+        WHEN g.edge = 'leading' THEN now < least(k.until, k.since + g.max_wait_ms * interval '1 millisecond')
+        WHEN g.kind = 'debounce' OR g.on_conflict = 'replace' THEN j.state = 'queued' AND j.attempt = 0 AND j.blockers IS NULL
+        WHEN g.during = 'queued' THEN j.state = 'queued'
+        WHEN g.during = 'running' THEN j.id IS NOT NULL
         ELSE now < k.until END
     ORDER BY g.name, u.key;
 END

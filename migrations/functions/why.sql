@@ -208,7 +208,7 @@ BEGIN
             FROM (SELECT array_agg(g.name) AS names FROM gates AS g
                   -- Others cannot be full.
                   WHERE g.kind = 'max_concurrent'
-                    AND g.most <= (SELECT count(*) FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity')
+                    AND g.max <= (SELECT count(*) FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity')
                   HAVING count(*) > 0) AS n
             CROSS JOIN LATERAL rouse._in_flight(n.names) AS f)
         SELECT g.*, coalesce((SELECT r.jobs FROM running AS r WHERE r.gate = g.name AND r.key = g.own), 0) AS running FROM gates AS g ORDER BY g.name
@@ -216,11 +216,11 @@ BEGIN
         of := rouse._gated_jobs(gate.key, p_queue, p_handler, p_key);
         change := format('`rouse gate set %s --kind %s', gate.name, gate.kind) || coalesce(' --handler ' || gate.handler, '')
                   || coalesce(' --queue ' || gate.queue, '') || coalesce((SELECT string_agg(' --key ' || rouse._shell_word(k.by), '') FROM unnest(gate.key) AS k(by)), '')
-                  || coalesce(' --period ' || gate.period_ms || 'ms', '') || coalesce(' --burst ' || gate.burst, '') || ' --most N`';
+                  || coalesce(' --period ' || gate.period_ms || 'ms', '') || coalesce(' --burst ' || gate.burst, '') || ' --max N`';
         since := NULL;
         until := NULL;
         IF gate.kind = 'max_concurrent' THEN
-            CONTINUE WHEN gate.running < gate.most;
+            CONTINUE WHEN gate.running < gate.max;
             -- The limit was reached when the last one of them started.
             since := (
                 SELECT max(j.claimed_at) FROM rouse.job AS j
@@ -228,7 +228,7 @@ BEGIN
                 WHERE j.state = 'running' AND j.lease_until > '-infinity' AND coalesce(gate.queue, l.queue) = l.queue
                   AND coalesce(gate.handler, l.handler) = l.handler AND rouse._gate_key(gate.key, l.queue, l.handler, l.key) = gate.own);
             reason := 'limit';
-            sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, gate.running, gate.most,
+            sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, gate.running, gate.max,
                                rouse._duration(p_now - since),
                                CASE WHEN gate.name LIKE 'queue %' THEN 'fair share of ' || gate.name ELSE 'gate ' || gate.name END);
             remedy := 'The end of one of them, or a higher limit: '
@@ -236,20 +236,20 @@ BEGIN
         ELSIF gate.kind = 'throttle' THEN
             SELECT t.tokens, t.wait_ms INTO state
             FROM (SELECT) AS one LEFT JOIN rouse.gate_key AS k ON k.gate = gate.name AND k.key = gate.own
-            CROSS JOIN LATERAL rouse._tokens(gate.most, gate.period_ms, gate.burst, k.starts, k.until, p_now) AS t;
+            CROSS JOIN LATERAL rouse._tokens(gate.max, gate.period_ms, gate.burst, k.starts, k.until, p_now) AS t;
             CONTINUE WHEN state.tokens > 0;
             reason := 'rate';
             until := p_now + state.wait_ms * interval '1 millisecond';
-            sentence := format('Jobs%s are at their rate, %s in %s: the next may start in %s (gate %s).', of, gate.most,
+            sentence := format('Jobs%s are at their rate, %s in %s: the next may start in %s (gate %s).', of, gate.max,
                                rouse._duration(gate.period_ms * interval '1 millisecond'), rouse._duration(until - p_now), gate.name);
             remedy := 'Time, or a higher rate: ' || change;
         ELSE
             SELECT b.room, b.wait_ms INTO state FROM rouse._batches(
                 p_job.lane, coalesce((SELECT j.turn FROM rouse.job AS j WHERE j.lane = p_job.lane AND j.state = 'queued' AND j.turn IS NOT NULL
-                                      ORDER BY j.turn LIMIT 1), 0) - 1, gate.most, gate.period_ms, 1, p_now) AS b;
+                                      ORDER BY j.turn LIMIT 1), 0) - 1, gate.max, gate.period_ms, 1, p_now) AS b;
             CONTINUE WHEN state.room > 0 OR state.wait_ms IS NULL;
             reason := 'batch';
-            sentence := format('Jobs%s start in batches of %s, and there are fewer; the first of them waits for others up to %s (gate %s).', of, gate.most,
+            sentence := format('Jobs%s start in batches of %s, and there are fewer; the first of them waits for others up to %s (gate %s).', of, gate.max,
                                rouse._duration(gate.period_ms * interval '1 millisecond'), gate.name);
             remedy := 'Time, or more jobs.';
         END IF;

@@ -14,7 +14,7 @@ use crate::{Ctx, Error, JobInfo, Result};
 /// use serde_json::json;
 ///
 /// /// Counts words; many texts cost little more than one.
-/// #[handler(name = "text.count", batch(most = 100, period = "500ms"))]
+/// #[handler(name = "text.count", batch(max = 100, period = "500ms"))]
 /// fn count(jobs: Vec<BatchJob<String>>) -> Vec<Result<usize>> {
 ///     let count = |job: &BatchJob<String>| match job.payload.is_empty() {
 ///         true => Err(rouse_sdk::Error::permanent("the text is empty")),

@@ -55,47 +55,47 @@ pub enum GateLimit {
     /// How many jobs of a key run at the same time, on all workers.
     MaxConcurrent {
         /// That many.
-        most: u32,
+        max: u32,
     },
     /// How many jobs of a key start in a period.
     Throttle {
         /// That many; with a burst, on average.
-        most: u32,
+        max: u32,
         /// The period, milliseconds.
         period_ms: u64,
-        /// How many may start at once after a pause. `None`: never more than `most` in any period.
+        /// How many may start at once after a pause. `None`: never more than `max` in any period.
         burst: Option<u32>,
     },
     /// Jobs of a key start together: the handler takes batches ([`BatchJob`](crate::BatchJob)).
     Batch {
         /// At most that many.
-        most: u32,
+        max: u32,
         /// How long the first one waits for others, milliseconds. `None`: it does not wait.
         period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {
         /// Until when the job counts.
-        lasts: Lasts,
-        /// The period of [`Lasts::Period`], milliseconds.
+        during: During,
+        /// The period of [`During::Period`], milliseconds.
         period_ms: Option<u64>,
         /// What becomes of an enqueue meanwhile.
-        newcomer: Newcomer,
+        on_conflict: OnConflict,
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
         /// The pause that ends a burst, milliseconds.
         period_ms: u64,
         /// How long a burst may last, milliseconds. `None`: any time.
-        longest_ms: Option<u64>,
+        max_wait_ms: Option<u64>,
         /// Which job of a burst runs.
         edge: Edge,
     },
 }
 
-/// Until when a job keeps others of its key out.
+/// How long a job keeps others of its key out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lasts {
+pub enum During {
     /// Until it has started.
     Queued,
     /// Until it has ended.
@@ -106,10 +106,10 @@ pub enum Lasts {
 
 /// What becomes of an enqueue while a job of its key keeps others out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Newcomer {
+pub enum OnConflict {
     /// Nothing is enqueued: the earlier job is kept.
     Keep,
-    /// The earlier job gets the newcomer's payload, unless it has started.
+    /// The earlier job gets the payload of the new job, unless it has started.
     Replace,
     /// The enqueue is an error.
     Refuse,

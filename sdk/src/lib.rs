@@ -110,7 +110,7 @@ pub use batch::BatchJob;
 pub use ctx::{Ctx, JobInfo, Tx};
 pub use error::{Error, Result};
 pub use handler::{
-    Definition, Edge, Gate, GateLimit, Handler, Instances, Lasts, Newcomer, OnError, Statement,
+    Definition, During, Edge, Gate, GateLimit, Handler, Instances, OnConflict, OnError, Statement,
 };
 pub use host::Level;
 pub use job::{Child, Job, OnFailure, Priority};

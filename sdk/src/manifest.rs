@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::handler::{
-    Definition, Edge, Entry, Gate, GateLimit, Instances, Lasts, Newcomer, OnError, Statement,
+    Definition, During, Edge, Entry, Gate, GateLimit, Instances, OnConflict, OnError, Statement,
 };
 
 /// The manifest of a module with these handlers. Options that a handler does not declare are omitted, so that the
@@ -90,50 +90,50 @@ fn handler(entry: &Entry) -> Value {
 fn gate(gate: &Gate) -> Value {
     let Gate { limit, key } = *gate;
     let mut gate = match limit {
-        GateLimit::MaxConcurrent { most } => object([
+        GateLimit::MaxConcurrent { max } => object([
             ("kind", Some("max_concurrent".into())),
-            ("most", Some(most.into())),
+            ("max", Some(max.into())),
         ]),
         GateLimit::Throttle {
-            most,
+            max,
             period_ms,
             burst,
         } => object([
             ("kind", Some("throttle".into())),
-            ("most", Some(most.into())),
+            ("max", Some(max.into())),
             ("period_ms", Some(period_ms.into())),
             ("burst", burst.map(Value::from)),
         ]),
-        GateLimit::Batch { most, period_ms } => object([
+        GateLimit::Batch { max, period_ms } => object([
             ("kind", Some("batch".into())),
-            ("most", Some(most.into())),
+            ("max", Some(max.into())),
             ("period_ms", period_ms.map(Value::from)),
         ]),
         GateLimit::Singleton {
-            lasts,
+            during,
             period_ms,
-            newcomer,
+            on_conflict,
         } => {
-            let lasts = match lasts {
-                Lasts::Queued => None,
-                Lasts::Running => Some("running".into()),
-                Lasts::Period => Some("period".into()),
+            let during = match during {
+                During::Queued => None,
+                During::Running => Some("running".into()),
+                During::Period => Some("period".into()),
             };
-            let newcomer = match newcomer {
-                Newcomer::Keep => None,
-                Newcomer::Replace => Some("replace".into()),
-                Newcomer::Refuse => Some("refuse".into()),
+            let on_conflict = match on_conflict {
+                OnConflict::Keep => None,
+                OnConflict::Replace => Some("replace".into()),
+                OnConflict::Refuse => Some("refuse".into()),
             };
             object([
                 ("kind", Some("singleton".into())),
-                ("lasts", lasts),
+                ("during", during),
                 ("period_ms", period_ms.map(Value::from)),
-                ("newcomer", newcomer),
+                ("on_conflict", on_conflict),
             ])
         }
         GateLimit::Debounce {
             period_ms,
-            longest_ms,
+            max_wait_ms,
             edge,
         } => {
             let edge = match edge {
@@ -143,7 +143,7 @@ fn gate(gate: &Gate) -> Value {
             object([
                 ("kind", Some("debounce".into())),
                 ("period_ms", Some(period_ms.into())),
-                ("longest_ms", longest_ms.map(Value::from)),
+                ("max_wait_ms", max_wait_ms.map(Value::from)),
                 ("edge", edge),
             ])
         }

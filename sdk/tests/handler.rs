@@ -39,13 +39,13 @@ struct Receipt {
     timeout = "5m",
     grace = "2s",
     concurrency = 4,
-    max_concurrent(most = 5, key = "tenant"),
-    throttle(most = 100, period = "1m", burst = 10, key = ["tenant", "$.to"]),
-    throttle(most = 1, period = "1s"),
+    max_concurrent(max = 5, key = "tenant"),
+    throttle(max = 100, period = "1m", burst = 10, key = ["tenant", "$.to"]),
+    throttle(max = 1, period = "1s"),
     singleton(key = "$.to"),
-    singleton(lasts = "running", newcomer = "refuse"),
-    singleton(lasts = "period", period = "1h", newcomer = "refuse"),
-    debounce(period = "5s", longest = "1m"),
+    singleton(during = "running", on_conflict = "refuse"),
+    singleton(during = "period", period = "1h", on_conflict = "refuse"),
+    debounce(period = "5s", max_wait = "1m"),
     debounce(period = "5s", edge = "leading"),
     instances = "reuse",
     capabilities = ["dir"]
@@ -194,13 +194,13 @@ fn the_manifest_contains_the_declared_options() {
             "grace_ms": 2_000,
             "concurrency": 4,
             "gates": [
-                {"kind": "max_concurrent", "most": 5, "key": ["tenant"]},
-                {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.to"]},
-                {"kind": "throttle", "most": 1, "period_ms": 1_000},
+                {"kind": "max_concurrent", "max": 5, "key": ["tenant"]},
+                {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.to"]},
+                {"kind": "throttle", "max": 1, "period_ms": 1_000},
                 {"kind": "singleton", "key": ["$.to"]},
-                {"kind": "singleton", "lasts": "running", "newcomer": "refuse"},
-                {"kind": "singleton", "lasts": "period", "period_ms": 3_600_000, "newcomer": "refuse"},
-                {"kind": "debounce", "period_ms": 5_000, "longest_ms": 60_000},
+                {"kind": "singleton", "during": "running", "on_conflict": "refuse"},
+                {"kind": "singleton", "during": "period", "period_ms": 3_600_000, "on_conflict": "refuse"},
+                {"kind": "debounce", "period_ms": 5_000, "max_wait_ms": 60_000},
                 {"kind": "debounce", "period_ms": 5_000, "edge": "leading"},
             ],
             "instances": "reuse",
@@ -276,7 +276,7 @@ mod batches {
     use serde_json::{Value, json};
 
     /// Halves even numbers. Fails as a whole if there is a zero.
-    #[handler(name = "demo.halve", batch(most = 10, period = "1s", key = "$.list"))]
+    #[handler(name = "demo.halve", batch(max = 10, period = "1s", key = "$.list"))]
     fn halve(jobs: Vec<BatchJob<u32>>) -> Result<Vec<Result<u32>>> {
         if jobs.iter().any(|job| job.payload == 0) {
             return Err(Error::retryable("a zero").kind("zero"));
@@ -289,7 +289,7 @@ mod batches {
     }
 
     /// Forgets the last job.
-    #[handler(name = "demo.forget", batch(most = 10))]
+    #[handler(name = "demo.forget", batch(max = 10))]
     fn forget(jobs: Vec<BatchJob<Value>>) -> Vec<Result<Value>> {
         jobs.into_iter()
             .skip(1)

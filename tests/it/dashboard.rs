@@ -183,7 +183,7 @@ async fn shop() -> TestDb {
              SELECT rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"shop.mail\"}, {\"name\": \"b\", \"handler\": \"shop.mail\", \"after\": [\"a\"]},
                                          {\"name\": \"c\", \"handler\": \"shop.mail\", \"after\": [\"a\"]}]', 'order');
              SELECT rouse.schedule('nightly', 'shop.mail', '{}', '30 3 * * *');
-             SELECT rouse.set_gate('mail/limit', 'max_concurrent', 'shop.mail', key => '{tenant}', most => 5);
+             SELECT rouse.set_gate('mail/limit', 'max_concurrent', 'shop.mail', key => '{tenant}', max => 5);
              SELECT rouse.pause_queue('paused')",
         )
         .await

@@ -381,7 +381,7 @@ async fn gates_and_fair_shares_apply_to_the_jobs_of_all_inboxes_together() {
     let stores = workers(&db, &["a", "b"]).await;
     client
         .batch_execute("SELECT rouse.set_fair_share('q', policy => 'drr', max_in_flight => 2),
-                               rouse.set_gate('sources', 'max_concurrent', queue => 'q', key => '{source}', most => 3)")
+                               rouse.set_gate('sources', 'max_concurrent', queue => 'q', key => '{source}', max => 3)")
         .await
         .unwrap();
     for tenant in ["x", "y"] {

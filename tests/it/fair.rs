@@ -420,7 +420,7 @@ async fn keys_keep_their_place_after_a_claim_that_failed() {
     let (db, client) = fair("").await;
     client
         .batch_execute(
-            "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'mail', most => 100)",
+            "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'mail', max => 100)",
         )
         .await
         .unwrap();

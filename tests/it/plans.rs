@@ -314,8 +314,8 @@ async fn producers_and_claims_look_up_their_keys_alone_among_thousands() {
     client
         .batch_execute(
             "SELECT rouse.set_fair_share('mail', policy => 'drr'),
-                    rouse.set_gate('few', 'max_concurrent', key => '{tenant}', most => 1000),
-                    rouse.set_gate('rate', 'throttle', key => '{tenant}', most => 1000, period => '1 s', burst => 1000),
+                    rouse.set_gate('few', 'max_concurrent', key => '{tenant}', max => 1000),
+                    rouse.set_gate('rate', 'throttle', key => '{tenant}', max => 1000, period => '1 s', burst => 1000),
                     rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
         )
         .await
@@ -352,7 +352,7 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
              ARRAY(SELECT ROW(n, 0, 60000, 1, NULL)::rouse.claim_order FROM generate_series(1, 10000) AS n), 10)";
     client
         .batch_execute(
-            r#"SELECT rouse.set_gate('few', 'max_concurrent', handler => 'h0', key => '{tenant}', most => 1),
+            r#"SELECT rouse.set_gate('few', 'max_concurrent', handler => 'h0', key => '{tenant}', max => 1),
                       rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
                INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
                SELECT n, 'mail', 'h0', 'normal', '{}', format('{"tenant": "t%s"}', n) FROM generate_series(1, 10000) AS n"#,
@@ -370,7 +370,7 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
     client
         .batch_execute(
             "ALTER TABLE rouse.gate DISABLE TRIGGER gate_changed;
-             INSERT INTO rouse.gate (name, kind, handler, most)
+             INSERT INTO rouse.gate (name, kind, handler, max)
              SELECT 'g' || n, 'max_concurrent', 'h' || n, 10 FROM generate_series(1, 20000) AS n",
         )
         .await

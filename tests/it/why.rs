@@ -200,8 +200,8 @@ async fn a_job_behind_gates_says_which_are_closed() {
         .unwrap();
     client
         .batch_execute(
-            "SELECT rouse.set_gate('few', 'max_concurrent', handler => 'greet', key => '{tenant}', most => 1);
-             SELECT rouse.set_gate('rate', 'throttle', handler => 'greet', key => '{tenant}', most => 1, period => '1 minute');
+            "SELECT rouse.set_gate('few', 'max_concurrent', handler => 'greet', key => '{tenant}', max => 1);
+             SELECT rouse.set_gate('rate', 'throttle', handler => 'greet', key => '{tenant}', max => 1, period => '1 minute');
              SELECT rouse.set_fair_share('mail', policy => 'drr', max_in_flight => 1)",
         )
         .await
@@ -225,7 +225,7 @@ async fn a_job_behind_gates_says_which_are_closed() {
     let other = enqueue_sql(&client, &other).await;
     assert_why(&client, other, READY).await;
 
-    let batch = "SELECT rouse.set_gate('many', 'batch', handler => 'greet', most => 3, period => '1 hour'), rouse.drop_gate('few'), rouse.drop_gate('rate')";
+    let batch = "SELECT rouse.set_gate('many', 'batch', handler => 'greet', max => 3, period => '1 hour'), rouse.drop_gate('few'), rouse.drop_gate('rate')";
     client.batch_execute(batch).await.unwrap();
     assert_why(&client, other, &[("batch", "in batches of 3")]).await;
 }

@@ -10,20 +10,20 @@ use crate::when;
 /// What a gate limits, without its handler and queue.
 pub fn in_words(gate: &Value) -> String {
     let each = of_each(gate);
-    let most = gate["most"].as_u64().unwrap_or_default();
-    let (jobs, start) = match most {
+    let max = gate["max"].as_u64().unwrap_or_default();
+    let (jobs, start) = match max {
         1 => ("job", "starts"),
         _ => ("jobs", "start"),
     };
     let period = time(&gate["period_ms"]);
     let word = |key: &str| gate[key].as_str().unwrap_or_default();
     match word("kind") {
-        "max_concurrent" => format!("at most {most} running {jobs}{each}"),
+        "max_concurrent" => format!("at most {max} running {jobs}{each}"),
         "throttle" => match gate["burst"].as_u64() {
-            None => format!("at most {most} {jobs}{each} {start} in any {period}"),
+            None => format!("at most {max} {jobs}{each} {start} in any {period}"),
             Some(burst) => {
                 format!(
-                    "{most} {jobs}{each} {start} in {period} on average, at most {burst} at once"
+                    "{max} {jobs}{each} {start} in {period} on average, at most {burst} at once"
                 )
             }
         },
@@ -32,15 +32,15 @@ pub fn in_words(gate: &Value) -> String {
                 Value::Null => String::new(),
                 _ => format!(", once there are so many or the first has waited for {period}"),
             };
-            format!("up to {most} {jobs}{each} in one attempt{wait}")
+            format!("up to {max} {jobs}{each} in one attempt{wait}")
         }
         "singleton" => {
-            let one = match word("lasts") {
+            let one = match word("during") {
                 "queued" => format!("one queued job{each}"),
                 "running" => format!("one queued or running job{each}"),
                 _ => format!("one job{each} in {period}"),
             };
-            let later = match word("newcomer") {
+            let later = match word("on_conflict") {
                 "keep" => "later ones are not enqueued",
                 "replace" => "later ones replace it",
                 _ => "later ones are refused",
@@ -48,11 +48,11 @@ pub fn in_words(gate: &Value) -> String {
             format!("{one}; {later}")
         }
         "debounce" => {
-            let ends = match &gate["longest_ms"] {
+            let ends = match &gate["max_wait_ms"] {
                 Value::Null => format!("once none was enqueued for {period}"),
-                longest => format!(
+                max_wait => format!(
                     "once none was enqueued for {period}, or {} after the first",
-                    time(longest)
+                    time(max_wait)
                 ),
             };
             let jobs = match each.as_str() {
@@ -109,47 +109,47 @@ mod tests {
     fn limits_are_sentences() {
         for (gate, words) in [
             (
-                json!({"kind": "max_concurrent", "key": ["tenant"], "most": 5}),
+                json!({"kind": "max_concurrent", "key": ["tenant"], "max": 5}),
                 "at most 5 running jobs of each tenant",
             ),
             (
-                json!({"kind": "max_concurrent", "key": [], "most": 1}),
+                json!({"kind": "max_concurrent", "key": [], "max": 1}),
                 "at most 1 running job",
             ),
             (
-                json!({"kind": "throttle", "key": ["source", "$.a.b"], "most": 10, "period_ms": 90_000}),
+                json!({"kind": "throttle", "key": ["source", "$.a.b"], "max": 10, "period_ms": 90_000}),
                 "at most 10 jobs of each source and $.a.b start in any 1m 30s",
             ),
             (
-                json!({"kind": "throttle", "key": [], "most": 1, "period_ms": 250, "burst": 20}),
+                json!({"kind": "throttle", "key": [], "max": 1, "period_ms": 250, "burst": 20}),
                 "1 job starts in 250ms on average, at most 20 at once",
             ),
             (
-                json!({"kind": "batch", "key": ["tenant"], "most": 100, "period_ms": 500}),
+                json!({"kind": "batch", "key": ["tenant"], "max": 100, "period_ms": 500}),
                 "up to 100 jobs of each tenant in one attempt, once there are so many or the first has waited for 500ms",
             ),
             (
-                json!({"kind": "batch", "key": ["tenant", "$.list"], "most": 10, "period_ms": null}),
+                json!({"kind": "batch", "key": ["tenant", "$.list"], "max": 10, "period_ms": null}),
                 "up to 10 jobs of each tenant and $.list in one attempt",
             ),
             (
-                json!({"kind": "singleton", "key": ["tenant"], "lasts": "queued", "newcomer": "keep"}),
+                json!({"kind": "singleton", "key": ["tenant"], "during": "queued", "on_conflict": "keep"}),
                 "one queued job of each tenant; later ones are not enqueued",
             ),
             (
-                json!({"kind": "singleton", "key": [], "lasts": "running", "newcomer": "keep"}),
+                json!({"kind": "singleton", "key": [], "during": "running", "on_conflict": "keep"}),
                 "one queued or running job of each tenant; later ones are not enqueued",
             ),
             (
-                json!({"kind": "singleton", "key": [], "lasts": "queued", "newcomer": "replace"}),
+                json!({"kind": "singleton", "key": [], "during": "queued", "on_conflict": "replace"}),
                 "one queued job of each tenant; later ones replace it",
             ),
             (
-                json!({"kind": "singleton", "key": ["$.id"], "lasts": "period", "period_ms": 86_400_000, "newcomer": "refuse"}),
+                json!({"kind": "singleton", "key": ["$.id"], "during": "period", "period_ms": 86_400_000, "on_conflict": "refuse"}),
                 "one job of each tenant and $.id in 1day; later ones are refused",
             ),
             (
-                json!({"kind": "debounce", "key": ["$.id"], "edge": "trailing", "period_ms": 5_000, "longest_ms": 60_000}),
+                json!({"kind": "debounce", "key": ["$.id"], "edge": "trailing", "period_ms": 5_000, "max_wait_ms": 60_000}),
                 "the last job of a burst of jobs of each tenant and $.id, once none was enqueued for 5s, or 1m after the first",
             ),
             (

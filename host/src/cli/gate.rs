@@ -26,7 +26,7 @@ const GATES: &str = "gates";
     args_conflicts_with_subcommands = true,
     after_help = "\
 Without a command: lists the gates, like `rouse gate ls`. A gate limits how many jobs run, how often they start, or which are enqueued:
-  rouse gate set tenants --kind max_concurrent --key tenant --most 5
+  rouse gate set tenants --kind max_concurrent --key tenant --max 5
   rouse gate show tenants     which tenants have running and waiting jobs, and how many more may start
   rouse gate drop tenants"
 )]

@@ -20,12 +20,12 @@ pub enum GateLimit {
     /// How many jobs of a key run at the same time, on all workers.
     MaxConcurrent {
         /// That many.
-        most: u32,
+        max: u32,
     },
     /// How many jobs of a key start in a period.
     Throttle {
         /// That many; with a burst, on average.
-        most: u32,
+        max: u32,
         /// The period, milliseconds.
         period_ms: u64,
         /// How many may start at once after a pause.
@@ -35,7 +35,7 @@ pub enum GateLimit {
     /// Jobs of a key start together, in one attempt.
     Batch {
         /// At most that many.
-        most: u32,
+        max: u32,
         /// How long the first one waits for others, milliseconds. `None`: it does not wait.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
@@ -43,12 +43,12 @@ pub enum GateLimit {
     /// While there is a job of a key, no other is enqueued.
     Singleton {
         /// Until when the job counts.
-        lasts: Lasts,
-        /// The period of [`Lasts::Period`], milliseconds.
+        during: During,
+        /// The period of [`During::Period`], milliseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
         /// What becomes of an enqueue meanwhile.
-        newcomer: Newcomer,
+        on_conflict: OnConflict,
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
@@ -56,16 +56,16 @@ pub enum GateLimit {
         period_ms: u64,
         /// How long a burst may last, milliseconds. `None`: any time.
         #[serde(skip_serializing_if = "Option::is_none")]
-        longest_ms: Option<u64>,
+        max_wait_ms: Option<u64>,
         /// Which job of a burst runs.
         edge: Edge,
     },
 }
 
-/// Until when a job keeps others of its key out.
+/// How long a job keeps others of its key out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Lasts {
+pub enum During {
     /// Until it has started.
     #[default]
     Queued,
@@ -78,11 +78,11 @@ pub enum Lasts {
 /// What becomes of an enqueue while a job of its key keeps others out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Newcomer {
+pub enum OnConflict {
     /// Nothing is enqueued: the earlier job is kept.
     #[default]
     Keep,
-    /// The earlier job gets the newcomer's payload, unless it has started.
+    /// The earlier job gets the payload of the new job, unless it has started.
     Replace,
     /// The enqueue is an error.
     Refuse,
@@ -139,10 +139,10 @@ mod tests {
             limit,
             key: Vec::new(),
         };
-        let running = gate(GateLimit::MaxConcurrent { most: 1 });
+        let running = gate(GateLimit::MaxConcurrent { max: 1 });
         let burst = gate(GateLimit::Debounce {
             period_ms: 1,
-            longest_ms: None,
+            max_wait_ms: None,
             edge: Edge::Leading,
         });
         assert_eq!(

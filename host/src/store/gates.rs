@@ -20,19 +20,19 @@ pub struct NewGate {
     /// By which values it divides them.
     pub key: Vec<String>,
     /// Running jobs of a key, starts in a period, or jobs of a batch.
-    pub most: Option<i32>,
+    pub max: Option<i32>,
     /// The period, seconds.
     pub period_s: Option<f64>,
     /// Starts at once.
     pub burst: Option<i32>,
     /// `queued`, `running` or `period`.
-    pub lasts: Option<String>,
+    pub during: Option<String>,
     /// `keep`, `replace` or `refuse`.
-    pub newcomer: Option<String>,
+    pub on_conflict: Option<String>,
     /// `trailing` or `leading`.
     pub edge: Option<String>,
     /// The maximum duration of a burst, seconds.
-    pub longest_s: Option<f64>,
+    pub max_wait_s: Option<f64>,
 }
 
 /// Keys of a gate.
@@ -46,7 +46,7 @@ pub struct GateKeys {
 
 impl Store {
     /// The gate of this name, or all in the order of their names: rows of the view `rouse.gates`, with `period_ms` and
-    /// `longest_ms` instead of intervals.
+    /// `max_wait_ms` instead of intervals.
     pub async fn gates(&self, name: Option<&str>) -> Result<Vec<Value>, StoreError> {
         let rows = self
             .query(include_str!("gates.sql"), &[(&name, Type::TEXT)])

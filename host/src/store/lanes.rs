@@ -108,8 +108,8 @@ fn claim_gate(row: &Row) -> ClaimGate {
         "max_concurrent" => ClaimLimit::Running,
         "throttle" => ClaimLimit::Starts,
         _batch => {
-            let most: Option<i32> = row.get(5);
-            ClaimLimit::Batch(most.map_or(1, |most| usize::try_from(most).unwrap_or(1)))
+            let max: Option<i32> = row.get(5);
+            ClaimLimit::Batch(max.map_or(1, |max| usize::try_from(max).unwrap_or(1)))
         }
     };
     ClaimGate {

@@ -5,7 +5,7 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, ReturnType, Type};
 
-use crate::options::{Edge, Gate, Lasts, Limit, Newcomer, Options, Statement};
+use crate::options::{During, Edge, Gate, Limit, OnConflict, Options, Statement};
 
 /// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors
 /// follow.
@@ -49,7 +49,7 @@ impl<'a> Shape<'a> {
         match (takes_batches, input) {
             (false, None) => Ok(self),
             (false, Some(_)) => {
-                let why = "a handler of batches needs the option `batch(…)`, for instance `batch(most = 100)`";
+                let why = "a handler of batches needs the option `batch(…)`, for instance `batch(max = 100)`";
                 Err(syn::Error::new(self.input.span(), why))
             }
             (true, None) => {
@@ -324,54 +324,54 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
 fn gate(gate: &Gate) -> TokenStream {
     let Gate { limit, key } = gate;
     let limit = match limit {
-        Limit::MaxConcurrent { most } => quote!(MaxConcurrent { most: #most }),
+        Limit::MaxConcurrent { max } => quote!(MaxConcurrent { max: #max }),
         Limit::Throttle {
-            most,
+            max,
             period_ms,
             burst,
         } => {
             let burst = option(burst);
-            quote!(Throttle { most: #most, period_ms: #period_ms, burst: #burst })
+            quote!(Throttle { max: #max, period_ms: #period_ms, burst: #burst })
         }
-        Limit::Batch { most, period_ms } => {
+        Limit::Batch { max, period_ms } => {
             let period_ms = option(period_ms);
-            quote!(Batch { most: #most, period_ms: #period_ms })
+            quote!(Batch { max: #max, period_ms: #period_ms })
         }
         Limit::Singleton {
-            lasts,
+            during,
             period_ms,
-            newcomer,
+            on_conflict,
         } => {
-            let lasts = match lasts {
-                Lasts::Queued => quote!(Queued),
-                Lasts::Running => quote!(Running),
-                Lasts::Period => quote!(Period),
+            let during = match during {
+                During::Queued => quote!(Queued),
+                During::Running => quote!(Running),
+                During::Period => quote!(Period),
             };
-            let newcomer = match newcomer {
-                Newcomer::Keep => quote!(Keep),
-                Newcomer::Replace => quote!(Replace),
-                Newcomer::Refuse => quote!(Refuse),
+            let on_conflict = match on_conflict {
+                OnConflict::Keep => quote!(Keep),
+                OnConflict::Replace => quote!(Replace),
+                OnConflict::Refuse => quote!(Refuse),
             };
             let period_ms = option(period_ms);
             quote!(Singleton {
-                lasts: ::rouse_sdk::Lasts::#lasts,
+                during: ::rouse_sdk::During::#during,
                 period_ms: #period_ms,
-                newcomer: ::rouse_sdk::Newcomer::#newcomer,
+                on_conflict: ::rouse_sdk::OnConflict::#on_conflict,
             })
         }
         Limit::Debounce {
             period_ms,
-            longest_ms,
+            max_wait_ms,
             edge,
         } => {
             let edge = match edge {
                 Edge::Trailing => quote!(Trailing),
                 Edge::Leading => quote!(Leading),
             };
-            let longest_ms = option(longest_ms);
+            let max_wait_ms = option(max_wait_ms);
             quote!(Debounce {
                 period_ms: #period_ms,
-                longest_ms: #longest_ms,
+                max_wait_ms: #max_wait_ms,
                 edge: ::rouse_sdk::Edge::#edge,
             })
         }

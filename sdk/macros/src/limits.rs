@@ -21,7 +21,7 @@ pub(crate) const CRON_CHARS_MAX: usize = 200;
 
 pub(crate) const GATES_MAX: usize = 8;
 /// The maximum of running jobs, of starts in a period, and of a burst.
-pub(crate) const GATE_MOST_MAX: u32 = 1_000_000;
+pub(crate) const GATE_COUNT_MAX: u32 = 1_000_000;
 /// The maximum of starts in a period without a burst.
 pub(crate) const GATE_STARTS_MAX: u32 = 1_000;
 /// The maximum of jobs of a batch.

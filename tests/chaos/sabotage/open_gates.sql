@@ -11,12 +11,12 @@ BEGIN
     FOR f IN
         SELECT p.proname, patch.was, patch.becomes, pg_get_functiondef(p.oid) AS source
         FROM (VALUES
-            ('_within_gates', 'g.most - coalesce((running ->> (g.name || E''\n'' || k.key))::integer, 0)', 'g.most'),
+            ('_within_gates', 'g.max - coalesce((running ->> (g.name || E''\n'' || k.key))::integer, 0)', 'g.max'),
             ('_tokens', 's.at > p_at - p_period_ms * interval ''1 millisecond''', 'false'),
-            ('_pass_gates', 'WHEN gate.lasts = ''queued'' THEN was.state = ''queued''
-                WHEN gate.lasts = ''running'' THEN was.id IS NOT NULL', 'WHEN gate.lasts = ''queued'' THEN false
-                WHEN gate.lasts = ''running'' THEN was.state = ''queued'''),
-            ('_pass_gates', 'run_at := greatest(run_at, least(p_at + rest, held.since + gate.longest_ms * interval ''1 millisecond''));',
+            ('_pass_gates', 'WHEN gate.during = ''queued'' THEN was.state = ''queued''
+                WHEN gate.during = ''running'' THEN was.id IS NOT NULL', 'WHEN gate.during = ''queued'' THEN false
+                WHEN gate.during = ''running'' THEN was.state = ''queued'''),
+            ('_pass_gates', 'run_at := greatest(run_at, least(p_at + rest, held.since + gate.max_wait_ms * interval ''1 millisecond''));',
              'run_at := greatest(run_at, held.until);')) AS patch(name, was, becomes)
         JOIN pg_proc AS p ON p.pronamespace = 'rouse'::regnamespace AND p.proname = patch.name
     LOOP

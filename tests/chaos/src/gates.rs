@@ -11,14 +11,14 @@ use super::load::GATED;
 use super::random::Random;
 
 /// How many jobs of a tenant may run at the same time.
-pub(super) const RUNNING_MOST: usize = 2;
+pub(super) const RUNNING_MAX: usize = 2;
 /// How many jobs of an API may start in a period. Two tenants share an API, and want to start more than that, so that
 /// jobs wait for this gate as well as for the other one.
-pub(super) const STARTS_MOST: usize = 6;
+pub(super) const STARTS_MAX: usize = 6;
 pub(super) const STARTS_PERIOD_US: i64 = 4_000_000;
 /// A burst ends when no job was enqueued for this long, or after the other time.
 pub(super) const BURST_PERIOD_US: i64 = 2_000_000;
-pub(super) const BURST_LONGEST_US: i64 = 5_000_000;
+pub(super) const BURST_MAX_WAIT_US: i64 = 5_000_000;
 /// Less than `keyed_lanes_max` with three queues and two priorities, so that no two keys share a lane.
 const TENANTS: u64 = 1_000;
 /// All jobs of one moment have few tenants, so that they compete.
@@ -66,10 +66,10 @@ impl Door {
     /// The arguments of `rouse.set_gate`.
     fn gate(self) -> String {
         match self {
-            Self::Queued => "'singleton', lasts => 'queued'".into(),
-            Self::Running => "'singleton', lasts => 'running'".into(),
+            Self::Queued => "'singleton', during => 'queued'".into(),
+            Self::Running => "'singleton', during => 'running'".into(),
             Self::Calm => format!(
-                "'debounce', period => '{BURST_PERIOD_US} us', longest => '{BURST_LONGEST_US} us'"
+                "'debounce', period => '{BURST_PERIOD_US} us', max_wait => '{BURST_MAX_WAIT_US} us'"
             ),
         }
     }
@@ -99,9 +99,9 @@ pub(super) async fn create(client: &Client) -> Result<()> {
     let period = STARTS_PERIOD_US;
     let mut sql = format!(
         "SELECT rouse.set_gate('chaos-running', 'max_concurrent', handler => '{GATED}',
-                               key => '{{tenant}}', most => {RUNNING_MOST});
+                               key => '{{tenant}}', max => {RUNNING_MAX});
          SELECT rouse.set_gate('chaos-starts', 'throttle', handler => '{GATED}',
-                               key => '{{$.api}}', most => {STARTS_MOST}, period => '{period} us');"
+                               key => '{{$.api}}', max => {STARTS_MAX}, period => '{period} us');"
     );
     for door in Door::ALL {
         let (queue, gate) = (door.queue(), door.gate());

@@ -15,9 +15,9 @@ pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
         "lease_ms": 1000, "timeout_ms": 2000, "grace_ms": 0, "concurrency": 2,
         "instances": "reuse", "capabilities": ["dir"],
         "gates": [
-            {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
-            {"kind": "singleton", "lasts": "period", "period_ms": 1000, "newcomer": "keep"},
-            {"kind": "debounce", "period_ms": 1000, "longest_ms": 5000, "edge": "trailing"},
+            {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
+            {"kind": "singleton", "during": "period", "period_ms": 1000, "on_conflict": "keep"},
+            {"kind": "debounce", "period_ms": 1000, "max_wait_ms": 5000, "edge": "trailing"},
         ],
     }]});
     for _ in 0..random.random_range(0..4) {

@@ -42,7 +42,7 @@ struct Payload {
 /// Returns the size of its batch, and the first job of it.
 #[handler(
     name = "batch.any",
-    batch(most = 4, period = "400ms"),
+    batch(max = 4, period = "400ms"),
     max_attempts = 2,
     initial_backoff = "10ms",
     jitter = 0.0,

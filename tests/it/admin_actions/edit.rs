@@ -318,7 +318,7 @@ async fn a_job_with_another_payload_takes_the_place_of_the_old_one_behind_gates(
     let client = db.client().await;
     client
         .batch_execute(
-            "SELECT rouse.set_gate('one', 'singleton', handler => 'x', key => '{$.n}', lasts => 'running')",
+            "SELECT rouse.set_gate('one', 'singleton', handler => 'x', key => '{$.n}', during => 'running')",
         )
         .await
         .unwrap();

@@ -330,7 +330,7 @@ async fn an_operator_sets_the_size_of_batches() {
     let (_db, client, worker) = started(2).await;
     set_gate(
         &client,
-        "'batch.any/batch', 'batch', handler => 'batch.any', most => 7",
+        "'batch.any/batch', 'batch', handler => 'batch.any', max => 7",
     )
     .await;
     client

@@ -23,12 +23,12 @@ async fn claim_during(db: &TestDb, client: &Client, change: &str) -> usize {
 
 #[tokio::test]
 async fn a_claim_that_waits_for_a_limit_counts_by_its_new_key() {
-    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
     for tenant in ["x", "y", "z"] {
         enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
     }
     assert_eq!(claim(&db.worker().await, 1).await.len(), 1);
-    let change = "SELECT rouse.set_gate('one', 'max_concurrent', most => 1)";
+    let change = "SELECT rouse.set_gate('one', 'max_concurrent', max => 1)";
     assert_eq!(
         claim_during(&db, &client, change).await,
         0,
@@ -39,11 +39,11 @@ async fn a_claim_that_waits_for_a_limit_counts_by_its_new_key() {
 #[tokio::test]
 async fn a_claim_that_waits_for_a_rate_charges_its_new_key() {
     let (db, client) =
-        gate("'rate', 'throttle', key => '{tenant}', most => 2, period => '1 day'").await;
+        gate("'rate', 'throttle', key => '{tenant}', max => 2, period => '1 day'").await;
     for tenant in ["w", "x", "y", "z"] {
         enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
     }
-    let change = "SELECT rouse.set_gate('rate', 'throttle', most => 2, period => '1 day')";
+    let change = "SELECT rouse.set_gate('rate', 'throttle', max => 2, period => '1 day')";
     assert_eq!(claim_during(&db, &client, change).await, 2);
     assert_eq!(claim(&db.worker().await, 100).await.len(), 0);
     let keys = "SELECT count(*) FROM rouse.gate_key WHERE key <> ''";
@@ -52,33 +52,33 @@ async fn a_claim_that_waits_for_a_rate_charges_its_new_key() {
 
 #[tokio::test]
 async fn a_claim_that_waits_for_a_limit_that_becomes_a_rate_charges_it() {
-    let (db, client) = gate("'two', 'max_concurrent', most => 2").await;
+    let (db, client) = gate("'two', 'max_concurrent', max => 2").await;
     for _ in 0..5 {
         enqueue(&client, "a", "").await;
     }
-    let change = "SELECT rouse.set_gate('two', 'throttle', most => 2, period => '1 day')";
+    let change = "SELECT rouse.set_gate('two', 'throttle', max => 2, period => '1 day')";
     assert_eq!(claim_during(&db, &client, change).await, 2);
     assert_eq!(claim(&db.worker().await, 100).await.len(), 0);
 }
 
 #[tokio::test]
 async fn a_claim_that_waits_for_a_rate_that_becomes_a_limit_counts_what_runs() {
-    let (db, client) = gate("'two', 'throttle', most => 2, period => '1 day'").await;
+    let (db, client) = gate("'two', 'throttle', max => 2, period => '1 day'").await;
     for _ in 0..5 {
         enqueue(&client, "a", "").await;
     }
     assert_eq!(claim(&db.worker().await, 1).await.len(), 1);
-    let change = "SELECT rouse.set_gate('two', 'max_concurrent', most => 2)";
+    let change = "SELECT rouse.set_gate('two', 'max_concurrent', max => 2)";
     assert_eq!(claim_during(&db, &client, change).await, 1);
 }
 
 #[tokio::test]
 async fn a_claim_that_waits_for_a_gate_applies_it_to_the_handlers_that_it_gets() {
-    let (db, client) = gate("'one', 'max_concurrent', handler => 'a', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', handler => 'a', max => 1").await;
     for handler in ["a", "b"] {
         enqueue(&client, handler, "").await;
     }
-    let change = "SELECT rouse.set_gate('one', 'max_concurrent', most => 1)";
+    let change = "SELECT rouse.set_gate('one', 'max_concurrent', max => 1)";
     assert_eq!(claim_during(&db, &client, change).await, 1);
 }
 
@@ -106,8 +106,8 @@ async fn a_claim_that_waits_for_a_fair_queue_counts_by_its_new_key() {
 /// A gate that is dropped permits everything.
 #[tokio::test]
 async fn a_claim_that_waits_for_a_gate_that_is_dropped_takes_all_jobs() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
-    set_gate(&client, "'two', 'throttle', most => 2, period => '1 day'").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
+    set_gate(&client, "'two', 'throttle', max => 2, period => '1 day'").await;
     for _ in 0..5 {
         enqueue(&client, "a", "").await;
     }

@@ -67,7 +67,7 @@ async fn claim_and_closed(store: &Store, wanted: usize) -> (Vec<ClaimedJob>, Vec
 #[tokio::test]
 async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
     let (db, client) =
-        gate("'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 3").await;
+        gate("'few', 'max_concurrent', handler => 'a', key => '{tenant}', max => 3").await;
     for tenant in ["x", "y"] {
         for priority in ["high", "normal"] {
             for _ in 0..10 {
@@ -97,7 +97,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
     // A change applies at once.
     set_gate(
         &client,
-        "'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 4",
+        "'few', 'max_concurrent', handler => 'a', key => '{tenant}', max => 4",
     )
     .await;
     assert_eq!(
@@ -117,7 +117,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
 /// Nothing is counted down when a job ends, so nothing can be forgotten: a job counts as long as it is running.
 #[tokio::test]
 async fn a_crash_leaks_nothing() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     for _ in 0..3 {
         enqueue(&client, "a", "").await;
     }
@@ -148,10 +148,9 @@ async fn a_crash_leaks_nothing() {
 
 #[tokio::test]
 async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
-    let (db, client) = gate(
-        "'rate', 'throttle', handler => 'a', key => '{tenant}', most => 5, period => '1 hour'",
-    )
-    .await;
+    let (db, client) =
+        gate("'rate', 'throttle', handler => 'a', key => '{tenant}', max => 5, period => '1 hour'")
+            .await;
     for tenant in ["x", "y"] {
         for _ in 0..20 {
             enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
@@ -181,8 +180,7 @@ async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
 
 #[tokio::test]
 async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
-    let (db, client) =
-        gate("'rate', 'throttle', most => 60, period => '1 hour', burst => 10").await;
+    let (db, client) = gate("'rate', 'throttle', max => 60, period => '1 hour', burst => 10").await;
     for _ in 0..40 {
         enqueue(&client, "a", ", tenant => 't'").await;
     }
@@ -204,7 +202,7 @@ async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
 
 #[tokio::test]
 async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
-    let (db, client) = gate("'rate', 'throttle', most => 10, period => '1 day', burst => 10").await;
+    let (db, client) = gate("'rate', 'throttle', max => 10, period => '1 day', burst => 10").await;
     for _ in 0..40 {
         enqueue(&client, "a", ", tenant => 't'").await;
     }
@@ -212,7 +210,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     // A bucket that is empty is full a minute later, and not a day.
     set_gate(
         &client,
-        "'rate', 'throttle', most => 10, period => '1 minute', burst => 10",
+        "'rate', 'throttle', max => 10, period => '1 minute', burst => 10",
     )
     .await;
     let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
@@ -220,7 +218,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     // And at a tenth of the rate, ten minutes: nothing more starts at once.
     set_gate(
         &client,
-        "'rate', 'throttle', most => 1, period => '1 minute', burst => 10",
+        "'rate', 'throttle', max => 1, period => '1 minute', burst => 10",
     )
     .await;
     assert!((550..=600).contains(&number(&client, rest).await));
@@ -230,7 +228,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
 /// The claim meets the change of the keys, and has read the gate before.
 #[tokio::test]
 async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_permits() {
-    let (db, client) = gate("'rate', 'throttle', most => 2, period => '1 day', burst => 2").await;
+    let (db, client) = gate("'rate', 'throttle', max => 2, period => '1 day', burst => 2").await;
     for _ in 0..5 {
         enqueue(&client, "a", "").await;
     }
@@ -239,7 +237,7 @@ async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_p
     let mut other = db.client().await;
     let changing = other.transaction().await.unwrap();
     // Starts that are not forgotten count as made just now.
-    let change = "SELECT rouse.set_gate('rate', 'throttle', most => 2, period => '1 day')";
+    let change = "SELECT rouse.set_gate('rate', 'throttle', max => 2, period => '1 day')";
     changing.query(change, &[]).await.unwrap();
     let claiming = {
         let store = store.clone();
@@ -253,8 +251,8 @@ async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_p
 
 #[tokio::test]
 async fn a_job_passes_all_gates_or_none() {
-    let (db, client) = gate("'few', 'max_concurrent', key => '{tenant}', most => 1").await;
-    set_gate(&client, "'rate', 'throttle', most => 3, period => '1 hour'").await;
+    let (db, client) = gate("'few', 'max_concurrent', key => '{tenant}', max => 1").await;
+    set_gate(&client, "'rate', 'throttle', max => 3, period => '1 hour'").await;
     for tenant in ["x", "x", "x", "y"] {
         enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
     }
@@ -279,10 +277,10 @@ async fn a_job_passes_all_gates_or_none() {
 
 #[tokio::test]
 async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
-    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', most => 1").await;
+    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', max => 1").await;
     set_gate(
         &client,
-        "'rate', 'throttle', handler => 'b', most => 2, period => '1 hour'",
+        "'rate', 'throttle', handler => 'b', max => 2, period => '1 hour'",
     )
     .await;
     for handler in ["a", "a", "b", "b", "b", "c", "c"] {
@@ -316,7 +314,7 @@ async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
 
 #[tokio::test]
 async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
-    let (db, client) = gate("'g', 'max_concurrent', key => '{$.user.id,queue}', most => 1").await;
+    let (db, client) = gate("'g', 'max_concurrent', key => '{$.user.id,queue}', max => 1").await;
     for payload in [
         r#"{"user": {"id": 1}}"#,
         r#"{"user": {"id": "1"}}"#,
@@ -358,7 +356,7 @@ async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
 
 #[tokio::test]
 async fn a_session_may_change_how_it_writes_times_after_it_has_found_no_room_for_a_lane() {
-    let (_db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    let (_db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
     client
         .batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 0; SET datestyle = 'SQL'; SET timezone = 'FOO-3'")
         .await
@@ -375,7 +373,7 @@ async fn a_session_may_change_how_it_writes_times_after_it_has_found_no_room_for
 
 #[tokio::test]
 async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_theirs() {
-    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
     client
         .batch_execute("UPDATE rouse.limits SET keyed_lanes_max = 2")
         .await
@@ -424,10 +422,10 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
 
 #[tokio::test]
 async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
-    let (db, client) = gate("'few', 'max_concurrent', key => '{source}', most => 2").await;
+    let (db, client) = gate("'few', 'max_concurrent', key => '{source}', max => 2").await;
     set_gate(
         &client,
-        "'rate', 'throttle', handler => 'b', most => 1, period => '1 hour'",
+        "'rate', 'throttle', handler => 'b', max => 1, period => '1 hour'",
     )
     .await;
     for handler in ["a", "b"] {
@@ -482,7 +480,7 @@ async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
 /// An orphan that this worker may not adopt: its leases were checked long ago.
 #[tokio::test]
 async fn an_orphan_that_stays_behind_still_counts() {
-    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
     enqueue(&client, "a", ", tenant => 't'").await;
     let (dead, store) = (db.worker().await, db.worker().await);
     assert_eq!(claim(&dead, 10).await.len(), 1);
@@ -500,7 +498,7 @@ async fn an_orphan_that_stays_behind_still_counts() {
 /// The jobs of other sources take no room of a key.
 #[tokio::test]
 async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     enqueue(&client, "a", ", source => 'other', priority => 'high'").await;
     enqueue(&client, "a", ", source => 'import'").await;
     let store = db.worker().await;
@@ -518,7 +516,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
 /// A claim that has waited for another one sees what has happened meanwhile: its time is that after the wait.
 #[tokio::test]
 async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
-    let (db, client) = gate("'many', 'max_concurrent', most => 100").await;
+    let (db, client) = gate("'many', 'max_concurrent', max => 100").await;
     for _ in 0..3 {
         enqueue(&client, "a", "").await;
     }
@@ -565,7 +563,7 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
 #[tokio::test]
 async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     let (db, client) =
-        gate("'calm', 'throttle', most => 100, period => '1 hour', burst => 10").await;
+        gate("'calm', 'throttle', max => 100, period => '1 hour', burst => 10").await;
     for _ in 0..2 {
         enqueue(&client, "a", "").await;
     }
@@ -575,7 +573,7 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     let operator = db.client().await;
     operator
         .batch_execute(
-            "BEGIN; SELECT rouse.set_gate('calm', 'throttle', most => 50, period => '1 hour', burst => 10)",
+            "BEGIN; SELECT rouse.set_gate('calm', 'throttle', max => 50, period => '1 hour', burst => 10)",
         )
         .await
         .unwrap();

@@ -63,11 +63,11 @@ async fn changes(client: &Client) -> i64 {
 
 fn every_kind() -> Value {
     json!([
-        {"kind": "max_concurrent", "most": 5, "key": ["tenant"]},
-        {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]},
-        {"kind": "throttle", "most": 1000, "period_ms": 3_600_000},
-        {"kind": "singleton", "key": ["$.doc", "source"], "lasts": "queued", "newcomer": "keep"},
-        {"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000, "edge": "trailing"},
+        {"kind": "max_concurrent", "max": 5, "key": ["tenant"]},
+        {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]},
+        {"kind": "throttle", "max": 1000, "period_ms": 3_600_000},
+        {"kind": "singleton", "key": ["$.doc", "source"], "during": "queued", "on_conflict": "keep"},
+        {"kind": "debounce", "period_ms": 5000, "max_wait_ms": 60_000, "edge": "trailing"},
     ])
 }
 
@@ -83,23 +83,23 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
     for (name, expected) in [
         (
             "mail.send/max_concurrent",
-            json!({"kind": "max_concurrent", "most": 5, "key": ["tenant"]}),
+            json!({"kind": "max_concurrent", "max": 5, "key": ["tenant"]}),
         ),
         (
             "mail.send/throttle",
-            json!({"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]}),
+            json!({"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["$.api"]}),
         ),
         (
             "mail.send/throttle.2",
-            json!({"kind": "throttle", "most": 1000, "period_ms": 3_600_000, "key": []}),
+            json!({"kind": "throttle", "max": 1000, "period_ms": 3_600_000, "key": []}),
         ),
         (
             "mail.send/singleton",
-            json!({"kind": "singleton", "lasts": "queued", "newcomer": "keep", "key": ["$.doc", "source"]}),
+            json!({"kind": "singleton", "during": "queued", "on_conflict": "keep", "key": ["$.doc", "source"]}),
         ),
         (
             "mail.send/debounce",
-            json!({"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000, "edge": "trailing", "key": []}),
+            json!({"kind": "debounce", "period_ms": 5000, "max_wait_ms": 60_000, "edge": "trailing", "key": []}),
         ),
     ] {
         let mut expected = expected;
@@ -112,7 +112,7 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
 
     // A second start writes nothing about gates that have not changed. The host sends the gates in the order of the
     // handlers.
-    let one = json!([{"kind": "max_concurrent", "most": 1}]);
+    let one = json!([{"kind": "max_concurrent", "max": 1}]);
     let second = host(
         &db,
         &module(&[("mail.send", every_kind()), ("mail.wait", one.clone())]),
@@ -157,14 +157,14 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
 async fn a_changed_module_replaces_its_gates_while_the_host_runs() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let gate = |most: u32| json!([{"kind": "max_concurrent", "most": most}]);
+    let gate = |max: u32| json!([{"kind": "max_concurrent", "max": max}]);
     let folder = folder_of("", &[("mail.wasm", module(&[("mail.send", gate(3))]))]);
     let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
     until_gate(&client, "mail.send/max_concurrent").await;
     let modules = folder.join("handlers-wasm");
     std::fs::write(modules.join(".new"), module(&[("mail.send", gate(4))])).unwrap();
     std::fs::rename(modules.join(".new"), modules.join("mail.wasm")).unwrap();
-    until_true(&client, "SELECT most = 4 FROM rouse.gate").await;
+    until_true(&client, "SELECT max = 4 FROM rouse.gate").await;
     end(host);
 }
 
@@ -174,7 +174,7 @@ async fn a_gate_that_an_operator_has_set_is_left_alone() {
     let client = db.client().await;
     client
         .batch_execute(
-            "SELECT rouse.set_gate('mail.send/throttle', 'throttle', handler => 'mail.send', most => 7, period => '1 day')",
+            "SELECT rouse.set_gate('mail.send/throttle', 'throttle', handler => 'mail.send', max => 7, period => '1 day')",
         )
         .await
         .unwrap();
@@ -197,7 +197,7 @@ async fn a_limited_worker_declares_only_gates_of_handlers_that_it_may_serve() {
     let client = db.client().await;
     let store = db.worker().await;
     let gate = [DeclaredGate {
-        limit: GateLimit::MaxConcurrent { most: 1 },
+        limit: GateLimit::MaxConcurrent { max: 1 },
         key: Vec::new(),
     }];
     assert!(store.declare_gates("other", &gate).await.unwrap());
@@ -236,8 +236,8 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
     let client = db.client().await;
     // As long as the name of a handler may be.
     let handler = format!("mail.{}", "x".repeat(123));
-    let most = |most: u32| json!({"kind": "max_concurrent", "most": most});
-    let gates_of = json!([most(1), {"kind": "singleton"}, most(2), most(3)]);
+    let max = |max: u32| json!({"kind": "max_concurrent", "max": max});
+    let gates_of = json!([max(1), {"kind": "singleton"}, max(2), max(3)]);
     let module = module(&[(&handler, gates_of)]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
     let show = ["handlers", "show", &handler, "--folder", "handlers-wasm"];
@@ -249,7 +249,7 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
     assert_eq!(gates.len(), 4);
     for gate in shown {
         let row = &gates[gate["name"].as_str().unwrap()].0;
-        for key in ["kind", "most", "key", "lasts", "newcomer"] {
+        for key in ["kind", "max", "key", "during", "on_conflict"] {
             assert_eq!(row[key], gate[key], "{gate}");
         }
     }
@@ -297,7 +297,7 @@ fn gates_and_concurrency_are_shown() {
 
 #[test]
 fn a_module_with_a_wrong_gate_is_refused() {
-    let wrong = module(&[("mail.send", json!([{"kind": "throttle", "most": 5}]))]);
+    let wrong = module(&[("mail.send", json!([{"kind": "throttle", "max": 5}]))]);
     let folder = folder_of("", &[("mail.wasm", &wrong)]);
     rouse_without_database(&["handlers"], &folder)
         .exits(1)

@@ -11,18 +11,18 @@ use super::{enqueue, gate, number, set_gate};
 
 #[tokio::test]
 async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
-    for (lasts, while_running, after) in [
+    for (during, while_running, after) in [
         ("queued", false, false),
         ("running", true, false),
         ("period", true, true),
     ] {
-        let period = if lasts == "period" {
+        let period = if during == "period" {
             ", period => '1 hour'"
         } else {
             ""
         };
         let (db, client) = gate(&format!(
-            "'one', 'singleton', handler => 'a', key => '{{$.doc}}', lasts => '{lasts}'{period}"
+            "'one', 'singleton', handler => 'a', key => '{{$.doc}}', during => '{during}'{period}"
         ))
         .await;
         let store = db.worker().await;
@@ -30,7 +30,7 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
         let other = enqueue(&client, "a", r#", '{"doc": 2}'"#).await;
         assert_ne!(first, other, "another key");
         let again = async || enqueue(&client, "a", r#", '{"doc": 1, "n": 2}'"#).await;
-        assert_eq!(again().await, first, "{lasts}: it is queued");
+        assert_eq!(again().await, first, "{during}: it is queued");
         let jobs = claim(&store, 10).await;
         assert_eq!(jobs.len(), 2);
         let first_job = jobs.iter().find(|job| job.id.0 == first).unwrap();
@@ -39,18 +39,18 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
             "its payload is kept"
         );
         let newer = again().await;
-        assert_eq!(newer == first, while_running, "{lasts}: it is running");
+        assert_eq!(newer == first, while_running, "{during}: it is running");
         let done = settlement(first_job, result("1"));
         store.settle(&[&done], Locked::Wait).await.unwrap();
         if while_running {
-            assert_eq!(again().await == first, after, "{lasts}: it has ended");
+            assert_eq!(again().await == first, after, "{during}: it has ended");
         }
     }
 }
 
 #[tokio::test]
-async fn a_newcomer_may_replace_what_waits_or_be_refused() {
-    let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
+async fn a_new_job_may_replace_what_waits_or_be_refused() {
+    let (db, client) = gate("'last', 'singleton', handler => 'a', on_conflict => 'replace'").await;
     let store = db.worker().await;
     let first = enqueue(
         &client,
@@ -99,7 +99,7 @@ async fn a_newcomer_may_replace_what_waits_or_be_refused() {
 
     set_gate(
         &client,
-        "'last', 'singleton', handler => 'a', lasts => 'running', newcomer => 'refuse'",
+        "'last', 'singleton', handler => 'a', during => 'running', on_conflict => 'refuse'",
     )
     .await;
     let why = refusal(&client, "SELECT rouse.enqueue('a')").await;
@@ -118,7 +118,7 @@ async fn a_newcomer_may_replace_what_waits_or_be_refused() {
 /// What a schedule would enqueue gives way without an error, and a chain continues in any case.
 #[tokio::test]
 async fn schedules_and_chains_are_never_refused() {
-    let (db, client) = gate("'one', 'singleton', handler => 'a', newcomer => 'refuse'").await;
+    let (db, client) = gate("'one', 'singleton', handler => 'a', on_conflict => 'refuse'").await;
     let first = enqueue(&client, "a", "").await;
     client
         .batch_execute("SELECT rouse.schedule('s', 'a', cron => '0 3 * * *')")
@@ -183,7 +183,7 @@ async fn a_producer_waits_for_another_that_enqueues_the_same_key() {
 
 #[tokio::test]
 async fn of_a_burst_the_last_one_runs_when_no_more_come() {
-    let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', longest => '25 s'").await;
+    let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', max_wait => '25 s'").await;
     let store = db.worker().await;
     // How long its burst lasts, from the first job on: whole seconds, and the time that the test takes.
     let lasts = async |id: i64| {
@@ -226,7 +226,7 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
 
 #[tokio::test]
 async fn of_a_burst_the_first_one_runs_at_once_if_the_edge_is_leading() {
-    let (_db, client) = gate("'first', 'debounce', handler => 'a', period => '10 s', longest => '1 hour', edge => 'leading'").await;
+    let (_db, client) = gate("'first', 'debounce', handler => 'a', period => '10 s', max_wait => '1 hour', edge => 'leading'").await;
     let first = enqueue(&client, "a", "").await;
     assert_eq!(
         number(
@@ -276,7 +276,7 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
     set_gate(
         &client,
-        "'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'",
+        "'rate', 'throttle', key => '{tenant}', max => 1, period => '1 hour'",
     )
     .await;
     let store = db.worker().await;
@@ -310,7 +310,7 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
 #[tokio::test]
 async fn a_key_that_is_renewed_during_maintenance_stays() {
     let (db, client) =
-        gate("'one', 'singleton', handler => 'a', key => '{$.doc}', lasts => 'queued'").await;
+        gate("'one', 'singleton', handler => 'a', key => '{$.doc}', during => 'queued'").await;
     let store = db.worker().await;
     // Maintenance reads these keys first. Their jobs are gone.
     let many = "INSERT INTO rouse.gate_key (gate, key, job, since, until)
@@ -343,7 +343,7 @@ async fn a_key_that_is_renewed_during_maintenance_stays() {
 /// A settlement holds the row of its job, and may enqueue another one of the same key.
 #[tokio::test]
 async fn a_producer_does_not_wait_for_the_row_of_a_running_job() {
-    let (db, client) = gate("'last', 'singleton', handler => 'a', newcomer => 'replace'").await;
+    let (db, client) = gate("'last', 'singleton', handler => 'a', on_conflict => 'replace'").await;
     let first = enqueue(&client, "a", "").await;
     claim_one(&db.worker().await).await;
     let mut other = db.client().await;

@@ -21,8 +21,8 @@ async fn a_gate_stays_open_if_a_later_gate_merges_the_job() {
     let client = db.client().await;
     run(
         &client,
-        "SELECT rouse.set_gate('1-hourly', 'singleton', handler => 'report.make', key => '{source}', lasts => 'period', period => '1 hour');
-         SELECT rouse.set_gate('2-one', 'singleton', handler => 'report.make', lasts => 'running')",
+        "SELECT rouse.set_gate('1-hourly', 'singleton', handler => 'report.make', key => '{source}', during => 'period', period => '1 hour');
+         SELECT rouse.set_gate('2-one', 'singleton', handler => 'report.make', during => 'running')",
     )
     .await;
     let make = async |source: &str| {
@@ -54,7 +54,7 @@ async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
     let first = make().await;
     run(
         &client,
-        "SELECT rouse.set_gate('hourly', 'singleton', handler => 'report.make', lasts => 'period', period => '1 hour')",
+        "SELECT rouse.set_gate('hourly', 'singleton', handler => 'report.make', during => 'period', period => '1 hour')",
     )
     .await;
     assert_eq!(make().await, first);
@@ -71,7 +71,7 @@ async fn a_receipt_says_that_a_gate_has_merged_the_job() {
     let client = db.client().await;
     run(
         &client,
-        "SELECT rouse.set_gate('last', 'singleton', handler => 'report.make', newcomer => 'replace')",
+        "SELECT rouse.set_gate('last', 'singleton', handler => 'report.make', on_conflict => 'replace')",
     )
     .await;
     let receipt = async |arguments: &str| -> (i64, bool, Vec<String>) {

@@ -45,9 +45,9 @@ async fn postgres_and_the_model_count_the_same_tokens() {
     let mut random = Random(7);
     for _ in 0..1000 {
         let period_ms = [1, 7, 1000, 60_000, 3_600_000, PERIOD_MS][random.below(6) as usize];
-        let most_max = [5, 1000][random.below(2) as usize];
+        let bound = [5, 1000][random.below(2) as usize];
         let rate = Rate {
-            most: 1 + random.below(most_max) as i32,
+            max: 1 + random.below(bound) as i32,
             period_ms,
             burst: (random.below(2) == 0).then_some(1 + random.below(40) as i32),
         };
@@ -66,7 +66,7 @@ async fn postgres_and_the_model_count_the_same_tokens() {
             1 => Some(at - random.below(1_000_000)),
             2 => Some(at + random.below(2000 * period_ms)),
             _ => {
-                let token_us = period_ms as f64 / f64::from(rate.most) * 1000.0;
+                let token_us = period_ms as f64 / f64::from(rate.max) * 1000.0;
                 Some(at + (random.below(60) as f64 * token_us).round_ties_even() as i64)
             }
         };
@@ -75,7 +75,7 @@ async fn postgres_and_the_model_count_the_same_tokens() {
             .query_one(
                 "SELECT t.tokens, t.wait_ms FROM rouse._tokens($1, $2, $3, $4, $5, $6) AS t",
                 &[
-                    &rate.most,
+                    &rate.max,
                     &rate.period_ms,
                     &rate.burst,
                     &times,
@@ -170,34 +170,34 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
         let mut random = Random(seed);
         let (few, all) = (1 + random.below(4) as i32, 4 + random.below(10) as i32);
         let (window, burst) = (3 + random.below(12) as i32, 2 + random.below(12) as i32);
-        let rate = |most, burst| {
+        let rate = |max, burst| {
             let period_ms = PERIOD_MS;
             Limit::Starts(Rate {
-                most,
+                max,
                 period_ms,
                 burst,
             })
         };
-        let set = format!("'few', 'max_concurrent', key => '{{tenant}}', most => {few}");
+        let set = format!("'few', 'max_concurrent', key => '{{tenant}}', max => {few}");
         let (db, client) = gate(&set).await;
-        let mut limits = vec![Limit::Running { most: few }];
+        let mut limits = vec![Limit::Running { max: few }];
         // Whether each tenant is a key.
         let mut by_tenant = vec![true];
         let others = [
             (
-                format!("'all', 'max_concurrent', most => {all}"),
-                Limit::Running { most: all },
+                format!("'all', 'max_concurrent', max => {all}"),
+                Limit::Running { max: all },
                 false,
             ),
             (
                 format!(
-                    "'window', 'throttle', key => '{{tenant}}', most => {window}, period => '30 days'"
+                    "'window', 'throttle', key => '{{tenant}}', max => {window}, period => '30 days'"
                 ),
                 rate(window, None),
                 true,
             ),
             (
-                format!("'bucket', 'throttle', most => 60, period => '30 days', burst => {burst}"),
+                format!("'bucket', 'throttle', max => 60, period => '30 days', burst => {burst}"),
                 rate(60, Some(burst)),
                 false,
             ),

@@ -40,7 +40,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
             "max_concurrent",
             "--key",
             "tenant",
-            "--most",
+            "--max",
             "5",
         ],
     )
@@ -52,7 +52,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
     gate(
         &db,
         &[
-            "set", "api", "--kind", "throttle", "--queue", "api", "--key", "$.account", "--key", "source", "--most", "10", "--period", "1s",
+            "set", "api", "--kind", "throttle", "--queue", "api", "--key", "$.account", "--key", "source", "--max", "10", "--period", "1s",
             "--burst", "50",
         ],
     )
@@ -62,7 +62,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
     .prints("rouse: nothing was enqueued recently into queue api");
     gate(
         &db,
-        &["set", "report", "--kind", "singleton", "--handler", "report.make", "--lasts", "running", "--newcomer", "refuse"],
+        &["set", "report", "--kind", "singleton", "--handler", "report.make", "--during", "running", "--on-conflict", "refuse"],
     )
     .await
     .exits(0)
@@ -81,22 +81,22 @@ async fn the_command_line_sets_lists_and_drops_gates() {
             "leading",
             "--period",
             "5s",
-            "--longest",
+            "--max-wait",
             "1m",
             "--json",
         ],
     )
     .await;
     let expected = json!({
-        "name": "index", "kind": "debounce", "handler": "index.build", "queue": null, "key": [], "most": null, "period_ms": 5000, "burst": null,
-        "lasts": null, "newcomer": null, "edge": "leading", "longest_ms": 60000, "declared_by": null});
+        "name": "index", "kind": "debounce", "handler": "index.build", "queue": null, "key": [], "max": null, "period_ms": 5000, "burst": null,
+        "during": null, "on_conflict": null, "edge": "leading", "max_wait_ms": 60000, "declared_by": null});
     assert_eq!(index.exits(0).json(), expected);
 
     // Options that are left out have their defaults, also in a gate that exists.
     gate(
         &db,
         &[
-            "set", "api", "--kind", "throttle", "--most", "1", "--period", "1d",
+            "set", "api", "--kind", "throttle", "--max", "1", "--period", "1d",
         ],
     )
     .await
@@ -144,13 +144,13 @@ async fn the_command_line_sets_lists_and_drops_gates() {
 #[tokio::test]
 async fn a_wrong_setting_is_explained_and_changes_nothing() {
     let db = TestDb::new().await;
-    gate(&db, &["set", "x", "--kind", "throttle", "--most", "3"])
+    gate(&db, &["set", "x", "--kind", "throttle", "--max", "3"])
         .await
         .exits(1)
         .prints("rouse.set_gate: period must be 1 millisecond to 30 days, not null");
     gate(
         &db,
-        &["set", "x", "--kind", "max_concurrent", "--most", "3", "--key", "tenant", "--key", "source", "--key", "queue"],
+        &["set", "x", "--kind", "max_concurrent", "--max", "3", "--key", "tenant", "--key", "source", "--key", "queue"],
     )
     .await
     .exits(1)
@@ -163,7 +163,7 @@ async fn a_wrong_setting_is_explained_and_changes_nothing() {
         .await
         .exits(2)
         .prints("it is not a duration such as 90s or 2h");
-    gate(&db, &["set", "x", "--most", "3"])
+    gate(&db, &["set", "x", "--max", "3"])
         .await
         .exits(2)
         .prints("--kind");
@@ -177,7 +177,7 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
     let long = "x".repeat(161);
     for (arguments, reason) in [
         (
-            "NULL, 'throttle', most => 1, period => '1 s'",
+            "NULL, 'throttle', max => 1, period => '1 s'",
             "name and kind must not be null",
         ),
         ("'g', NULL", "name and kind must not be null"),
@@ -194,36 +194,36 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
             "kind must be max_concurrent, throttle, batch, singleton or debounce, not 'semaphore'",
         ),
         (
-            "'g', 'max_concurrent', most => 1, queue => 'a b'",
+            "'g', 'max_concurrent', max => 1, queue => 'a b'",
             "'a b' is not a queue name",
         ),
         (
-            "'g', 'max_concurrent', most => 1, handler => 'A'",
+            "'g', 'max_concurrent', max => 1, handler => 'A'",
             "'A' is not a handler name",
         ),
         (
-            &format!("'g', 'max_concurrent', most => 1, handler => '{long}'"),
+            &format!("'g', 'max_concurrent', max => 1, handler => '{long}'"),
             "xxx' is not a handler name",
         ),
         (
-            "'g', 'max_concurrent', most => 1, key => '{tenant,source,queue}'",
+            "'g', 'max_concurrent', max => 1, key => '{tenant,source,queue}'",
             "key must be at most two of tenant, source, handler, queue and paths",
         ),
         (
-            "'g', 'max_concurrent', most => 1, key => '{tenant,NULL}'",
+            "'g', 'max_concurrent', max => 1, key => '{tenant,NULL}'",
             "not {tenant,NULL}",
         ),
         (
-            "'g', 'max_concurrent', most => 1, key => '{tenant,tenant}'",
+            "'g', 'max_concurrent', max => 1, key => '{tenant,tenant}'",
             "not {tenant,tenant}",
         ),
         (
-            "'g', 'max_concurrent', most => 1, key => '{priority}'",
+            "'g', 'max_concurrent', max => 1, key => '{priority}'",
             "not {priority}",
         ),
-        ("'g', 'max_concurrent', most => 1, key => '{$}'", "not {$}"),
+        ("'g', 'max_concurrent', max => 1, key => '{$}'", "not {$}"),
         (
-            "'g', 'max_concurrent', most => 1, key => '{$.a.b.c.d.e.f.g.h.i}'",
+            "'g', 'max_concurrent', max => 1, key => '{$.a.b.c.d.e.f.g.h.i}'",
             "not {$.a.b.c.d.e.f.g.h.i}",
         ),
         ("'g', 'singleton'", "singleton needs a handler"),
@@ -233,30 +233,30 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
         ),
         (
             "'g', 'max_concurrent'",
-            "most must be 1 to 1000000, not null",
+            "max must be 1 to 1000000, not null",
         ),
         (
-            "'g', 'max_concurrent', most => 0",
-            "most must be 1 to 1000000, not 0",
+            "'g', 'max_concurrent', max => 0",
+            "max must be 1 to 1000000, not 0",
         ),
         (
-            "'g', 'throttle', most => 1000001, period => '1 s'",
-            "most must be 1 to 1000000, not 1000001",
+            "'g', 'throttle', max => 1000001, period => '1 s'",
+            "max must be 1 to 1000000, not 1000001",
         ),
         (
-            "'g', 'throttle', most => 1001, period => '1 s'",
-            "without a burst, most must be 1 to 1000, not 1001",
+            "'g', 'throttle', max => 1001, period => '1 s'",
+            "without a burst, max must be 1 to 1000, not 1001",
         ),
         (
-            "'g', 'throttle', most => 1, period => '1 s', burst => 0",
+            "'g', 'throttle', max => 1, period => '1 s', burst => 0",
             "burst must be 1 to 1000000, not 0",
         ),
         (
-            "'g', 'throttle', most => 1",
+            "'g', 'throttle', max => 1",
             "period must be 1 millisecond to 30 days, not null",
         ),
         (
-            "'g', 'throttle', most => 1, period => '31 days'",
+            "'g', 'throttle', max => 1, period => '31 days'",
             "period must be 1 millisecond to 30 days, not 744:00:00",
         ),
         (
@@ -264,68 +264,72 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
             "period must be 1 millisecond to 30 days, not -00:00:01",
         ),
         (
-            "'g', 'singleton', handler => 'h', lasts => 'period'",
+            "'g', 'singleton', handler => 'h', during => 'period'",
             "period must be 1 millisecond to 30 days, not null",
         ),
         (
-            "'g', 'singleton', handler => 'h', lasts => 'ever'",
-            "lasts must be queued, running or period, not 'ever'",
+            "'g', 'singleton', handler => 'h', during => 'ever'",
+            "during must be queued, running or period, not 'ever'",
         ),
         (
-            "'g', 'singleton', handler => 'h', newcomer => 'drop'",
-            "newcomer must be keep, replace or refuse, not 'drop'",
+            "'g', 'singleton', handler => 'h', on_conflict => 'drop'",
+            "on_conflict must be keep, replace or refuse, not 'drop'",
+        ),
+        (
+            "'g', 'singleton', handler => 'h', during => 'running', on_conflict => 'replace'",
+            "a job is replaced only while it is queued: leave out during",
         ),
         (
             "'g', 'debounce', handler => 'h', period => '1 s', edge => 'both'",
             "edge must be trailing or leading, not 'both'",
         ),
         (
-            "'g', 'debounce', handler => 'h', period => '2 s', longest => '1 s'",
-            "longest must be at least the period, and at most 30 days, not 00:00:01",
+            "'g', 'debounce', handler => 'h', period => '2 s', max_wait => '1 s'",
+            "max_wait must be at least the period, and at most 30 days, not 00:00:01",
         ),
         (
-            "'g', 'debounce', handler => 'h', period => '2 s', longest => '31 days'",
-            "longest must be at least the period, and at most 30 days, not 744:00:00",
+            "'g', 'debounce', handler => 'h', period => '2 s', max_wait => '31 days'",
+            "max_wait must be at least the period, and at most 30 days, not 744:00:00",
         ),
         (
-            "'g', 'singleton', handler => 'h', most => 1",
-            "singleton has no most",
+            "'g', 'singleton', handler => 'h', max => 1",
+            "singleton has no max",
         ),
         (
-            "'g', 'debounce', handler => 'h', period => '1 s', most => 1",
-            "debounce has no most",
+            "'g', 'debounce', handler => 'h', period => '1 s', max => 1",
+            "debounce has no max",
         ),
         (
-            "'g', 'max_concurrent', most => 1, period => '1 s'",
+            "'g', 'max_concurrent', max => 1, period => '1 s'",
             "max_concurrent has no period",
         ),
         (
             "'g', 'singleton', handler => 'h', period => '1 s'",
-            "a singleton has a period only if it lasts for one",
+            "a singleton has a period only if during is period",
         ),
         (
-            "'g', 'max_concurrent', most => 1, burst => 1",
+            "'g', 'max_concurrent', max => 1, burst => 1",
             "max_concurrent has no burst",
         ),
         (
-            "'g', 'throttle', most => 1, period => '1 s', lasts => 'queued'",
-            "throttle has no lasts",
+            "'g', 'throttle', max => 1, period => '1 s', during => 'queued'",
+            "throttle has no during",
         ),
         (
-            "'g', 'max_concurrent', most => 1, lasts => 'period'",
-            "max_concurrent has no lasts",
+            "'g', 'max_concurrent', max => 1, during => 'period'",
+            "max_concurrent has no during",
         ),
         (
-            "'g', 'debounce', handler => 'h', period => '1 s', newcomer => 'keep'",
-            "debounce has no newcomer",
+            "'g', 'debounce', handler => 'h', period => '1 s', on_conflict => 'keep'",
+            "debounce has no on_conflict",
         ),
         (
             "'g', 'singleton', handler => 'h', edge => 'leading'",
             "singleton has no edge",
         ),
         (
-            "'g', 'throttle', most => 1, period => '2 s', longest => '1 s'",
-            "throttle has no longest",
+            "'g', 'throttle', max => 1, period => '2 s', max_wait => '1 s'",
+            "throttle has no max_wait",
         ),
     ] {
         let why = refusal(&client, &format!("SELECT rouse.set_gate({arguments})")).await;
@@ -334,10 +338,10 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
             "{arguments}: {why}"
         );
     }
-    run(&client, "UPDATE rouse.limits SET gates_max = 1; SELECT rouse.set_gate('one', 'max_concurrent', most => 1)").await;
+    run(&client, "UPDATE rouse.limits SET gates_max = 1; SELECT rouse.set_gate('one', 'max_concurrent', max => 1)").await;
     let why = refusal(
         &client,
-        "SELECT rouse.set_gate('two', 'max_concurrent', most => 1)",
+        "SELECT rouse.set_gate('two', 'max_concurrent', max => 1)",
     )
     .await;
     assert!(
@@ -348,7 +352,7 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
     // A gate that exists can be replaced. An array of another shape has the same values.
     run(
         &client,
-        "SELECT rouse.set_gate('one', 'max_concurrent', most => 2, key => '[0:1]={tenant,source}')",
+        "SELECT rouse.set_gate('one', 'max_concurrent', max => 2, key => '[0:1]={tenant,source}')",
     )
     .await;
     let key = "SELECT (key)[1] || ' ' || (key)[2] FROM rouse.gates";
@@ -360,11 +364,11 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
 async fn each_change_of_a_gate_leaves_a_record() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let set = "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', queue => 'mail', key => '{tenant}', most => 3, period => '1 min')";
+    let set = "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', queue => 'mail', key => '{tenant}', max => 3, period => '1 min')";
     run(&client, &format!("{set}; {set}")).await;
     run(
         &client,
-        "SELECT rouse.set_gate('mail', 'max_concurrent', most => 2)",
+        "SELECT rouse.set_gate('mail', 'max_concurrent', max => 2)",
     )
     .await;
     run(
@@ -379,8 +383,8 @@ async fn each_change_of_a_gate_leaves_a_record() {
         records,
         [
             json!(["gate_set", "mail", true, {"name": "mail", "kind": "throttle", "handler": "mail.send", "queue": "mail", "key": ["tenant"],
-                                              "most": 3, "period_ms": 60000}]),
-            json!(["gate_set", null, true, {"name": "mail", "kind": "max_concurrent", "key": [], "most": 2}]),
+                                              "max": 3, "period_ms": 60000}]),
+            json!(["gate_set", null, true, {"name": "mail", "kind": "max_concurrent", "key": [], "max": 2}]),
             json!(["gate_dropped", null, true, {"name": "mail"}]),
         ],
         "a call that changes nothing leaves none"
@@ -420,7 +424,7 @@ async fn an_observer_sees_gates_and_an_operator_changes_them() {
         "max_concurrent",
         "--key",
         "tenant",
-        "--most",
+        "--max",
         "2",
     ];
     by("gates_operator", &set)
@@ -457,7 +461,7 @@ async fn an_observer_sees_gates_and_an_operator_changes_them() {
     for change in [
         "DELETE FROM rouse.gate",
         "DELETE FROM rouse.gate_key",
-        "UPDATE rouse.gate SET most = 7",
+        "UPDATE rouse.gate SET max = 7",
     ] {
         assert!(
             refusal(&client, change).await.contains("permission denied"),

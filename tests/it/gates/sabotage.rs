@@ -6,11 +6,11 @@ use super::{enqueue, gate, number, set_gate};
 
 #[tokio::test]
 async fn the_sabotage_for_the_chaos_test_opens_every_gate() {
-    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', most => 1").await;
+    let (db, client) = gate("'few', 'max_concurrent', handler => 'a', max => 1").await;
     for set in [
-        "'rate', 'throttle', handler => 'b', most => 1, period => '1 hour'",
-        "'waiting', 'singleton', handler => 'c', lasts => 'queued'",
-        "'live', 'singleton', handler => 'd', lasts => 'running'",
+        "'rate', 'throttle', handler => 'b', max => 1, period => '1 hour'",
+        "'waiting', 'singleton', handler => 'c', during => 'queued'",
+        "'live', 'singleton', handler => 'd', during => 'running'",
         "'calm', 'debounce', handler => 'e', period => '1 hour'",
     ] {
         set_gate(&client, set).await;

@@ -23,7 +23,7 @@ const SLEEP: &str = r#", '{"ms": 1}'"#;
 /// The end of a job starts the next one of its key at once, and not with the next sweep.
 #[tokio::test]
 async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
-    let (db, client) = gate("'one', 'max_concurrent', key => '{handler}', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', key => '{handler}', max => 1").await;
     for _ in 0..100 {
         for (handler, priority) in [
             ("test.sleep", "normal"),
@@ -60,7 +60,7 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
 #[tokio::test]
 async fn a_throttled_key_goes_on_when_its_gate_opens() {
     let (db, client) =
-        gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '700 ms'").await;
+        gate("'rate', 'throttle', key => '{tenant}', max => 1, period => '700 ms'").await;
     for n in 0..4 {
         for tenant in 0..50 {
             enqueue(
@@ -92,7 +92,7 @@ async fn a_throttled_key_goes_on_when_its_gate_opens() {
 /// The job of another worker ends, which nobody announces.
 #[tokio::test]
 async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     enqueue(&client, "test.sleep", SLEEP).await;
     let other = db.worker().await;
     let job = crate::support::claims::claim_one(&other).await;
@@ -114,7 +114,7 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
 /// Jobs of other lanes were cancelled. Each sweep opens a few lanes, and those that are empty make way all at once.
 #[tokio::test]
 async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     client
         .batch_execute("SELECT rouse.set_fair_share('default', policy => 'drr')")
         .await
@@ -181,7 +181,7 @@ const WAITS: &str = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > cloc
 
 #[tokio::test]
 async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     client
         .batch_execute("SELECT rouse.set_fair_share('default', policy => 'drr')")
         .await
@@ -214,7 +214,7 @@ async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room
 #[tokio::test]
 async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_theirs_up() {
     let (db, client) =
-        gate("'rate', 'throttle', key => '{tenant}', most => 1, period => '1 hour'").await;
+        gate("'rate', 'throttle', key => '{tenant}', max => 1, period => '1 hour'").await;
     let enqueue_all = r#"SELECT rouse.enqueue('test.sleep', '{"ms": 1}', tenant => 't' || n)
         FROM generate_series(1, 251) AS n"#;
     client.batch_execute(enqueue_all).await.unwrap();
@@ -255,7 +255,7 @@ async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_th
 /// Whoever has ended the job, its end opens the gate.
 #[tokio::test]
 async fn a_cancelled_job_opens_the_gate_for_the_next_one() {
-    let (db, client) = gate("'one', 'max_concurrent', most => 1").await;
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     let worker = worker_without_sweeps(&db).await;
     let first = enqueue(&client, "test.wait-abort", ", '{}'").await;
     until_true(&client, RUNS).await;
@@ -272,13 +272,13 @@ async fn a_cancelled_job_opens_the_gate_for_the_next_one() {
 
 #[tokio::test]
 async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
-    let (db, client) = gate("'rate', 'throttle', most => 1, period => '1 hour'").await;
+    let (db, client) = gate("'rate', 'throttle', max => 1, period => '1 hour'").await;
     for _ in 0..5 {
         enqueue(&client, "test.sleep", SLEEP).await;
     }
     let worker = worker(&db, 4).await;
     until_true(&client, "SELECT count(*) = 1 FROM rouse.finished").await;
-    set_gate(&client, "'rate', 'throttle', most => 1000, period => '1 s'").await;
+    set_gate(&client, "'rate', 'throttle', max => 1000, period => '1 s'").await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
 }
@@ -289,7 +289,7 @@ const RAN_FOR_MS: &str = "SELECT (extract(epoch FROM max(f.finished_at) - min(f.
 /// `concurrency` of a handler: on each host, whatever the keys of its jobs are.
 #[tokio::test]
 async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
-    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', most => 5").await;
+    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;
     for tenant in 0..3 {
         for _ in 0..10 {
             enqueue(
@@ -332,7 +332,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
 /// It counts as running until its job delay is over, which is after the end of its job.
 #[tokio::test]
 async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_is_over() {
-    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', most => 5").await;
+    let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;
     for n in 0..20 {
         let tenant = n % 2;
         enqueue(

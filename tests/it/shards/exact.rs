@@ -121,9 +121,7 @@ async fn a_worker_that_divides_a_queue_for_long_stops_no_other_from_renewing() {
 async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     let (db, client) = sharded(8).await;
     client
-        .batch_execute(
-            "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'q', most => 1000)",
-        )
+        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', queue => 'q', max => 1000)")
         .await
         .unwrap();
     enqueue(&client, "noop", 40).await;

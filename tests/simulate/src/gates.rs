@@ -12,7 +12,7 @@ pub enum Limit {
     /// At most this many run at the same time (`max_concurrent`).
     Running {
         /// The maximum number of running jobs of a key.
-        most: i32,
+        max: i32,
     },
     /// At most this many start in a period (`throttle`).
     Starts(Rate),
@@ -22,7 +22,7 @@ pub enum Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// The number of starts in a period.
-    pub most: i32,
+    pub max: i32,
     /// The period.
     pub period_ms: i64,
     /// The starts that are permitted at once after a pause: a token bucket. `None`: a sliding window.
@@ -88,7 +88,7 @@ pub struct Gates {
 /// has the last starts. With one, `until` is the time at which the bucket is full again.
 pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, Option<i64>) {
     let Rate {
-        most,
+        max,
         period_ms,
         burst,
     } = rate;
@@ -99,17 +99,17 @@ pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, 
             let recent = i32::try_from(recent).unwrap_or(i32::MAX);
             // The start whose end of the window makes room; SQL counts from 1.
             let first = (starts.len() + 1)
-                .checked_sub(usize::try_from(most).unwrap_or(0))
+                .checked_sub(usize::try_from(max).unwrap_or(0))
                 .and_then(|place| starts.get(place.wrapping_sub(1)));
             let wait = first.map(|start| period_ms as f64 + seconds(start - at) * 1000.0);
-            ((most - recent).max(0), wait)
+            ((max - recent).max(0), wait)
         }
         Some(burst) => {
             // How many starts the bucket is short of being full.
-            let short = seconds(until.unwrap_or(at) - at).max(0.0) * 1000.0 * f64::from(most)
+            let short = seconds(until.unwrap_or(at) - at).max(0.0) * 1000.0 * f64::from(max)
                 / period_ms as f64;
             let tokens = (f64::from(burst) - short + 1e-6).floor().max(0.0);
-            let wait = (short - f64::from(burst) + 1.0) * period_ms as f64 / f64::from(most);
+            let wait = (short - f64::from(burst) + 1.0) * period_ms as f64 / f64::from(max);
             (tokens as i32, Some(wait))
         }
     };
@@ -150,9 +150,9 @@ impl Gates {
     /// How many jobs of a key may start, and if none: after how many milliseconds one may, if time alone decides.
     pub fn room(&self, of: Key, at: i64) -> (i32, Option<i64>) {
         match self.limits[of.gate] {
-            Limit::Running { most } => {
+            Limit::Running { max } => {
                 let running = self.running.get(&of).copied().unwrap_or(0);
-                ((most - running).max(0), None)
+                ((max - running).max(0), None)
             }
             Limit::Starts(rate) => {
                 let none = Starts::default();
@@ -297,7 +297,7 @@ impl Gates {
                 key.until = Some(at + rate.period_ms * 1000);
             }
             Some(_) => {
-                let factor = starts as f64 / f64::from(rate.most) * rate.period_ms as f64;
+                let factor = starts as f64 / f64::from(rate.max) * rate.period_ms as f64;
                 let rest = key.until.map_or(0, |until| (until - at).max(0));
                 key.until = Some(at + interval_us(factor) + rest);
             }

@@ -215,14 +215,14 @@ impl Witness {
                 let running = self.running.entry(*key).or_default();
                 *running += if is_start { 1 } else { -1 };
                 let running = *running;
-                if let Limit::Running { most } = self.limits[key.gate]
+                if let Limit::Running { max } = self.limits[key.gate]
                     && is_start
-                    && running > i64::from(most)
+                    && running > i64::from(max)
                 {
                     self.exceed(
                         *key,
                         at,
-                        &format!("{running} are running; the limit is {most}"),
+                        &format!("{running} are running; the limit is {max}"),
                     );
                 }
             }
@@ -235,20 +235,20 @@ impl Witness {
         match rate.burst {
             None => {
                 let starts = self.windows.entry(key).or_default();
-                let before = match starts.len() >= rate.most as usize {
+                let before = match starts.len() >= rate.max as usize {
                     true => starts.pop_front(),
                     false => None,
                 };
                 starts.push_back(at_us);
                 if let Some(before) = before.filter(|before| at_us - before < period_us) {
                     let within_us = at_us - before;
-                    let text = format!("{} starts in {within_us} µs", rate.most + 1);
+                    let text = format!("{} starts in {within_us} µs", rate.max + 1);
                     self.exceed(key, at_us as Nanos * US, &text);
                 }
             }
             Some(burst) => {
                 let (last, level) = self.buckets.entry(key).or_insert((at_us, 0.0));
-                let refilled = (at_us - *last) as f64 * f64::from(rate.most) / period_us as f64;
+                let refilled = (at_us - *last) as f64 * f64::from(rate.max) / period_us as f64;
                 *level = (*level - refilled).max(0.0) + 1.0;
                 *last = at_us;
                 // Postgres rounds to microseconds.

@@ -100,7 +100,7 @@ fn gate_keys(chrome: &Chrome, gate: &Value, now: f64) -> Markup {
             div {
                 @let name = if chrome.may_read_contents() { cells::joined(&key["key"]) } else { String::new() };
                 @if !name.is_empty() { (name) ": " }
-                @if let Some(running) = key["running"].as_i64() { (running) " of " (gate["most"]) " running" }
+                @if let Some(running) = key["running"].as_i64() { (running) " of " (gate["max"]) " running" }
                 @else if let Some(left) = key["left"].as_i64() { (left) " may start" }
                 @if key["waiting"].as_i64() > Some(0) { ", " (cells::count(key, "waiting")) " wait" }
                 @if key["opens_at"].is_string() { ", opens " (cells::time(&key["opens_at"], now)) }

@@ -20,17 +20,17 @@ The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a 
 at once, on all workers. Jobs are divided by a new --key from now on; those that wait already share a limit.
 
 At most 5 jobs of each tenant run at a time:
-  rouse gate set tenants --kind max_concurrent --key tenant --most 5
+  rouse gate set tenants --kind max_concurrent --key tenant --max 5
 At most 100 jobs of the handler start in any minute:
-  rouse gate set mail --kind throttle --handler mail.send --most 100 --period 1m
+  rouse gate set mail --kind throttle --handler mail.send --max 100 --period 1m
 10 jobs of each account start per second on average, and up to 50 at once after a pause:
-  rouse gate set api --kind throttle --queue api --key '$.account' --most 10 --period 1s --burst 50
+  rouse gate set api --kind throttle --queue api --key '$.account' --max 10 --period 1s --burst 50
 Up to 100 mails of a tenant run in one attempt, once there are so many or the first has waited for half a second:
-  rouse gate set mails --kind batch --handler mail.send --most 100 --period 500ms
+  rouse gate set mails --kind batch --handler mail.send --max 100 --period 500ms
 While a report of a tenant is queued or runs, another one is an error:
-  rouse gate set report --kind singleton --handler report.make --key tenant --lasts running --newcomer refuse
+  rouse gate set report --kind singleton --handler report.make --key tenant --during running --on-conflict refuse
 An index is built once its document has not changed for 5 seconds, but at least every minute:
-  rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --longest 1m
+  rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --max-wait 1m
 
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
 pub(super) struct Args {
@@ -60,25 +60,26 @@ pub(super) struct Args {
 
     /// max_concurrent: running jobs of a key; throttle: starts of a key in a period; batch: jobs of one attempt
     #[arg(long, value_name = "JOBS")]
-    most: Option<i32>,
+    max: Option<i32>,
 
-    /// The period of throttle, of debounce, and of a singleton that lasts for one; batch: how long the first job waits for
-    /// others (default: it does not wait); 1ms to 30d
+    /// The period of throttle, of debounce, and of a singleton with --during period; batch: how long the first job waits
+    /// for others (default: it does not wait); 1ms to 30d
     #[arg(long, value_name = "TIME", value_parser = duration::argument)]
     period: Option<Duration>,
 
-    /// throttle: how many jobs may start at once after a pause; default: never more than --most in any period
+    /// throttle: how many jobs may start at once after a pause; default: never more than --max in any period
     #[arg(long, value_name = "JOBS")]
     burst: Option<i32>,
 
-    /// singleton: until its job has started (queued), until it has ended (running), or for a period; default: queued
-    #[arg(long, value_name = "UNTIL", value_parser = ["queued", "running", "period"])]
-    lasts: Option<String>,
+    /// singleton: a job keeps others out until it has started (queued), until it has ended (running), or for a period;
+    /// default: queued
+    #[arg(long, value_parser = ["queued", "running", "period"])]
+    during: Option<String>,
 
     /// singleton: later jobs are not enqueued (keep), give the earlier one their payload (replace), or are an error
     /// (refuse); default: keep
     #[arg(long, value_name = "POLICY", value_parser = ["keep", "replace", "refuse"])]
-    newcomer: Option<String>,
+    on_conflict: Option<String>,
 
     /// debounce: the last job of a burst runs, after a period without others (trailing), or the first one, at once
     /// (leading); default: trailing
@@ -87,7 +88,7 @@ pub(super) struct Args {
 
     /// debounce: the maximum duration of a burst, at most 30d; default: any duration
     #[arg(long, value_name = "TIME", value_parser = duration::argument)]
-    longest: Option<Duration>,
+    max_wait: Option<Duration>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -104,13 +105,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         handler: args.handler,
         queue: args.queue,
         key: args.keys,
-        most: args.most,
+        max: args.max,
         period_s: secs(args.period),
         burst: args.burst,
-        lasts: args.lasts,
-        newcomer: args.newcomer,
+        during: args.during,
+        on_conflict: args.on_conflict,
         edge: args.edge,
-        longest_s: secs(args.longest),
+        max_wait_s: secs(args.max_wait),
     };
     store.set_gate(&new).await?;
     let gates = store.gates(Some(&new.name)).await?;

@@ -92,7 +92,7 @@ fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
         let waiting = count("waiting") + if key["at_least"] == true { "+" } else { "" };
         let opens = match (&key["opens_at"], kind) {
             (Value::Null, "throttle") => String::new(),
-            (Value::Null, _) if gate["lasts"] == "running" => "when the job ends".to_owned(),
+            (Value::Null, _) if gate["during"] == "running" => "when the job ends".to_owned(),
             (Value::Null, _) => "when the job starts".to_owned(),
             (at, _) => ago::listed(at, now, screen),
         };

@@ -36,13 +36,13 @@ mod tests {
     fn each_gate_is_a_line_with_its_name() {
         let manifest = Manifest::parse(
             &json!({"handlers": [{"name": "a", "gates": [
-                {"kind": "max_concurrent", "most": 5, "key": ["tenant"]},
-                {"kind": "throttle", "most": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
-                {"kind": "throttle", "most": 3, "period_ms": 1500},
+                {"kind": "max_concurrent", "max": 5, "key": ["tenant"]},
+                {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
+                {"kind": "throttle", "max": 3, "period_ms": 1500},
                 {"kind": "singleton", "key": ["$.doc"]},
-                {"kind": "singleton", "lasts": "running"},
-                {"kind": "singleton", "lasts": "period", "period_ms": 3_600_000, "newcomer": "refuse"},
-                {"kind": "debounce", "period_ms": 5000, "longest_ms": 60_000},
+                {"kind": "singleton", "during": "running"},
+                {"kind": "singleton", "during": "period", "period_ms": 3_600_000, "on_conflict": "refuse"},
+                {"kind": "debounce", "period_ms": 5000, "max_wait_ms": 60_000},
                 {"kind": "debounce", "period_ms": 5000, "edge": "leading"},
             ]}]})
             .to_string(),
@@ -64,7 +64,7 @@ a/debounce.2 the first job of a burst of jobs of each tenant; the burst ends onc
         assert_eq!(lines.join("\n"), expected.trim_start());
         assert_eq!(
             json("a", gates)[2],
-            json!({"name": "a/throttle.2", "kind": "throttle", "most": 3, "period_ms": 1500, "key": []})
+            json!({"name": "a/throttle.2", "kind": "throttle", "max": 3, "period_ms": 1500, "key": []})
         );
         assert_eq!(table("a", &[]), "");
     }

@@ -62,7 +62,7 @@ impl Batch {
         let bytes_max = OUTCOMES_BYTES_MAX.max(limit_bytes);
         if self.bytes + bytes > bytes_max {
             return Err(format!(
-                "the outcomes of a batch may have at most {bytes_max} bytes together; a gate with a smaller `most` \
+                "the outcomes of a batch may have at most {bytes_max} bytes together; a gate with a smaller `max` \
                  makes smaller batches"
             ));
         }

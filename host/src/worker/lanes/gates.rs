@@ -105,8 +105,8 @@ impl Gates {
                 match gate.limit {
                     ClaimLimit::Starts => known.rates.push((gate.name.clone(), limit())),
                     ClaimLimit::Running => known.limits.push((gate.name.clone(), limit())),
-                    ClaimLimit::Batch(most) => {
-                        known.batch = Some(known.batch.map_or(most, |other| other.min(most)));
+                    ClaimLimit::Batch(max) => {
+                        known.batch = Some(known.batch.map_or(max, |other| other.min(max)));
                     }
                 }
             }

@@ -106,7 +106,7 @@ fn an_invalid_signature_is_refused_with_what_is_expected() {
 
 #[test]
 fn a_handler_of_batches_takes_and_returns_lists() {
-    let batch = quote!(name = "a", batch(most = 10));
+    let batch = quote!(name = "a", batch(max = 10));
     for function in [
         quote!(
             fn f(jobs: Vec<BatchJob<In>>) -> Vec<Result<Out>> {}
@@ -148,7 +148,7 @@ fn a_handler_of_batches_takes_and_returns_lists() {
         .contains("needs the option `batch(…)`")
     );
     let text = expanded(
-        quote!(name = "a", batch(most = 1), batch(most = 2)),
+        quote!(name = "a", batch(max = 1), batch(max = 2)),
         quote!(
             fn f(jobs: Vec<BatchJob<In>>) -> Vec<Result<Out>> {}
         ),

@@ -7,7 +7,7 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprArray, Token};
 
 use super::{Reader, Setting, Value, bounded, duration, text};
-use crate::limits::{GATE_BATCH_MAX, GATE_MOST_MAX, GATE_PERIOD_MS_MAX, GATE_STARTS_MAX};
+use crate::limits::{GATE_BATCH_MAX, GATE_COUNT_MAX, GATE_PERIOD_MS_MAX, GATE_STARTS_MAX};
 
 /// A gate that the handler declares.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,31 +19,31 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Limit {
     MaxConcurrent {
-        most: u32,
+        max: u32,
     },
     Throttle {
-        most: u32,
+        max: u32,
         period_ms: u64,
         burst: Option<u32>,
     },
     Batch {
-        most: u32,
+        max: u32,
         period_ms: Option<u64>,
     },
     Singleton {
-        lasts: Lasts,
+        during: During,
         period_ms: Option<u64>,
-        newcomer: Newcomer,
+        on_conflict: OnConflict,
     },
     Debounce {
         period_ms: u64,
-        longest_ms: Option<u64>,
+        max_wait_ms: Option<u64>,
         edge: Edge,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) enum Lasts {
+pub(crate) enum During {
     #[default]
     Queued,
     Running,
@@ -51,7 +51,7 @@ pub(crate) enum Lasts {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) enum Newcomer {
+pub(crate) enum OnConflict {
     #[default]
     Keep,
     Replace,
@@ -69,24 +69,21 @@ pub(crate) enum Edge {
 pub(super) fn kind(name: &Ident) -> Option<(&'static [&'static str], &'static str)> {
     let name = name.to_string();
     Some(match name.as_str() {
-        "max_concurrent" => (
-            &["most", "key"],
-            "max_concurrent(most = 5, key = \"tenant\")",
-        ),
+        "max_concurrent" => (&["max", "key"], "max_concurrent(max = 5, key = \"tenant\")"),
         "throttle" => (
-            &["most", "period", "burst", "key"],
-            "throttle(most = 100, period = \"1m\")",
+            &["max", "period", "burst", "key"],
+            "throttle(max = 100, period = \"1m\")",
         ),
         "batch" => (
-            &["most", "period", "key"],
-            "batch(most = 100, period = \"500ms\")",
+            &["max", "period", "key"],
+            "batch(max = 100, period = \"500ms\")",
         ),
         "singleton" => (
-            &["key", "lasts", "period", "newcomer"],
+            &["key", "during", "period", "on_conflict"],
             "singleton(key = \"$.document\")",
         ),
         "debounce" => (
-            &["period", "longest", "edge", "key"],
+            &["period", "max_wait", "edge", "key"],
             "debounce(period = \"5s\", key = \"$.document\")",
         ),
         _ => return None,
@@ -97,12 +94,12 @@ pub(super) fn kind(name: &Ident) -> Option<(&'static [&'static str], &'static st
 #[derive(Default)]
 struct Written {
     key: Vec<String>,
-    most: Option<u32>,
+    max: Option<u32>,
     burst: Option<u32>,
     period_ms: Option<u64>,
-    longest_ms: Option<u64>,
-    lasts: Lasts,
-    newcomer: Newcomer,
+    max_wait_ms: Option<u64>,
+    during: During,
+    on_conflict: OnConflict,
     edge: Edge,
 }
 
@@ -139,16 +136,18 @@ impl Reader {
             }
             match option.as_str() {
                 "key" => written.key = self.keep(key(value)).unwrap_or_default(),
-                "most" => written.most = self.keep(bounded(value, GATE_MOST_MAX)),
-                "burst" => written.burst = self.keep(bounded(value, GATE_MOST_MAX)),
+                "max" => written.max = self.keep(bounded(value, GATE_COUNT_MAX)),
+                "burst" => written.burst = self.keep(bounded(value, GATE_COUNT_MAX)),
                 "period" => {
                     written.period_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
                 }
-                "longest" => {
-                    written.longest_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
+                "max_wait" => {
+                    written.max_wait_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
                 }
-                "lasts" => written.lasts = self.keep(lasts(value)).unwrap_or_default(),
-                "newcomer" => written.newcomer = self.keep(newcomer(value)).unwrap_or_default(),
+                "during" => written.during = self.keep(during(value)).unwrap_or_default(),
+                "on_conflict" => {
+                    written.on_conflict = self.keep(on_conflict(value)).unwrap_or_default();
+                }
                 _ => written.edge = self.keep(edge(value)).unwrap_or_default(),
             }
             spans.push((option, value.span()));
@@ -166,12 +165,12 @@ impl Reader {
             }
         };
         match name.to_string().as_str() {
-            "max_concurrent" => needs("most"),
+            "max_concurrent" => needs("max"),
             "throttle" => {
-                needs("most");
+                needs("max");
                 needs("period");
-                let is_large = written.most.is_some_and(|most| most > GATE_STARTS_MAX);
-                if let (true, None, Some(span)) = (is_large, span("burst"), span("most")) {
+                let is_large = written.max.is_some_and(|max| max > GATE_STARTS_MAX);
+                if let (true, None, Some(span)) = (is_large, span("burst"), span("max")) {
                     let why = format!(
                         "without `burst`, a throttle lets at most {GATE_STARTS_MAX} jobs start in a period; add `burst = …`, \
                          the number that may start at once"
@@ -180,9 +179,9 @@ impl Reader {
                 }
             }
             "batch" => {
-                needs("most");
-                let is_large = written.most.is_some_and(|most| most > GATE_BATCH_MAX);
-                if let (true, Some(span)) = (is_large, span("most")) {
+                needs("max");
+                let is_large = written.max.is_some_and(|max| max > GATE_BATCH_MAX);
+                if let (true, Some(span)) = (is_large, span("max")) {
                     self.fail(span, format!("a batch has at most {GATE_BATCH_MAX} jobs"));
                 }
                 let by_tenant = written.key.iter().any(|by| by == "tenant");
@@ -193,31 +192,31 @@ impl Reader {
             }
             "debounce" => {
                 needs("period");
-                if let (Some(period), Some(longest)) = (written.period_ms, written.longest_ms)
-                    && longest < period
+                if let (Some(period), Some(max_wait)) = (written.period_ms, written.max_wait_ms)
+                    && max_wait < period
                 {
-                    let span = span("longest").unwrap_or(name.span());
-                    self.fail(span, "longest is shorter than period");
+                    let span = span("max_wait").unwrap_or(name.span());
+                    self.fail(span, "max_wait is shorter than period");
                 }
             }
-            _ => match (written.lasts == Lasts::Period, span("period")) {
+            _ => match (written.during == During::Period, span("period")) {
                 (true, None) => self.fail(
                     name.span(),
-                    "a singleton that lasts for a period needs one: `lasts = \"period\", period = \"1h\"`",
+                    "a singleton with `during = \"period\"` needs a period, for instance `period = \"1h\"`",
                 ),
-                // After another error, `lasts` may have been misspelt.
+                // After another error, `during` may have been misspelt.
                 (false, Some(span)) if self.count == errors => self.fail(
                     span,
-                    "a singleton has a period only if it lasts for one: `lasts = \"period\", period = \"1h\"`",
+                    "a singleton has a period only with `during = \"period\"`",
                 ),
                 (true, Some(_)) | (false, _) => {}
             },
         }
-        if written.newcomer == Newcomer::Replace && written.lasts != Lasts::Queued {
-            let span = span("newcomer").unwrap_or(name.span());
+        if written.on_conflict == OnConflict::Replace && written.during != During::Queued {
+            let span = span("on_conflict").unwrap_or(name.span());
             self.fail(
                 span,
-                "a newcomer replaces a job only while that is queued: remove `lasts`",
+                "a job is replaced only while it is queued: remove `during`",
             );
         }
         if self.count > errors {
@@ -231,25 +230,25 @@ impl Written {
     /// `None` if something is missing.
     fn gate(self, name: &Ident) -> Option<Gate> {
         let limit = match name.to_string().as_str() {
-            "max_concurrent" => Limit::MaxConcurrent { most: self.most? },
+            "max_concurrent" => Limit::MaxConcurrent { max: self.max? },
             "throttle" => Limit::Throttle {
-                most: self.most?,
+                max: self.max?,
                 period_ms: self.period_ms?,
                 burst: self.burst,
             },
             "batch" => Limit::Batch {
-                most: self.most?,
+                max: self.max?,
                 period_ms: self.period_ms,
             },
             "debounce" => Limit::Debounce {
                 period_ms: self.period_ms?,
-                longest_ms: self.longest_ms,
+                max_wait_ms: self.max_wait_ms,
                 edge: self.edge,
             },
             _ => Limit::Singleton {
-                lasts: self.lasts,
+                during: self.during,
                 period_ms: self.period_ms,
-                newcomer: self.newcomer,
+                on_conflict: self.on_conflict,
             },
         };
         Some(Gate {
@@ -304,12 +303,12 @@ fn divides(by: &str) -> bool {
     }
 }
 
-fn lasts(value: &Expr) -> syn::Result<Lasts> {
+fn during(value: &Expr) -> syn::Result<During> {
     let literal = text(value)?;
     match literal.value().as_str() {
-        "queued" => Ok(Lasts::Queued),
-        "running" => Ok(Lasts::Running),
-        "period" => Ok(Lasts::Period),
+        "queued" => Ok(During::Queued),
+        "running" => Ok(During::Running),
+        "period" => Ok(During::Period),
         _ => Err(syn::Error::new(
             literal.span(),
             "expected \"queued\" (until the job has started), \"running\" (until it has ended) or \"period\" (for a \
@@ -318,15 +317,15 @@ fn lasts(value: &Expr) -> syn::Result<Lasts> {
     }
 }
 
-fn newcomer(value: &Expr) -> syn::Result<Newcomer> {
+fn on_conflict(value: &Expr) -> syn::Result<OnConflict> {
     let literal = text(value)?;
     match literal.value().as_str() {
-        "keep" => Ok(Newcomer::Keep),
-        "replace" => Ok(Newcomer::Replace),
-        "refuse" => Ok(Newcomer::Refuse),
+        "keep" => Ok(OnConflict::Keep),
+        "replace" => Ok(OnConflict::Replace),
+        "refuse" => Ok(OnConflict::Refuse),
         _ => Err(syn::Error::new(
             literal.span(),
-            "expected \"keep\" (the earlier job is kept), \"replace\" (it becomes the newcomer) or \"refuse\" \
+            "expected \"keep\" (the earlier job is kept), \"replace\" (it gets the payload of the new one) or \"refuse\" \
              (the enqueue is an error)",
         )),
     }

@@ -114,24 +114,24 @@ fn concurrency_has_the_bounds_of_the_host() {
 fn gates_are_read_with_their_options() {
     let options = Options::read(quote! {
         name = "a",
-        max_concurrent(most = 5, key = "tenant"),
-        throttle(most = 100, period = "1m", burst = 10, key = "$.api"),
-        throttle(period = "30d", most = 1000),
+        max_concurrent(max = 5, key = "tenant"),
+        throttle(max = 100, period = "1m", burst = 10, key = "$.api"),
+        throttle(period = "30d", max = 1000),
         singleton(),
-        singleton(key = ["$.doc.id", "source"], lasts = "running"),
-        singleton(lasts = "period", period = "1h", newcomer = "refuse", key = "queue"),
-        debounce(period = "5s", longest = "1m", key = "handler", edge = "leading"),
+        singleton(key = ["$.doc.id", "source"], during = "running"),
+        singleton(during = "period", period = "1h", on_conflict = "refuse", key = "queue"),
+        debounce(period = "5s", max_wait = "1m", key = "handler", edge = "leading"),
         debounce(period = "5s", key = []),
     })
     .expect("all of them are valid");
     assert!(!options.takes_batches());
-    let batches = Options::read(quote! { name = "a", batch(most = 7, key = ["tenant", "$.list"]) })
+    let batches = Options::read(quote! { name = "a", batch(max = 7, key = ["tenant", "$.list"]) })
         .expect("it is valid");
     assert!(batches.takes_batches());
     assert_eq!(
         batches.gates[0].limit,
         Limit::Batch {
-            most: 7,
+            max: 7,
             period_ms: None
         }
     );
@@ -139,35 +139,35 @@ fn gates_are_read_with_their_options() {
         limit,
         key: key.iter().map(|by| (*by).to_owned()).collect(),
     };
-    let singleton = |lasts, period_ms, newcomer| Limit::Singleton {
-        lasts,
+    let singleton = |during, period_ms, on_conflict| Limit::Singleton {
+        during,
         period_ms,
-        newcomer,
+        on_conflict,
     };
-    let debounce = |longest_ms, edge| Limit::Debounce {
+    let debounce = |max_wait_ms, edge| Limit::Debounce {
         period_ms: 5_000,
-        longest_ms,
+        max_wait_ms,
         edge,
     };
-    let throttle = |most, period_ms, burst| Limit::Throttle {
-        most,
+    let throttle = |max, period_ms, burst| Limit::Throttle {
+        max,
         period_ms,
         burst,
     };
     assert_eq!(
         options.gates,
         [
-            gate(&["tenant"], Limit::MaxConcurrent { most: 5 }),
+            gate(&["tenant"], Limit::MaxConcurrent { max: 5 }),
             gate(&["$.api"], throttle(100, 60_000, Some(10))),
             gate(&[], throttle(1000, 2_592_000_000, None)),
-            gate(&[], singleton(Lasts::Queued, None, Newcomer::Keep)),
+            gate(&[], singleton(During::Queued, None, OnConflict::Keep)),
             gate(
                 &["$.doc.id", "source"],
-                singleton(Lasts::Running, None, Newcomer::Keep)
+                singleton(During::Running, None, OnConflict::Keep)
             ),
             gate(
                 &["queue"],
-                singleton(Lasts::Period, Some(3_600_000), Newcomer::Refuse)
+                singleton(During::Period, Some(3_600_000), OnConflict::Refuse)
             ),
             gate(&["handler"], debounce(Some(60_000), Edge::Leading)),
             gate(&[], debounce(None, Edge::Trailing)),
@@ -180,23 +180,23 @@ fn wrong_gates_are_refused_with_what_to_write() {
     for (tokens, expected) in [
         (
             quote!(max_concurrent = 5),
-            "expected `max_concurrent(…)`, once for each gate, for instance `max_concurrent(most = 5, key = \"tenant\")`",
+            "expected `max_concurrent(…)`, once for each gate, for instance `max_concurrent(max = 5, key = \"tenant\")`",
         ),
         (
-            quote!(throttle(most = 5)),
-            "`throttle(…)` needs `period`, for instance `throttle(most = 100, period = \"1m\")`",
+            quote!(throttle(max = 5)),
+            "`throttle(…)` needs `period`, for instance `throttle(max = 100, period = \"1m\")`",
         ),
         (
             quote!(max_concurrent(key = "tenant")),
-            "`max_concurrent(…)` needs `most`, for instance `max_concurrent(most = 5, key = \"tenant\")`",
+            "`max_concurrent(…)` needs `max`, for instance `max_concurrent(max = 5, key = \"tenant\")`",
         ),
         (
             quote!(batch()),
-            "`batch(…)` needs `most`, for instance `batch(most = 100, period = \"500ms\")`",
+            "`batch(…)` needs `max`, for instance `batch(max = 100, period = \"500ms\")`",
         ),
-        (quote!(batch(most = 1001)), "a batch has at most 1000 jobs"),
+        (quote!(batch(max = 1001)), "a batch has at most 1000 jobs"),
         (
-            quote!(batch(most = 5, key = ["source", "queue"])),
+            quote!(batch(max = 5, key = ["source", "queue"])),
             "the jobs of a batch are of one tenant, so its key has at most one more value",
         ),
         (
@@ -204,78 +204,78 @@ fn wrong_gates_are_refused_with_what_to_write() {
             "`debounce(…)` needs `period`, for instance `debounce(period = \"5s\", key = \"$.document\")`",
         ),
         (
-            quote!(max_concurrent(most = 5, period = "1s")),
-            "`max_concurrent(…)` has no option `period`; its options are most, key",
+            quote!(max_concurrent(max = 5, period = "1s")),
+            "`max_concurrent(…)` has no option `period`; its options are max, key",
         ),
         (
-            quote!(throttle(most = 5, period = "1s", edge = "leading")),
-            "`throttle(…)` has no option `edge`; its options are most, period, burst, key",
+            quote!(throttle(max = 5, period = "1s", edge = "leading")),
+            "`throttle(…)` has no option `edge`; its options are max, period, burst, key",
         ),
         (
-            quote!(singleton(most = 1)),
-            "`singleton(…)` has no option `most`; its options are key, lasts, period, newcomer",
+            quote!(singleton(max = 1)),
+            "`singleton(…)` has no option `max`; its options are key, during, period, on_conflict",
         ),
         (
-            quote!(debounce(period = "1s", newcomer = "keep")),
-            "`debounce(…)` has no option `newcomer`; its options are period, longest, edge, key",
+            quote!(debounce(period = "1s", on_conflict = "keep")),
+            "`debounce(…)` has no option `on_conflict`; its options are period, max_wait, edge, key",
         ),
         (
-            quote!(max_concurrent(most = 5, most = 6)),
-            "`most` is set twice",
+            quote!(max_concurrent(max = 5, max = 6)),
+            "`max` is set twice",
         ),
         (
-            quote!(max_concurrent(most = 5, singleton())),
+            quote!(max_concurrent(max = 5, singleton())),
             "`max_concurrent(…)` cannot contain `singleton(…)`; write it after this one",
         ),
         (
-            quote!(max_concurrent(most = 0)),
+            quote!(max_concurrent(max = 0)),
             "expected a whole number from 1 to 1000000",
         ),
         (
-            quote!(throttle(most = 1_000_001, period = "1s", burst = 1)),
+            quote!(throttle(max = 1_000_001, period = "1s", burst = 1)),
             "expected a whole number from 1 to 1000000",
         ),
         (
-            quote!(throttle(most = 1, period = "1s", burst = 0)),
+            quote!(throttle(max = 1, period = "1s", burst = 0)),
             "expected a whole number from 1 to 1000000",
         ),
         (
-            quote!(throttle(most = 1001, period = "1s")),
+            quote!(throttle(max = 1001, period = "1s")),
             "without `burst`, a throttle lets at most 1000 jobs start in a period; add `burst = …`, the number that may \
              start at once",
         ),
         (
-            quote!(throttle(most = 1, period = 60)),
+            quote!(throttle(max = 1, period = 60)),
             "expected a duration in quotes, for instance \"30s\"",
         ),
         (
-            quote!(throttle(most = 1, period = "31d")),
+            quote!(throttle(max = 1, period = "31d")),
             "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(debounce(period = "5s", longest = "4s")),
-            "longest is shorter than period",
+            quote!(debounce(period = "5s", max_wait = "4s")),
+            "max_wait is shorter than period",
         ),
         (
-            quote!(singleton(lasts = "period")),
-            "a singleton that lasts for a period needs one: `lasts = \"period\", period = \"1h\"`",
+            quote!(singleton(during = "period")),
+            "a singleton with `during = \"period\"` needs a period, for instance `period = \"1h\"`",
         ),
         (
             quote!(singleton(period = "1h")),
-            "a singleton has a period only if it lasts for one: `lasts = \"period\", period = \"1h\"`",
+            "a singleton has a period only with `during = \"period\"`",
         ),
         (
-            quote!(singleton(period = "1h", lasts = "ever")),
+            quote!(singleton(period = "1h", during = "ever")),
             "expected \"queued\" (until the job has started), \"running\" (until it has ended) or \"period\" (for a \
              period after its enqueue)",
         ),
         (
-            quote!(singleton(newcomer = "replace", lasts = "running")),
-            "a newcomer replaces a job only while that is queued: remove `lasts`",
+            quote!(singleton(on_conflict = "replace", during = "running")),
+            "a job is replaced only while it is queued: remove `during`",
         ),
         (
-            quote!(singleton(newcomer = "drop")),
-            "expected \"keep\" (the earlier job is kept), \"replace\" (it becomes the newcomer) or \
+            quote!(singleton(on_conflict = "drop")),
+            "expected \"keep\" (the earlier job is kept), \"replace\" (it gets the payload of the new one) or \
              \"refuse\" (the enqueue is an error)",
         ),
         (

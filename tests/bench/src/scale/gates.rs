@@ -34,8 +34,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let (mut without, mut with): (Vec<Drained>, Vec<Drained>) = (Vec::new(), Vec::new());
     for _ in 0..scale.runs() {
         without.push(one().await?);
-        gate("'few', 'max_concurrent', key => '{tenant}', most => 1000000").await?;
-        gate("'rate', 'throttle', key => '{tenant}', most => 1000000, period => '1 s', burst => 1000000").await?;
+        gate("'few', 'max_concurrent', key => '{tenant}', max => 1000000").await?;
+        gate("'rate', 'throttle', key => '{tenant}', max => 1000000, period => '1 s', burst => 1000000").await?;
         with.push(one().await?);
         client
             .batch_execute("SELECT rouse.drop_gate('few'), rouse.drop_gate('rate')")
@@ -49,7 +49,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
 
     let client = &scale.server.client;
     let set =
-        format!("SELECT rouse.set_gate('one', 'max_concurrent', queue => '{QUEUE}', most => 1)");
+        format!("SELECT rouse.set_gate('one', 'max_concurrent', queue => '{QUEUE}', max => 1)");
     client.batch_execute(&set).await?;
     for hosts in [1, 3] {
         let mut work = Work::noop(scale.options.chain);

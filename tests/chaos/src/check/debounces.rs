@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::super::gates::{BURST_LONGEST_US, BURST_PERIOD_US, Door};
+use super::super::gates::{BURST_MAX_WAIT_US, BURST_PERIOD_US, Door};
 use super::super::ledger::{Answer, Request};
 use super::super::world::Call;
 use super::{Found, Known};
 
-/// A job of bursts starts no earlier than a period after each enqueue that was merged into it, or the longest time of a
-/// burst after the first; and it has the payload of the last one. A case is an enqueue.
+/// A job of bursts starts no earlier than a period after each enqueue that was merged into it, or the maximum duration of
+/// a burst after the first; and it has the payload of the last one. A case is an enqueue.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut merged: BTreeMap<i64, Vec<(&Call, i64)>> = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
         let own = calls.iter().find(|(_, n)| *n == job.n);
         for (call, n) in &calls {
             let ends_us = call.sent_us + BURST_PERIOD_US;
-            let due_us = ends_us.min(job.requested_us + BURST_LONGEST_US);
+            let due_us = ends_us.min(job.requested_us + BURST_MAX_WAIT_US);
             let early_us = due_us - started_us.unwrap_or(due_us);
             let is_later = own.is_some_and(|(own, _)| call.sent_us > own.answered_us);
             found.case(id, early_us > 0 || is_later, || match is_later {

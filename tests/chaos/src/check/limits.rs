@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::super::gates::{Gated, RUNNING_MOST};
+use super::super::gates::{Gated, RUNNING_MAX};
 use super::super::world::{Evidence, Job};
 use super::{Found, Known};
 
 /// No more jobs of a tenant run at the same time than the gate permits. That jobs are not kept from running either is
 /// checked by `nothing_stuck`.
 pub(super) fn hold(known: &Known<'_>) -> Found {
-    at_once(known, RUNNING_MOST, |_, gated| Some(&gated.tenant))
+    at_once(known, RUNNING_MAX, |_, gated| Some(&gated.tenant))
 }
 
-/// No more than `most` jobs with the same key run at the same time. A case is a start by which as many run.
+/// No more than `max` jobs with the same key run at the same time. A case is a start by which as many run.
 ///
 /// An attempt runs from its evidence of the start to its evidence of the end. It is over earlier if its host was
 /// killed, or if the job was taken from it: an admin action ends a job before its attempt learns of it, and the guest
@@ -20,7 +20,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
 /// once.
 pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
     known: &Known<'a>,
-    most: usize,
+    max: usize,
     key: impl Fn(&'a Job, &'a Gated) -> Option<K>,
 ) -> Found {
     let mut found = Found::default();
@@ -42,10 +42,10 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
             let at_us = attempt.started_us;
             running.retain(|(other, until)| *until > at_us && other.job != attempt.job);
             running.push((attempt, until_us));
-            if running.len() >= most {
-                found.case(attempt.job, running.len() > most, || {
+            if running.len() >= max {
+                found.case(attempt.job, running.len() > max, || {
                     let jobs: Vec<_> = running.iter().map(|(run, _)| run.job).collect();
-                    format!("jobs {jobs:?} with {key:?} ran at {at_us}, more than {most}")
+                    format!("jobs {jobs:?} with {key:?} ran at {at_us}, more than {max}")
                 });
             }
         }

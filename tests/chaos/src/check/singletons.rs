@@ -28,7 +28,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
     found
 }
 
-/// The singleton that lasts while its job waits. A case is an enqueue that got an earlier job, or should have.
+/// The singleton that is closed while its job waits. A case is an enqueue that got an earlier job, or should have.
 fn waiting(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut jobs: BTreeMap<(&str, &str), Vec<&Job>> = BTreeMap::new();

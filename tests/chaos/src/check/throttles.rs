@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::gates::{STARTS_MOST, STARTS_PERIOD_US};
+use super::super::gates::{STARTS_MAX, STARTS_PERIOD_US};
 use super::super::world::{Evidence, Job};
 use super::known::IN_LINE_US;
 use super::{Found, Known};
@@ -53,8 +53,8 @@ fn in_windows(
     period_us: i64,
 ) {
     times.sort_unstable();
-    for window in times.windows(STARTS_MOST + 1) {
-        let ((from_us, _), (at_us, job)) = (window[0], window[STARTS_MOST]);
+    for window in times.windows(STARTS_MAX + 1) {
+        let ((from_us, _), (at_us, job)) = (window[0], window[STARTS_MAX]);
         let took_us = at_us - from_us;
         if took_us < period_us * 2 {
             found.case(job, took_us < period_us, || {

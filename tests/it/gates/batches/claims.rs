@@ -12,7 +12,7 @@ use crate::gates::{enqueue, gate, number, set_gate};
 use crate::support::claims::{orders, rand};
 use crate::support::database::refusal;
 
-const GATE: &str = "'b', 'batch', handler => 'a', most => 10, period => '1 hour'";
+const GATE: &str = "'b', 'batch', handler => 'a', max => 10, period => '1 hour'";
 
 /// The numbers of jobs of each tenant in a claim of batches, and the lanes that are closed.
 async fn claim(store: &Store, batches: usize) -> (Vec<usize>, Vec<ClosedLane>) {
@@ -71,7 +71,7 @@ async fn a_claim_takes_whole_batches_and_others_only_after_the_period() {
 
 #[tokio::test]
 async fn without_a_period_a_claim_takes_what_is_ready() {
-    let (db, client) = gate("'b', 'batch', handler => 'a', most => 10").await;
+    let (db, client) = gate("'b', 'batch', handler => 'a', max => 10").await;
     let store = db.worker().await;
     enqueue_jobs(&client, "x", 23).await;
     enqueue_jobs(&client, "y", 3).await;
@@ -149,7 +149,7 @@ async fn a_limit_of_several_lanes_does_not_divide_batches() {
     let (db, client) = gate(GATE).await;
     set_gate(
         &client,
-        "'many', 'max_concurrent', handler => 'a', most => 35",
+        "'many', 'max_concurrent', handler => 'a', max => 35",
     )
     .await;
     let store = db.worker().await;
@@ -219,7 +219,7 @@ async fn a_batch_gives_way_to_other_gates() {
     let (db, client) = gate(GATE).await;
     set_gate(
         &client,
-        "'few', 'max_concurrent', handler => 'a', key => '{tenant}', most => 13",
+        "'few', 'max_concurrent', handler => 'a', key => '{tenant}', max => 13",
     )
     .await;
     let store = db.worker().await;
@@ -230,7 +230,7 @@ async fn a_batch_gives_way_to_other_gates() {
     assert_eq!(closed[0].wait, None, "until one of the jobs has ended");
     set_gate(
         &client,
-        "'few', 'throttle', handler => 'a', key => '{tenant}', most => 4, period => '1 minute'",
+        "'few', 'throttle', handler => 'a', key => '{tenant}', max => 4, period => '1 minute'",
     )
     .await;
     let (sizes, closed) = claim(&store, 2).await;
@@ -243,25 +243,25 @@ async fn a_batch_gives_way_to_other_gates() {
 async fn a_batch_needs_a_handler_a_size_and_one_tenant() {
     let (db, client) = gate(GATE).await;
     for (arguments, why) in [
-        ("'c', 'batch', most => 5", "batch needs a handler"),
+        ("'c', 'batch', max => 5", "batch needs a handler"),
         (
             "'c', 'batch', handler => 'a'",
-            "most must be 1 to 1000, not null",
+            "max must be 1 to 1000, not null",
         ),
         (
-            "'c', 'batch', handler => 'a', most => 1001",
-            "most must be 1 to 1000, not 1001",
+            "'c', 'batch', handler => 'a', max => 1001",
+            "max must be 1 to 1000, not 1001",
         ),
         (
-            "'c', 'batch', handler => 'a', most => 5, period => '0 s'",
+            "'c', 'batch', handler => 'a', max => 5, period => '0 s'",
             "period must be 1 millisecond to 30 days",
         ),
         (
-            "'c', 'batch', handler => 'a', most => 5, key => '{source,queue}'",
+            "'c', 'batch', handler => 'a', max => 5, key => '{source,queue}'",
             "the key of a batch has tenant and at most one more, not {tenant,source,queue}",
         ),
         (
-            "'c', 'batch', handler => 'a', most => 5, burst => 5",
+            "'c', 'batch', handler => 'a', max => 5, burst => 5",
             "batch has no burst",
         ),
     ] {

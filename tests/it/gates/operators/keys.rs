@@ -21,9 +21,9 @@ async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
     let store = db.worker().await;
     run(
         &client,
-        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', most => 2);
-         SELECT rouse.set_gate('all', 'max_concurrent', queue => 'default', most => 5);
-         SELECT rouse.set_gate('other', 'max_concurrent', queue => 'other', most => 5)",
+        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', max => 2);
+         SELECT rouse.set_gate('all', 'max_concurrent', queue => 'default', max => 5);
+         SELECT rouse.set_gate('other', 'max_concurrent', queue => 'other', max => 5)",
     )
     .await;
     run(
@@ -61,7 +61,7 @@ async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
     // Fewer than run.
     run(
         &client,
-        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', most => 1)",
+        "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', max => 1)",
     )
     .await;
     assert_eq!(
@@ -73,7 +73,7 @@ async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
         .exits(0)
         .json();
     assert_eq!(
-        (&shown["name"], &shown["most"], &shown["keys_total"]),
+        (&shown["name"], &shown["max"], &shown["keys_total"]),
         (&json!("tenants"), &json!(1), &json!(3))
     );
     let busiest = json!({"key": ["a:1", "e:u"], "running": 2, "left": 0, "waiting": 2, "at_least": false, "opens_at": null, "job": null});
@@ -117,8 +117,8 @@ async fn a_throttle_shows_how_many_jobs_may_start_and_when_the_next_one_may() {
     let client = db.client().await;
     run(
         &client,
-        "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', key => '{tenant}', most => 2, period => '1 h');
-         SELECT rouse.set_gate('bucket', 'throttle', handler => 'mail.send', most => 1, period => '1 h', burst => 3)",
+        "SELECT rouse.set_gate('mail', 'throttle', handler => 'mail.send', key => '{tenant}', max => 2, period => '1 h');
+         SELECT rouse.set_gate('bucket', 'throttle', handler => 'mail.send', max => 1, period => '1 h', burst => 3)",
     )
     .await;
     for (tenant, jobs) in [("a", 2), ("b", 1)] {
@@ -180,10 +180,10 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
     run(
         &client,
         "SELECT rouse.set_gate('queued', 'singleton', handler => 'a', key => '{tenant}');
-         SELECT rouse.set_gate('running', 'singleton', handler => 'b', lasts => 'running');
-         SELECT rouse.set_gate('period', 'singleton', handler => 'c', key => '{tenant}', lasts => 'period', period => '1 h');
+         SELECT rouse.set_gate('running', 'singleton', handler => 'b', during => 'running');
+         SELECT rouse.set_gate('period', 'singleton', handler => 'c', key => '{tenant}', during => 'period', period => '1 h');
          SELECT rouse.set_gate('trailing', 'debounce', handler => 'd', period => '1 h');
-         SELECT rouse.set_gate('leading', 'debounce', handler => 'e', edge => 'leading', period => '1 h', longest => '2 h')",
+         SELECT rouse.set_gate('leading', 'debounce', handler => 'e', edge => 'leading', period => '1 h', max_wait => '2 h')",
     )
     .await;
     let mut jobs = Vec::new();
@@ -270,11 +270,7 @@ async fn gates_of_enqueues_show_the_jobs_they_have_let_through_while_they_have_a
         ]
     );
     run(&client, "UPDATE rouse.gate_key SET since = since - interval '3 h', until = CASE gate WHEN 'period' THEN now() ELSE until END").await;
-    assert_eq!(
-        shown().await,
-        [],
-        "the longest burst and the period are over"
-    );
+    assert_eq!(shown().await, [], "max_wait and the period are over");
 }
 
 #[tokio::test]
@@ -283,7 +279,7 @@ async fn waiting_jobs_are_counted_up_to_ten_thousand_for_each_lane() {
     let client = db.client().await;
     run(
         &client,
-        "SELECT rouse.set_gate('all', 'max_concurrent', most => 1);
+        "SELECT rouse.set_gate('all', 'max_concurrent', max => 1);
          SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[10001]));
          SELECT rouse.enqueue('x', priority => 'high')",
     )

@@ -47,9 +47,9 @@ fn gated(limit: Limit, by_tenant: bool, tenants: u32, jobs_each: u32) -> Scenari
     scenario
 }
 
-fn rate(most: i32, burst: Option<i32>) -> Limit {
+fn rate(max: i32, burst: Option<i32>) -> Limit {
     Limit::Starts(Rate {
-        most,
+        max,
         period_ms: 1000,
         burst,
     })
@@ -137,7 +137,7 @@ fn starts_are_as_many_as_their_limit_permits() {
 
 #[test]
 fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
-    let report = simulate(&gated(Limit::Running { most: 1 }, false, 5, 100));
+    let report = simulate(&gated(Limit::Running { max: 1 }, false, 5, 100));
     assert_eq!(report.faults(), Vec::<String>::new());
     // Of 500 jobs of 5 ms, with a round trip or two between them.
     assert!((2.5..5.0).contains(&report.virtual_s), "{report}");
@@ -148,7 +148,7 @@ fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
 fn lanes_behind_a_limit_and_a_rate_cost_few_claims() {
     for tenants in [10, 200] {
         let jobs_each = 2_000 / tenants;
-        let mut scenario = gated(Limit::Running { most: 1 }, false, tenants, jobs_each);
+        let mut scenario = gated(Limit::Running { max: 1 }, false, tenants, jobs_each);
         scenario.hosts = 1;
         scenario.gates.push(Gate {
             name: "rate".to_owned(),
@@ -208,11 +208,7 @@ fn shares_of_a_limit_that_do_not_follow_the_weights_are_noticed() {
 
 #[test]
 fn a_gate_that_permits_too_much_is_noticed() {
-    let limits = [
-        Limit::Running { most: 2 },
-        rate(20, None),
-        rate(20, Some(5)),
-    ];
+    let limits = [Limit::Running { max: 2 }, rate(20, None), rate(20, Some(5))];
     for limit in limits {
         for by_tenant in [true, false] {
             let mut scenario = gated(limit, by_tenant, 3, 100);
@@ -245,7 +241,7 @@ fn shares_that_do_not_follow_the_weights_are_noticed() {
 
 #[test]
 fn lanes_that_no_end_opens_are_noticed() {
-    let mut scenario = gated(Limit::Running { most: 2 }, true, 3, 100);
+    let mut scenario = gated(Limit::Running { max: 2 }, true, 3, 100);
     scenario.sabotage = Some(Sabotage::Ends);
     let report = simulate(&scenario);
     assert_eq!(report.stuck, 3, "{report}");
@@ -254,7 +250,7 @@ fn lanes_that_no_end_opens_are_noticed() {
 #[test]
 fn jobs_of_a_host_that_dies_or_freezes_run_elsewhere_and_no_limit_is_exceeded() {
     for sharded in [false, true] {
-        let mut scenario = gated(Limit::Running { most: 3 }, true, 8, 4_000);
+        let mut scenario = gated(Limit::Running { max: 3 }, true, 8, 4_000);
         scenario.hosts = 4;
         scenario.sharded = sharded;
         scenario.lease = 5 * SECOND;

@@ -4,18 +4,18 @@ use super::*;
 
 const MS: i64 = 1000;
 
-fn sliding(most: i32, period_ms: i64) -> Rate {
+fn sliding(max: i32, period_ms: i64) -> Rate {
     Rate {
-        most,
+        max,
         period_ms,
         burst: None,
     }
 }
 
-fn bucket(most: i32, period_ms: i64, burst: i32) -> Rate {
+fn bucket(max: i32, period_ms: i64, burst: i32) -> Rate {
     Rate {
         burst: Some(burst),
-        ..sliding(most, period_ms)
+        ..sliding(max, period_ms)
     }
 }
 
@@ -99,7 +99,7 @@ fn a_bucket_fills_evenly_up_to_its_burst() {
 
 #[test]
 fn no_more_jobs_of_a_key_run_than_its_limit_and_an_end_makes_room() {
-    let mut gates = Gates::new(vec![Limit::Running { most: 3 }]);
+    let mut gates = Gates::new(vec![Limit::Running { max: 3 }]);
     let keys = [vec![key(0, 0)], vec![key(0, 1)], vec![]];
     let first = claim(&mut gates, &keys, &[10, 2, 1], 100, 0);
     assert_eq!(first, (vec![3, 2, 1], vec![until_end(0, key(0, 0))]));
@@ -113,7 +113,7 @@ fn no_more_jobs_of_a_key_run_than_its_limit_and_an_end_makes_room() {
 
 #[test]
 fn lanes_with_the_same_key_share_its_room_and_those_without_jobs_take_none() {
-    let mut gates = Gates::new(vec![Limit::Running { most: 4 }]);
+    let mut gates = Gates::new(vec![Limit::Running { max: 4 }]);
     let keys = vec![vec![key(0, 0)]; 3];
     let (taken, closed) = claim(&mut gates, &keys, &[0, 3, 9], 100, 0);
     assert_eq!(taken, [0, 3, 1]);
@@ -124,7 +124,7 @@ fn lanes_with_the_same_key_share_its_room_and_those_without_jobs_take_none() {
 #[test]
 fn a_job_passes_all_of_its_gates_or_none() {
     let limits = vec![
-        Limit::Running { most: 5 },
+        Limit::Running { max: 5 },
         Limit::Starts(sliding(2, 1000)),
         Limit::Starts(bucket(10, 1000, 3)),
     ];

@@ -57,7 +57,7 @@ impl Name {
             Self::Fair => fair(scenario, sizes),
             Self::Weights => weights(scenario, sizes),
             Self::Gates => gates(scenario, sizes),
-            Self::SharedLimit => shared(scenario, sizes, Limit::Running { most: 10 }),
+            Self::SharedLimit => shared(scenario, sizes, Limit::Running { max: 10 }),
             Self::SharedRate => shared(scenario, sizes, Limit::Starts(SHARED_RATE)),
             Self::Deaths => deaths(scenario, sizes),
             Self::Fleet => fleet(scenario, sizes),
@@ -132,10 +132,10 @@ fn gates(scenario: Scenario, sizes: Sizes) -> Scenario {
     let mut scenario = sized(scenario, sizes, 10, 64);
     let jobs = sizes.jobs.unwrap_or(500_000);
     let each = (sizes.tenants.unwrap_or(600) / 6).max(1);
-    let rate = |most, burst| {
+    let rate = |max, burst| {
         let period_ms = 1000;
         Limit::Starts(Rate {
-            most,
+            max,
             period_ms,
             burst,
         })
@@ -146,10 +146,10 @@ fn gates(scenario: Scenario, sizes: Sizes) -> Scenario {
         by_tenant,
     };
     scenario.gates = vec![
-        gate("few", Limit::Running { most: 2 }, true),
+        gate("few", Limit::Running { max: 2 }, true),
         gate("window", rate(20, None), true),
         gate("bucket", rate(20, Some(5)), true),
-        gate("all", Limit::Running { most: 10 }, false),
+        gate("all", Limit::Running { max: 10 }, false),
     ];
     let limited = |name: &str, gates: &[usize], share: u64| Class {
         run_time: 20 * MS,
@@ -169,7 +169,7 @@ fn gates(scenario: Scenario, sizes: Sizes) -> Scenario {
 
 /// About as many starts as ten jobs of 20 ms at a time have in a second.
 const SHARED_RATE: Rate = Rate {
-    most: 400,
+    max: 400,
     period_ms: 1000,
     burst: Some(10),
 };
@@ -192,7 +192,7 @@ fn shared(scenario: Scenario, sizes: Sizes, limit: Limit) -> Scenario {
     };
     // A third of what its weight entitles the tenant to, for as long as the backlog lasts.
     let trickle = (jobs / (3 * (4 * u64::from(half) + 1))).max(1);
-    let per_s = f64::from(SHARED_RATE.most) * trickle as f64 / jobs as f64;
+    let per_s = f64::from(SHARED_RATE.max) * trickle as f64 / jobs as f64;
     let backlogs = jobs - trickle;
     scenario.classes = vec![
         limited("weight 3", half, 3.0, backlog(backlogs / 4 * 3, half)),
@@ -217,7 +217,7 @@ fn deaths(scenario: Scenario, sizes: Sizes) -> Scenario {
     scenario.lease = 15 * SECOND;
     scenario.gates = vec![Gate {
         name: "few".to_owned(),
-        limit: Limit::Running { most: 3 },
+        limit: Limit::Running { max: 3 },
         by_tenant: true,
     }];
     scenario.classes = vec![

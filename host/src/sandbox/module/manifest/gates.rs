@@ -3,13 +3,13 @@
 use serde::Deserialize;
 
 use crate::harmless::printable;
-use crate::job::declared_gate::{DeclaredGate, Edge, GateLimit, Lasts, Newcomer};
+use crate::job::declared_gate::{DeclaredGate, During, Edge, GateLimit, OnConflict};
 
 /// More gates than this are a mistake: one gate has a limit for each key.
 pub(super) const GATES_MAX: usize = 8;
 
 /// The maximum of running jobs, of starts in a period, and of a burst.
-pub(super) const MOST_MAX: u64 = 1_000_000;
+pub(super) const COUNT_MAX: u64 = 1_000_000;
 /// The maximum of starts in a period without a burst: the database keeps the time of each.
 pub(super) const STARTS_MAX: u64 = 1_000;
 /// The maximum of jobs of a batch.
@@ -26,13 +26,13 @@ const KEY_CHARS_SHOWN: usize = 140;
 pub(super) struct WrittenGate {
     kind: Kind,
     key: Option<Vec<String>>,
-    most: Option<u64>,
+    max: Option<u64>,
     period_ms: Option<u64>,
     burst: Option<u64>,
-    lasts: Option<Lasts>,
-    newcomer: Option<Newcomer>,
+    during: Option<During>,
+    on_conflict: Option<OnConflict>,
     edge: Option<Edge>,
-    longest_ms: Option<u64>,
+    max_wait_ms: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Deserialize)]
@@ -64,52 +64,52 @@ impl WrittenGate {
         self.check_effects()?;
         let limit = match self.kind {
             Kind::MaxConcurrent => GateLimit::MaxConcurrent {
-                most: count("most", self.most, MOST_MAX)?,
+                max: count("max", self.max, COUNT_MAX)?,
             },
             Kind::Throttle => {
                 let burst = self
                     .burst
-                    .map(|burst| count("burst", Some(burst), MOST_MAX));
+                    .map(|burst| count("burst", Some(burst), COUNT_MAX));
                 let burst = burst.transpose()?;
-                let most = match burst {
-                    Some(_) => count("most", self.most, MOST_MAX)?,
-                    None => count("most", self.most, STARTS_MAX)
+                let max = match burst {
+                    Some(_) => count("max", self.max, COUNT_MAX)?,
+                    None => count("max", self.max, STARTS_MAX)
                         .map_err(|why| format!("{why} for a throttle without a burst"))?,
                 };
                 GateLimit::Throttle {
-                    most,
+                    max,
                     period_ms: period(self.period_ms)?,
                     burst,
                 }
             }
             Kind::Batch => GateLimit::Batch {
-                most: count("most", self.most, BATCH_MAX)?,
+                max: count("max", self.max, BATCH_MAX)?,
                 period_ms: self.period_ms.map(|ms| period(Some(ms))).transpose()?,
             },
             Kind::Singleton => {
-                let lasts = self.lasts.unwrap_or_default();
+                let during = self.during.unwrap_or_default();
                 GateLimit::Singleton {
-                    lasts,
-                    period_ms: match lasts {
-                        Lasts::Queued | Lasts::Running => None,
-                        Lasts::Period => Some(period(self.period_ms)?),
+                    during,
+                    period_ms: match during {
+                        During::Queued | During::Running => None,
+                        During::Period => Some(period(self.period_ms)?),
                     },
-                    newcomer: self.newcomer.unwrap_or_default(),
+                    on_conflict: self.on_conflict.unwrap_or_default(),
                 }
             }
             Kind::Debounce => {
                 let period_ms = period(self.period_ms)?;
-                let longest_ms = self.longest_ms;
-                if let Some(longest) = longest_ms
-                    && !(period_ms..=PERIOD_MS_MAX).contains(&longest)
+                let max_wait_ms = self.max_wait_ms;
+                if let Some(max_wait) = max_wait_ms
+                    && !(period_ms..=PERIOD_MS_MAX).contains(&max_wait)
                 {
                     return Err(format!(
-                        "longest_ms is {longest}; expected {period_ms} (period_ms) to {PERIOD_MS_MAX} (30 days)"
+                        "max_wait_ms is {max_wait}; expected {period_ms} (period_ms) to {PERIOD_MS_MAX} (30 days)"
                     ));
                 }
                 GateLimit::Debounce {
                     period_ms,
-                    longest_ms,
+                    max_wait_ms,
                     edge: self.edge.unwrap_or_default(),
                 }
             }
@@ -126,28 +126,26 @@ impl WrittenGate {
     /// Rejects settings that have no effect on a gate of this kind.
     fn check_effects(&self) -> Result<(), String> {
         use Kind::{Batch, Debounce, MaxConcurrent, Singleton, Throttle};
-        if self.kind == Singleton && self.period_ms.is_some() && self.lasts != Some(Lasts::Period) {
-            return Err(
-                "a singleton has a period_ms only if it lasts for one: \"lasts\": \"period\""
-                    .into(),
-            );
-        }
-        if self.newcomer == Some(Newcomer::Replace)
-            && self.lasts.is_some_and(|lasts| lasts != Lasts::Queued)
+        if self.kind == Singleton && self.period_ms.is_some() && self.during != Some(During::Period)
         {
-            return Err("a newcomer replaces a job only while that is queued: remove lasts".into());
+            return Err("a singleton has a period_ms only with \"during\": \"period\"".into());
+        }
+        if self.on_conflict == Some(OnConflict::Replace)
+            && self.during.is_some_and(|during| during != During::Queued)
+        {
+            return Err("a job is replaced only while it is queued: remove during".into());
         }
         let (kind, word, others) = match self.kind {
-            MaxConcurrent => (MaxConcurrent, "max_concurrent", "most"),
-            Throttle => (Throttle, "throttle", "most, period_ms and burst"),
-            Batch => (Batch, "batch", "most and period_ms"),
-            Singleton => (Singleton, "singleton", "lasts, newcomer and period_ms"),
-            Debounce => (Debounce, "debounce", "period_ms, longest_ms and edge"),
+            MaxConcurrent => (MaxConcurrent, "max_concurrent", "max"),
+            Throttle => (Throttle, "throttle", "max, period_ms and burst"),
+            Batch => (Batch, "batch", "max and period_ms"),
+            Singleton => (Singleton, "singleton", "during, on_conflict and period_ms"),
+            Debounce => (Debounce, "debounce", "period_ms, max_wait_ms and edge"),
         };
         for (setting, is_set, kinds) in [
             (
-                "most",
-                self.most.is_some(),
+                "max",
+                self.max.is_some(),
                 &[MaxConcurrent, Throttle, Batch][..],
             ),
             (
@@ -156,10 +154,10 @@ impl WrittenGate {
                 &[Throttle, Batch, Singleton, Debounce],
             ),
             ("burst", self.burst.is_some(), &[Throttle]),
-            ("lasts", self.lasts.is_some(), &[Singleton]),
-            ("newcomer", self.newcomer.is_some(), &[Singleton]),
+            ("during", self.during.is_some(), &[Singleton]),
+            ("on_conflict", self.on_conflict.is_some(), &[Singleton]),
             ("edge", self.edge.is_some(), &[Debounce]),
-            ("longest_ms", self.longest_ms.is_some(), &[Debounce]),
+            ("max_wait_ms", self.max_wait_ms.is_some(), &[Debounce]),
         ] {
             if is_set && !kinds.contains(&kind) {
                 return Err(format!(
@@ -242,35 +240,35 @@ mod tests {
     fn defaults_are_filled_in() {
         for (written, with_defaults) in [
             (
-                json!({"kind": "max_concurrent", "most": 1_000_000, "key": ["tenant", "$.a.b-c.D_0"]}),
+                json!({"kind": "max_concurrent", "max": 1_000_000, "key": ["tenant", "$.a.b-c.D_0"]}),
                 json!({}),
             ),
             (
-                json!({"kind": "throttle", "most": 1000, "period_ms": 60_000}),
+                json!({"kind": "throttle", "max": 1000, "period_ms": 60_000}),
                 json!({"key": []}),
             ),
             (
-                json!({"kind": "throttle", "most": 1_000_000, "period_ms": 1, "burst": 10, "key": ["queue"]}),
+                json!({"kind": "throttle", "max": 1_000_000, "period_ms": 1, "burst": 10, "key": ["queue"]}),
                 json!({}),
             ),
             (
-                json!({"kind": "batch", "most": 1000}),
+                json!({"kind": "batch", "max": 1000}),
                 json!({"key": ["tenant"]}),
             ),
             (
-                json!({"kind": "batch", "most": 1, "period_ms": 500, "key": ["$.list"]}),
+                json!({"kind": "batch", "max": 1, "period_ms": 500, "key": ["$.list"]}),
                 json!({"key": ["tenant", "$.list"]}),
             ),
             (
                 json!({"kind": "singleton"}),
-                json!({"key": [], "lasts": "queued", "newcomer": "keep"}),
+                json!({"key": [], "during": "queued", "on_conflict": "keep"}),
             ),
             (
-                json!({"kind": "singleton", "lasts": "period", "period_ms": 2_592_000_000_u64, "newcomer": "refuse", "key": ["source"]}),
+                json!({"kind": "singleton", "during": "period", "period_ms": 2_592_000_000_u64, "on_conflict": "refuse", "key": ["source"]}),
                 json!({}),
             ),
             (
-                json!({"kind": "debounce", "period_ms": 5000, "longest_ms": 5000, "key": null}),
+                json!({"kind": "debounce", "period_ms": 5000, "max_wait_ms": 5000, "key": null}),
                 json!({"key": [], "edge": "trailing"}),
             ),
         ] {
@@ -287,52 +285,52 @@ mod tests {
         let word = "a".repeat(65);
         let (long, deep) = (format!("$.{word}"), format!("${}", ".a".repeat(9)));
         for (gate, part) in [
-            (json!({"most": 1}), "missing field `kind`"),
+            (json!({"max": 1}), "missing field `kind`"),
             (json!({"kind": "merge"}), "unknown variant `merge`"),
-            (json!({"kind": "batch"}), "most is missing"),
-            (json!({"kind": "batch", "most": 1001}), "expected 1 to 1000"),
+            (json!({"kind": "batch"}), "max is missing"),
+            (json!({"kind": "batch", "max": 1001}), "expected 1 to 1000"),
             (
-                json!({"kind": "batch", "most": 10, "period_ms": 0}),
+                json!({"kind": "batch", "max": 10, "period_ms": 0}),
                 "period_ms is 0",
             ),
             (
-                json!({"kind": "batch", "most": 10, "burst": 1}),
-                "a gate of kind batch has no burst; it has key, most and period_ms",
+                json!({"kind": "batch", "max": 10, "burst": 1}),
+                "a gate of kind batch has no burst; it has key, max and period_ms",
             ),
             (
-                json!({"kind": "batch", "most": 10, "key": ["source", "queue"]}),
+                json!({"kind": "batch", "max": 10, "key": ["source", "queue"]}),
                 "key has 3 values",
             ),
             (
-                json!({"kind": "throttle", "max": 1}),
-                "unknown field `max`, expected one of `kind`, `key`, `most`",
+                json!({"kind": "throttle", "limit": 1}),
+                "unknown field `limit`, expected one of `kind`, `key`, `max`",
             ),
             (
                 json!({"kind": "max_concurrent"}),
-                "gates[0]: most is missing; expected 1 to 1000000",
+                "gates[0]: max is missing; expected 1 to 1000000",
             ),
             (
-                json!({"kind": "max_concurrent", "most": 0}),
-                "most is 0; expected 1 to 1000000",
+                json!({"kind": "max_concurrent", "max": 0}),
+                "max is 0; expected 1 to 1000000",
             ),
             (
-                json!({"kind": "max_concurrent", "most": 1_000_001}),
-                "most is 1000001; expected 1 to 1000000",
+                json!({"kind": "max_concurrent", "max": 1_000_001}),
+                "max is 1000001; expected 1 to 1000000",
             ),
             (
-                json!({"kind": "throttle", "most": 1001, "period_ms": 1}),
-                "most is 1001; expected 1 to 1000 for a throttle without a burst",
+                json!({"kind": "throttle", "max": 1001, "period_ms": 1}),
+                "max is 1001; expected 1 to 1000 for a throttle without a burst",
             ),
             (
-                json!({"kind": "throttle", "most": 1, "period_ms": 1, "burst": 0}),
+                json!({"kind": "throttle", "max": 1, "period_ms": 1, "burst": 0}),
                 "burst is 0; expected 1 to 1000000",
             ),
             (
-                json!({"kind": "throttle", "most": 1}),
+                json!({"kind": "throttle", "max": 1}),
                 "period_ms is missing",
             ),
             (
-                json!({"kind": "throttle", "most": 1, "period_ms": 0}),
+                json!({"kind": "throttle", "max": 1, "period_ms": 0}),
                 "period_ms is 0; expected 1 to 2592000000 (30 days)",
             ),
             (
@@ -340,68 +338,68 @@ mod tests {
                 "period_ms is 2592000001; expected",
             ),
             (
-                json!({"kind": "debounce", "period_ms": 10, "longest_ms": 9}),
-                "longest_ms is 9; expected 10 (period_ms) to 2592000000 (30 days)",
+                json!({"kind": "debounce", "period_ms": 10, "max_wait_ms": 9}),
+                "max_wait_ms is 9; expected 10 (period_ms) to 2592000000 (30 days)",
             ),
             (
-                json!({"kind": "debounce", "period_ms": 10, "longest_ms": 2_592_000_001_u64}),
-                "longest_ms is 2592000001",
+                json!({"kind": "debounce", "period_ms": 10, "max_wait_ms": 2_592_000_001_u64}),
+                "max_wait_ms is 2592000001",
             ),
             (
                 json!({"kind": "debounce", "period_ms": 1, "edge": "both"}),
                 "unknown variant `both`",
             ),
             (
-                json!({"kind": "singleton", "lasts": "period"}),
+                json!({"kind": "singleton", "during": "period"}),
                 "period_ms is missing",
             ),
             (
                 json!({"kind": "singleton", "period_ms": 5}),
-                "only if it lasts for one: \"lasts\": \"period\"",
+                "only with \"during\": \"period\"",
             ),
             (
-                json!({"kind": "singleton", "lasts": "running", "period_ms": 5}),
-                "only if it lasts for one",
+                json!({"kind": "singleton", "during": "running", "period_ms": 5}),
+                "only with \"during\"",
             ),
             (
-                json!({"kind": "singleton", "lasts": "ever"}),
+                json!({"kind": "singleton", "during": "ever"}),
                 "unknown variant `ever`",
             ),
             (
-                json!({"kind": "singleton", "newcomer": "replace", "lasts": "running"}),
-                "a newcomer replaces a job only while that is queued",
+                json!({"kind": "singleton", "on_conflict": "replace", "during": "running"}),
+                "a job is replaced only while it is queued",
             ),
             (
-                json!({"kind": "singleton", "newcomer": "drop"}),
+                json!({"kind": "singleton", "on_conflict": "drop"}),
                 "unknown variant `drop`",
             ),
             (
-                json!({"kind": "max_concurrent", "most": 1, "period_ms": 1}),
-                "a gate of kind max_concurrent has no period_ms; it has key, most",
+                json!({"kind": "max_concurrent", "max": 1, "period_ms": 1}),
+                "a gate of kind max_concurrent has no period_ms; it has key, max",
             ),
             (
-                json!({"kind": "singleton", "most": 1}),
-                "singleton has no most",
+                json!({"kind": "singleton", "max": 1}),
+                "singleton has no max",
             ),
             (
                 json!({"kind": "debounce", "period_ms": 1, "burst": 1}),
-                "debounce has no burst; it has key, period_ms, longest_ms and edge",
+                "debounce has no burst; it has key, period_ms, max_wait_ms and edge",
             ),
             (
-                json!({"kind": "throttle", "most": 1, "period_ms": 1, "lasts": "queued"}),
-                "throttle has no lasts",
+                json!({"kind": "throttle", "max": 1, "period_ms": 1, "during": "queued"}),
+                "throttle has no during",
             ),
             (
-                json!({"kind": "debounce", "period_ms": 1, "newcomer": "keep"}),
-                "debounce has no newcomer",
+                json!({"kind": "debounce", "period_ms": 1, "on_conflict": "keep"}),
+                "debounce has no on_conflict",
             ),
             (
                 json!({"kind": "singleton", "edge": "leading"}),
                 "singleton has no edge",
             ),
             (
-                json!({"kind": "singleton", "longest_ms": 1}),
-                "singleton has no longest_ms",
+                json!({"kind": "singleton", "max_wait_ms": 1}),
+                "singleton has no max_wait_ms",
             ),
             (
                 json!({"kind": "singleton", "key": ["tenants"]}),

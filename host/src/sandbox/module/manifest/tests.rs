@@ -49,7 +49,7 @@ fn read_every_field() {
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
         "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
         "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":4,
-        "gates":[{"kind":"max_concurrent","most":5,"key":["tenant"]}],
+        "gates":[{"kind":"max_concurrent","max":5,"key":["tenant"]}],
         "instances":"reuse","capabilities":["dir"]}]}"#,
     )
     .unwrap();
@@ -66,7 +66,7 @@ fn read_every_field() {
     assert_eq!(handler.timeout, Duration::from_secs(2));
     assert_eq!(handler.grace, Duration::ZERO);
     assert_eq!(handler.concurrency, Some(4));
-    let limit = GateLimit::MaxConcurrent { most: 5 };
+    let limit = GateLimit::MaxConcurrent { max: 5 };
     let key = vec!["tenant".to_owned()];
     assert_eq!(handler.gates, [DeclaredGate { limit, key }]);
     assert_eq!(handler.instances, Instances::Reuse);
@@ -178,11 +178,11 @@ fn limit_the_manifest_as_a_whole() {
 
 #[test]
 fn refuse_gates_with_the_handler_and_the_gate() {
-    let gates = json!([{ "kind": "singleton" }, { "kind": "throttle", "most": 0, "period_ms": 1 }]);
+    let gates = json!([{ "kind": "singleton" }, { "kind": "throttle", "max": 0, "period_ms": 1 }]);
     let why = refused(json!({ "name": "a", "gates": gates }));
     assert_eq!(
         why,
-        "is wrong about the handler `a`: gates[1]: most is 0; expected 1 to 1000 for a throttle without a burst"
+        "is wrong about the handler `a`: gates[1]: max is 0; expected 1 to 1000 for a throttle without a burst"
     );
     let gates = vec![json!({ "kind": "singleton" }); 9];
     let why = refused(json!({ "name": "a", "gates": gates }));
@@ -306,7 +306,7 @@ fn the_sdk_has_the_same_limits() {
     assert_eq!(u64::from(sdk::CONCURRENCY_MAX), CONCURRENCY_MAX);
     assert_eq!(sdk::CRON_CHARS_MAX, cron::CHARS_MAX);
     assert_eq!(sdk::GATES_MAX, gates::GATES_MAX);
-    assert_eq!(u64::from(sdk::GATE_MOST_MAX), gates::MOST_MAX);
+    assert_eq!(u64::from(sdk::GATE_COUNT_MAX), gates::COUNT_MAX);
     assert_eq!(u64::from(sdk::GATE_STARTS_MAX), gates::STARTS_MAX);
     assert_eq!(u64::from(sdk::GATE_BATCH_MAX), gates::BATCH_MAX);
     assert_eq!(sdk::GATE_PERIOD_MS_MAX, gates::PERIOD_MS_MAX);

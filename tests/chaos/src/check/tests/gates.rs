@@ -232,7 +232,7 @@ fn a_job_that_starts_before_the_end_of_its_burst_is_found() {
     breaks("debounce_holds", |world| {
         claim_at(world, CALM, 442 * S - 10_000);
     });
-    // The longest time of a burst ends it.
+    // The maximum duration of a burst ends it.
     let mut world = healthy();
     job(&mut world, CALM).requested_us = 437 * S - 10_000;
     claim_at(&mut world, CALM, 442 * S - 10_000);
