@@ -25,7 +25,7 @@ async fn limited() -> (TestDb, Client) {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
-        .batch_execute("SELECT rouse.set_gate('one', 'max_concurrent', most => 1)")
+        .batch_execute("SELECT rouse.set_gate('one', 'max_concurrent', max => 1)")
         .await
         .unwrap();
     (db, client)

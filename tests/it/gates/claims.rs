@@ -595,7 +595,7 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
 #[tokio::test]
 async fn starts_count_for_two_periods_at_most_if_the_clock_is_set_back() {
     let (db, client) =
-        gate("'rate', 'throttle', handler => 'a', most => 1, period => '1 minute'").await;
+        gate("'rate', 'throttle', handler => 'a', max => 1, period => '1 minute'").await;
     for _ in 0..3 {
         enqueue(&client, "a", "").await;
     }
