@@ -31,10 +31,10 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// Options of `rouse contract`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A contract is made from the schema of a handler's payload. From then on rouse.enqueue and rouse.enqueue_many refuse payloads that the handler \
+A contract is made from the schema of a handler's payload. Once it is published, rouse.enqueue and rouse.enqueue_many refuse payloads that the handler \
 would refuse, and a typed function enqueues its jobs:\n\n  \
 SELECT jobs.email_send(\"to\" => 'a@b.c', subject => 'x', rouse_queue => 'mail');\n\n\
-`rouse dev` publishes by itself. The view rouse.contracts lists what is published.")]
+`rouse dev` publishes automatically. The view rouse.contracts lists what is published.")]
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Verb,

@@ -66,7 +66,7 @@ pub(super) struct Args {
     lease: Option<Duration>,
 
     /// How long an attempt may run, at most 30d; default: the handler's own. If rouse.toml sets a timeout for the
-    /// handler, the shorter of the two counts
+    /// handler, the shorter of the two applies
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
@@ -76,7 +76,7 @@ pub(super) struct Args {
     job_timeout: Option<Duration>,
 
     /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; with `:run` it
-    /// runs nevertheless, and with `:wait` it waits until the job was retried and has succeeded. NAME describes the
+    /// runs in any case, and with `:wait` it waits until the job was retried and has succeeded. NAME describes the
     /// job in `rouse job ID`; default: the id
     #[arg(long = "after", value_name = "[NAME=]ID[:ON_FAILURE]", value_parser = dependency)]
     after: Vec<(String, Value)>,

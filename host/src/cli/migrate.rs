@@ -17,11 +17,11 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only check: exit 1 if migrations are missing, or functions or rights were dropped or changed
+    /// Only check: exit 1 if migrations are missing, or functions or privileges were dropped or changed
     #[arg(long)]
     check: bool,
 
-    /// How long to wait for locks of other sessions; producers and workers are not blocked meanwhile
+    /// How long to wait for locks of other sessions; producers and workers are not blocked during the wait
     #[arg(long, value_name = "TIME", value_parser = duration::argument, default_value = "60s")]
     wait: Duration,
 

@@ -77,7 +77,7 @@ struct Ls {
 /// Options of `rouse queue purge`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each batch is a transaction of its own and leaves a record. In the history, the jobs are cancelled.\n\
+Each batch is a separate transaction and leaves a record. In the history, the jobs are cancelled.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing")]
 struct Purge {
     #[command(flatten)]
@@ -120,22 +120,22 @@ struct Named {
     group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
-Retention applies to jobs that end from now on; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
+Retention applies to jobs that end afterwards; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
 that ended before them; steps and log lines as long as the default of all queues.\n\
 Retentions over 31 days are dropped a month at a time, so jobs may be kept up to a month longer. All queues together may have 4 \
 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
   rouse queue set --default --keep-days 30      the default itself, 7 at first; workers drop what is older within the hour\n\
-The fair share is set by a call of its own. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
+The fair share is set by a separate call. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
-Direct dispatch is set by a call of its own, too. It applies to jobs that are enqueued from now on.\n\
+Direct dispatch is also set by a separate call. It applies to jobs that are enqueued afterwards.\n\
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
-Shards are set by a call of their own, too. The workers divide them among themselves.\n\
+Shards are also set by a separate call. The workers divide them among themselves.\n\
   rouse queue set mail --shards 16\n\
-The size of payloads is set by a call of its own, too. It applies to jobs that are enqueued from now on.\n\
+The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued afterwards.\n\
   rouse queue set wide --payload-bytes-max 1048576\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]

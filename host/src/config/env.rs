@@ -98,7 +98,7 @@ impl Environment {
         ),
         Entry::new(
             "ROUSE_UI_NAME",
-            "a text",
+            "a string",
             "none",
             "The name of this installation, shown on every page of the dashboard",
         ),

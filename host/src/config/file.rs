@@ -122,7 +122,7 @@ impl Table for File {
     const ENTRIES: &'static [Entry] = &[
         Entry::new(
             "worker_id",
-            "a text",
+            "a string",
             "a random one for each start",
             "This worker's id: 1 to 64 letters, digits, - and _",
         )

@@ -28,7 +28,7 @@ use crate::job::pattern_covers;
 /// Options of `rouse handlers types`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Prints a file of its own: types of the payload and the result of each handler, and a function that enqueues its job with a connection or \
+Prints a separate file: types of the payload and the result of each handler, and a function that enqueues its job with a connection or \
 transaction that you pass. It needs: pg for ts, psycopg 3 for py, tokio-postgres and serde for rust, pgx 5 for go.\n\n  \
 rouse handlers types --lang ts --output src/jobs.ts\n\n\
 A type that the language cannot express becomes a type for any value, which the host checks. Run it again when the handlers have changed; the output depends on \

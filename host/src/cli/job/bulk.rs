@@ -53,7 +53,7 @@ pub(super) struct Retry {
 With ids: cancels one job after the other. A refused job does not stop the others, and a summary follows.\n\
 With filters: cancels each queued or running job that matches. For instance\n\n  \
 rouse job cancel --handler email.send --tenant acme\n\n\
-counts them, and --confirm cancels them, newest first, each in a transaction of its own. --state queued leaves running jobs alone. It can \
+counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs. It can \
 be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
 skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \

@@ -26,7 +26,7 @@ impl Table for FairTable {
             "policy",
             "`\"fifo\"`, `\"drr\"`",
             "as it is",
-            "`drr`: the keys of the queue share the workers; `fifo`: they do not count",
+            "`drr`: the keys of the queue share the workers; `fifo`: the keys have no effect",
         ),
         Entry::new(
             "key",
@@ -38,7 +38,7 @@ impl Table for FairTable {
             "charge",
             "`\"jobs\"`, `\"cpu\"`",
             "as it is",
-            "`cpu`: a job costs its key as much as the last jobs of its lane have used of the CPU; `jobs`: one turn",
+            "`cpu`: a job costs its key the CPU time of the last jobs of its lane; `jobs`: a job costs one turn",
         ),
         Entry::new(
             "quantum",

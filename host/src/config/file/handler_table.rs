@@ -103,7 +103,7 @@ impl Table for HandlerTable {
         ),
         Entry::new(
             "env",
-            "a table of texts",
+            "a table of strings",
             "none",
             "Its environment variables; it never has those of the host",
         ),

@@ -111,7 +111,7 @@ impl Settable for HostSettings {
             "invoke_max",
             0..=10_000,
             |of: &mut Self| Usize(of.invoke.max.get_or_insert_default()),
-            "Invocations at the same time, besides the slots; 0: none",
+            "Invocations at the same time, in addition to the slots; 0: none",
         )
         .default_words("as many as slots"),
         Setting::new(
