@@ -67,10 +67,10 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// two. Its grants are at most those that the current job has left. `T` is the type of its result, for
 /// [`Ctx::call`](crate::Ctx::call).
 ///
-/// When the job is passed to `Ctx`, the host checks the grant, that Postgres can store the payload, and the number and
-/// the size of the attempt's jobs (kinds `denied` and `job-refused`). Postgres checks the rest when the attempt is
-/// settled, after the handler has returned or was suspended: the names of handler and queue, the size of one payload,
-/// times, `max_attempts`, the unique key, tags, grants, and the names of [`after`](Self::after). If it refuses one, the
+/// When the job is passed to `Ctx`, the host checks the grant (kind `denied`), the names of handler and queue,
+/// `max_attempts`, the unique key, tags, durations, that Postgres can store the payload, and the number and the size of
+/// the attempt's jobs (kind `job-refused`). Postgres checks the rest when the attempt is settled, after the handler has
+/// returned: the size of one payload, `run_at`, grants, and the names of [`after`](Self::after). If it refuses one, the
 /// job of the attempt fails with an error of the kind `invalid_result`, without a retry, and none of the new jobs is
 /// enqueued.
 #[must_use = "pass it to Ctx::enqueue, Ctx::continue_with or Ctx::call"]

@@ -35,9 +35,9 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// Permanent ones: if the operator does not let this handler enqueue that one (kind `denied`), if Postgres could not
-    /// store the payload, or the jobs of the attempt are too many or too large (kind `job-refused`), and within a step
-    /// (kind `in-step`). One of kind `aborted` if the attempt has to stop. [`Job`] lists what is checked only when the
+    /// Permanent ones: if the operator does not let this handler enqueue that one (kind `denied`), if an option is invalid,
+    /// Postgres could not store the payload, or the jobs of the attempt are too many or too large (kind `job-refused`),
+    /// and within a step (kind `in-step`). One of kind `aborted` if the attempt has to stop. [`Job`] lists what is checked only when the
     /// attempt is settled.
     pub fn enqueue<T>(&self, job: Job<T>) -> Result<Child> {
         self.outside_steps("enqueue")?;

@@ -17,13 +17,14 @@ const FUNCTIONS: &str = "migrations/functions";
 const ERRORS: &str = "docs/reference/errors.md";
 
 /// The SQLSTATEs that functions raise by their names in PL/pgSQL.
-const CONDITIONS: [(&str, &str); 13] = [
+const CONDITIONS: [(&str, &str); 14] = [
     ("check_violation", "23514"),
     ("duplicate_function", "42723"),
     ("feature_not_supported", "0A000"),
     ("insufficient_privilege", "42501"),
     ("invalid_parameter_value", "22023"),
     ("invalid_schema_name", "3F000"),
+    ("invalid_transaction_state", "25000"),
     ("lock_not_available", "55P03"),
     ("no_data_found", "P0002"),
     ("object_not_in_prerequisite_state", "55000"),
