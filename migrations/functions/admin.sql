@@ -512,11 +512,11 @@ LANGUAGE plpgsql AS $$
 DECLARE
     locks bigint := p_days::bigint * p_locks_per_day;
     -- About as many locks as all sessions can hold together.
-    most  bigint := current_setting('max_locks_per_transaction')::bigint
+    total bigint := current_setting('max_locks_per_transaction')::bigint
                     * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
 BEGIN
-    IF locks > most / 5 THEN
-        RAISE WARNING 'rouse.%: with % days of history, the lookup of a job needs about % of the % locks of this server', p_function, p_days, locks, most
+    IF locks > total / 5 THEN
+        RAISE WARNING 'rouse.%: with % days of history, the lookup of a job needs about % of the % locks of this server', p_function, p_days, locks, total
             USING HINT = 'Raise max_locks_per_transaction, or keep the jobs for a shorter time.';
     END IF;
 END
@@ -555,11 +555,11 @@ BEGIN
 END
 $$;
 
--- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled jobs are not
+-- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled jobs are not
 -- cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs of any queue that wait for the cancelled ones
 -- are cancelled or released, as their on_failure says. One record contains the number of ready jobs, and each job has a record of its own.
 -- Served by job_ready, after one read of the catalog of lanes.
-CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, most integer DEFAULT 1000) RETURNS integer
+CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -571,8 +571,8 @@ DECLARE
     purged  integer := 0;
 BEGIN
     PERFORM rouse._check_queue('purge_queue', purge_queue.queue);
-    IF most IS NULL OR most < 1 THEN
-        RAISE EXCEPTION 'rouse.purge_queue: most must be at least 1, not %', coalesce(most::text, 'null')
+    IF max IS NULL OR max < 1 THEN
+        RAISE EXCEPTION 'rouse.purge_queue: max must be at least 1, not %', coalesce(max::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._ensure_partitions(at);
@@ -580,13 +580,13 @@ BEGIN
         ids := ARRAY(
             SELECT j.id FROM rouse.job AS j
             WHERE j.lane = lane_id AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT most - purged FOR UPDATE SKIP LOCKED);
+            ORDER BY j.turn LIMIT max - purged FOR UPDATE SKIP LOCKED);
         CONTINUE WHEN ids = '{}';
         chains := rouse._end_queued(ids, 'cancelled', NULL, NULL, at);
         INSERT INTO rouse.record (at, job, event, who) SELECT at, ended.id, 'purged', session_user FROM unnest(ids) AS ended(id);
         PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
         purged := purged + cardinality(ids);
-        EXIT WHEN purged >= most;
+        EXIT WHEN purged >= max;
     END LOOP;
     IF purged > 0 THEN
         INSERT INTO rouse.record (at, queue, event, who, detail)
@@ -619,11 +619,11 @@ BEGIN
 END
 $$;
 
--- Takes up to `p_most` admin actions that no host has logged. The caller has to log them, because no other host receives them. Actions that
+-- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives them. Actions that
 -- are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no longer kept. Workers of a limited login
 -- get none, unless it has the right to maintenance. The outbox is a copy for logs: an action that a worker takes and does not log is still
 -- in rouse.record. Served by the primary keys and finished_id.
-CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_most integer)
+CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_max integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -633,14 +633,14 @@ BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN;
     END IF;
-    p_most := least(greatest(coalesce(p_most, 0), 0), 1000);
+    p_max := least(greatest(coalesce(p_max, 0), 0), 1000);
     DELETE FROM rouse.audit_outbox AS u
     WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
       AND u.at < clock_timestamp() - interval '1 day';
     RETURN QUERY
     WITH taken AS MATERIALIZED (
         DELETE FROM rouse.audit_outbox AS u
-        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT p_most FOR UPDATE SKIP LOCKED))
+        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT p_max FOR UPDATE SKIP LOCKED))
         RETURNING u.*)
     SELECT t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail
     FROM taken AS t

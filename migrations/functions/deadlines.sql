@@ -24,7 +24,7 @@ $$;
 -- deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled none. Never waits for the lock of a
 -- job: a locked one is tried again after a second, and later and later, as in rouse.continue_releases.
 --
---   p_most   the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
+--   p_max   the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
 --            leaves the others to the next one
 --   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps what was handled since
 --            then, and a call for all of them reads that again
@@ -36,7 +36,7 @@ $$;
 -- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is left to that. What is
 -- reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and the primary keys.
 CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
-    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz DEFAULT NULL,
+    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz DEFAULT NULL,
     OUT handled integer, OUT next_ms bigint, OUT looked_at timestamptz, OUT ended jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -52,7 +52,7 @@ BEGIN
     looked_at := at;
     due := ARRAY(
         SELECT d.job FROM rouse.deadline AS d
-        WHERE d.try_at > since AND d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_most, 0), 1), 1000));
+        WHERE d.try_at > since AND d.try_at <= at ORDER BY d.try_at LIMIT least(greatest(coalesce(p_max, 0), 1), 1000));
     DELETE FROM rouse.deadline AS d USING (
         SELECT d.job FROM unnest(due) AS passed(job) JOIN rouse.deadline AS d ON d.job = ANY (ARRAY[passed.job])
         WHERE NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[passed.job]))

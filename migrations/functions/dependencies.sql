@@ -328,12 +328,12 @@ BEGIN
 END
 $$;
 
--- Releases jobs that wait for these chains, which have ended, at most `p_most`: a chain that has succeeded counts down the blockers of each
+-- Releases jobs that wait for these chains, which have ended, at most `p_max`: a chain that has succeeded counts down the blockers of each
 -- job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel', and leaves those with 'wait' alone. Jobs
 -- that wait for nothing else become ready, or wait for their run_at. Never waits for a lock. Returns how many dependencies were resolved, the
 -- chains that have some left, and whether rouse.continue_releases has anything to do. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._release(
-    p_chains bigint[], p_succeeded boolean[], p_most integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
+    p_chains bigint[], p_succeeded boolean[], p_max integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -358,7 +358,7 @@ BEGIN
                 JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[ended.chain]) AND d.on_failure = 'cancel'
                 CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR UPDATE SKIP LOCKED) AS j
                 WHERE NOT ended.succeeded
-                LIMIT p_most) AS d
+                LIMIT p_max) AS d
             GROUP BY d.job) AS d;
         IF cancelled <> '{}' THEN
             has_more := rouse._cancel_dependents(cancelled, failed);
@@ -373,7 +373,7 @@ BEGIN
             AND d.on_failure >= CASE WHEN ended.succeeded THEN 'cancel' ELSE 'run' END
             AND d.on_failure <= CASE WHEN ended.succeeded THEN 'wait' ELSE 'run' END
         CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j
-        LIMIT p_most - resolved),
+        LIMIT p_max - resolved),
     gone AS (
         -- Rows of a job change only under its lock. One that was deleted before that lock is not found.
         DELETE FROM rouse.dependency AS d USING locked AS l WHERE d.ctid = l.row
@@ -428,10 +428,10 @@ BEGIN
 END
 $$;
 
--- Releases more of the jobs that wait for chains that have ended, at most `p_most`. Returns whether there is more to do at once. A chain whose
+-- Releases more of the jobs that wait for chains that have ended, at most `p_max`. Returns whether there is more to do at once. A chain whose
 -- jobs are locked by other transactions is tried again after a second, and later and later: after a tenth of the time since it was noted, a
 -- minute at most. Any worker may call it. Served by pending_release_due.
-CREATE OR REPLACE FUNCTION rouse.continue_releases(p_worker bigint, p_key bytea, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse.continue_releases(p_worker bigint, p_key bytea, p_max integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -441,7 +441,7 @@ DECLARE
     released  record;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    p_most := least(greatest(coalesce(p_most, 0), 1), 10000);
+    p_max := least(greatest(coalesce(p_max, 0), 1), 10000);
     SELECT array_agg(p.chain), array_agg(p.succeeded) INTO chains, succeeded
     FROM (
         SELECT p.chain, p.succeeded FROM rouse.pending_release AS p
@@ -449,10 +449,10 @@ BEGIN
     IF chains IS NULL THEN
         RETURN false;
     END IF;
-    released := rouse._release(chains, succeeded, p_most);
+    released := rouse._release(chains, succeeded, p_max);
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
     -- The limit may have left some of these chains untouched.
-    IF released.resolved < p_most THEN
+    IF released.resolved < p_max THEN
         UPDATE rouse.pending_release AS p SET try_at = at + least(greatest((at - p.noted_at) / 10, interval '1 second'), interval '1 minute')
         WHERE p.chain = ANY (released.remaining);
     END IF;
@@ -475,9 +475,9 @@ $$;
 
 -- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known interleaving leaves behind. A
 -- chain that is no longer kept counts as failed, and cancels also the jobs that wait for a retry of it, which can never come. Looks at up to
--- `p_most` chains, from a random one on, for a quarter of a second, and returns how many it has noted. Served by the primary keys: while many
+-- `p_max` chains, from a random one on, for a quarter of a second, and returns how many it has noted. Served by the primary keys: while many
 -- releases are made, a chain that has some left may be behind thousands of dead entries, which this transaction keeps.
-CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_most integer) RETURNS integer
+CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     first   bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
@@ -487,7 +487,7 @@ DECLARE
     noted   integer := 0;
     until   timestamptz := clock_timestamp() + interval '250 milliseconds';
 BEGIN
-    FOR n IN 1 .. p_most LOOP
+    FOR n IN 1 .. p_max LOOP
         EXIT WHEN clock_timestamp() > until;
         next := (SELECT min(d.chain) FROM rouse.dependency AS d WHERE d.chain > next);
         IF next IS NULL THEN

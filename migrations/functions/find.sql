@@ -154,12 +154,12 @@ BEGIN
 END
 $$;
 
--- The ids of up to `most` jobs that match a filter, the newest first, with ids below `before` (null: all). `next_before`: the search
+-- The ids of up to `max` jobs that match a filter, the newest first, with ids below `before` (null: all). `next_before`: the search
 -- stopped there, because it had found that many or examined `look_at` jobs, and can continue from it; null: there are no more.
 -- `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job and the partitions of rouse.finished in the order of
 -- their ids, served by the primary key, and finished_id or finished_unsuccessful; sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.search_jobs(
-    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT ids bigint[], OUT looked_at integer, OUT next_before bigint, OUT looked_back_to bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
@@ -171,8 +171,8 @@ DECLARE
     found_job record;
     last      bigint;
 BEGIN
-    IF most IS NULL OR most NOT BETWEEN 1 AND 100000 THEN
-        RAISE EXCEPTION 'rouse.search_jobs: most must be between 1 and 100000, not %', coalesce(most::text, 'null')
+    IF max IS NULL OR max NOT BETWEEN 1 AND 100000 THEN
+        RAISE EXCEPTION 'rouse.search_jobs: max must be between 1 and 100000, not %', coalesce(max::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF look_at IS NULL OR look_at NOT BETWEEN 1 AND 1000000 THEN
@@ -224,7 +224,7 @@ BEGIN
         IF found_job.fits THEN
             ids := ids || found_job.id;
         END IF;
-        IF cardinality(ids) = most THEN
+        IF cardinality(ids) = max THEN
             next_before := found_job.id;
             RETURN;
         END IF;
@@ -239,7 +239,7 @@ $$;
 -- The rows of the view rouse.jobs that match a filter, the newest first, as found by rouse.search_jobs. If the search stopped because of
 -- `look_at`, a notice explains how to continue.
 CREATE OR REPLACE FUNCTION rouse.find_jobs(
-    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000)
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000)
 RETURNS SETOF rouse.jobs
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -248,7 +248,7 @@ DECLARE
     batch     record;
     found_job bigint;
 BEGIN
-    batch := rouse.search_jobs(filter, before, most, look_at);
+    batch := rouse.search_jobs(filter, before, max, look_at);
     FOREACH found_job IN ARRAY batch.ids LOOP
         RETURN QUERY SELECT * FROM rouse.jobs AS j WHERE j.id = found_job;
     END LOOP;
@@ -269,7 +269,7 @@ $$;
 --   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has failed: an older batch may
 --                   retry it, and then the job can be retried too
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
-    filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
+    filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -281,8 +281,8 @@ DECLARE
     was       rouse.finished;
     done      record;
 BEGIN
-    IF most IS NULL OR most NOT BETWEEN 1 AND 1000 THEN
-        RAISE EXCEPTION 'rouse.retry_jobs: most must be between 1 and 1000, not %', coalesce(most::text, 'null')
+    IF max IS NULL OR max NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'rouse.retry_jobs: max must be between 1 and 1000, not %', coalesce(max::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     batch := rouse._read_filter('retry_jobs', filter);
@@ -297,7 +297,7 @@ BEGIN
     END IF;
     -- One batch at a time: a call that has waited sees what was retried in the meantime.
     PERFORM rouse._lock('retry_jobs', '');
-    batch := rouse.search_jobs(filter || '{"retried": false}', before, most, look_at);
+    batch := rouse.search_jobs(filter || '{"retried": false}', before, max, look_at);
     PERFORM rouse._ensure_partitions(at);
     retried := '{}';
     made := '{}';

@@ -14,7 +14,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
--- Lists up to `p_most` schedules that are due, of those that became so after `p_since` (null: all), the most overdue first, and those whose
+-- Lists up to `p_max` schedules that are due, of those that became so after `p_since` (null: all), the most overdue first, and those whose
 -- due times no host has computed yet:
 --
 --   now_us     the time of the database
@@ -25,7 +25,7 @@ $$;
 --
 -- Locks nothing. Served by schedule_due and backfill_open.
 CREATE OR REPLACE FUNCTION rouse.due_schedules(
-    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
+    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -34,7 +34,7 @@ DECLARE
     next    timestamptz;
 BEGIN
     at := clock_timestamp();
-    p_most := least(greatest(coalesce(p_most, 0), 1), 1000);
+    p_max := least(greatest(coalesce(p_max, 0), 1), 1000);
     now_us := rouse._us(at);
     SELECT jsonb_agg(jsonb_build_object(
         'name', s.name, 'revision', s.revision, 'cron', s.cron, 'time_zone', s.time_zone, 'overlap', s.overlap, 'catch_up', s.catch_up,
@@ -46,13 +46,13 @@ BEGIN
     FROM (
         (SELECT s.* FROM rouse.schedule AS s
          WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') = '-infinity' AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
-         LIMIT p_most)
+         LIMIT p_max)
         UNION ALL
         (SELECT s.* FROM rouse.schedule AS s
          WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > coalesce(p_since, '-infinity') AND coalesce(s.next_at, '-infinity') <= at
            AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
-         ORDER BY coalesce(s.next_at, '-infinity') LIMIT p_most)
-        LIMIT p_most) AS s;
+         ORDER BY coalesce(s.next_at, '-infinity') LIMIT p_max)
+        LIMIT p_max) AS s;
     next := (SELECT coalesce(s.next_at, '-infinity') FROM rouse.schedule AS s
              WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > at ORDER BY coalesce(s.next_at, '-infinity') LIMIT 1);
     IF isfinite(next) THEN

@@ -292,10 +292,10 @@ BEGIN
 END
 $$;
 
--- Cancels up to `most` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is live: each call is a
+-- Cancels up to `max` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is live: each call is a
 -- transaction of its own, so that a large flow holds up nothing else. Jobs that another transaction has locked at this moment are left to the
 -- next call; if there are only such jobs, it waits for one. Served by job_flow.
-CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, most integer DEFAULT 1000) RETURNS integer
+CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -308,21 +308,21 @@ DECLARE
     cancelled integer := 0;
 BEGIN
     PERFORM rouse._check_flow('cancel_flow', cancel_flow.id);
-    IF most IS NULL OR most < 1 THEN
-        RAISE EXCEPTION 'rouse.cancel_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    IF max IS NULL OR max < 1 THEN
+        RAISE EXCEPTION 'rouse.cancel_flow: max must be at least 1, not %', coalesce(max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- The job for which it has waited may have ended meanwhile, and released others or continued its chain.
     WHILE cancelled = 0 AND EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = cancel_flow.id) LOOP
         at := clock_timestamp();
         PERFORM rouse._ensure_partitions(at);
         queued := ARRAY(
-            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT most FOR UPDATE SKIP LOCKED);
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT max FOR UPDATE SKIP LOCKED);
         INSERT INTO rouse.record (at, job, event, who, detail)
         SELECT at, q.id, 'cancelled', session_user, jsonb_build_object('flow', cancel_flow.id) FROM unnest(queued) AS q(id);
         chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
         PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
         running := ARRAY(
-            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT most - cardinality(queued) FOR UPDATE SKIP LOCKED);
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT max - cardinality(queued) FOR UPDATE SKIP LOCKED);
         IF queued = '{}' AND running = '{}' THEN
             running := ARRAY(SELECT min(j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING min(j.id) IS NOT NULL);
         END IF;
@@ -339,7 +339,7 @@ BEGIN
 END
 $$;
 
--- Retries jobs of a flow that failed, timed out or were cancelled, up to `most`, and returns how many. The others keep their results. Call it
+-- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns how many. The others keep their results. Call it
 -- until it returns 0: each call is a transaction of its own, which ends 30 ms after its first retry, because a retry locks the jobs that it waits for against
 -- their ends. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each
 -- job once, even if it fails again meanwhile.
@@ -347,7 +347,7 @@ $$;
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs come after those that
 -- they wait for. If another transaction has locked a job or one of these, the call ends before that job; if that is the first one, it waits, so
 -- that it never waits for a lock while others may wait for its own. Served by job_flow, finished_flow and finished_id.
-CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, most integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, max integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -363,8 +363,8 @@ DECLARE
     count   integer := 0;
 BEGIN
     PERFORM rouse._check_flow('retry_flow', retry_flow.id);
-    IF most IS NULL OR most < 1 THEN
-        RAISE EXCEPTION 'rouse.retry_flow: most must be at least 1, not %', coalesce(most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    IF max IS NULL OR max < 1 THEN
+        RAISE EXCEPTION 'rouse.retry_flow: max must be at least 1, not %', coalesce(max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._ensure_partitions(at);
     FOR job IN
@@ -381,7 +381,7 @@ BEGIN
         WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
         ORDER BY e.chain
     LOOP
-        EXIT WHEN count >= most OR clock_timestamp() > since + interval '30 milliseconds';
+        EXIT WHEN count >= max OR clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;

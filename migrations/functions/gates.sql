@@ -125,7 +125,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    most    integer;
+    allowed integer;
     setting text := CASE WHEN p_is_inbox THEN 'rouse.count_inboxes_at' ELSE 'rouse.count_keyed_lanes_at' END;
     -- Seconds since 1970: the text of a time depends on settings of the session, which may change.
     later   text := current_setting(setting, true);
@@ -133,9 +133,9 @@ BEGIN
     IF later <> '' AND later::double precision > date_part('epoch', clock_timestamp()) THEN
         RETURN false;
     END IF;
-    most := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
+    allowed := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);
     IF (SELECT count(*) FROM (
-            SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL AND (l.worker IS NOT NULL) = p_is_inbox LIMIT most) AS l) < most THEN
+            SELECT FROM rouse.lane AS l WHERE l.key <> '' AND l.closed_at IS NULL AND (l.worker IS NOT NULL) = p_is_inbox LIMIT allowed) AS l) < allowed THEN
         RETURN true;
     END IF;
     PERFORM set_config(setting, (date_part('epoch', clock_timestamp()) + 60)::text, false);
@@ -210,25 +210,25 @@ BEGIN
 END
 $$;
 
--- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_most` start in any
+-- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_max` start in any
 -- period: p_starts has the last starts; those more than a period ahead do not count, because the clock was set back since. With one, p_until
 -- is the time at which the bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
-    p_most integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
+    p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
 -- Inlined.
 LANGUAGE sql IMMUTABLE ROWS 1 AS $$
     SELECT t.tokens, CASE WHEN t.tokens = 0 THEN greatest(ceil(t.wait), 1)::bigint END
     FROM (SELECT CASE WHEN p_burst IS NULL
-                      THEN greatest(p_most - (SELECT count(*) FROM unnest(p_starts) AS s(at)
+                      THEN greatest(p_max - (SELECT count(*) FROM unnest(p_starts) AS s(at)
                                               WHERE s.at > p_at - p_period_ms * interval '1 millisecond'
                                                 AND s.at <= p_at + p_period_ms * interval '1 millisecond'), 0)
                       ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
                  CASE WHEN p_burst IS NULL
-                      THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_most + 1] - p_at) * 1000
-                      ELSE (b.behind - p_burst + 1) * p_period_ms / p_most END AS wait
+                      THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_max + 1] - p_at) * 1000
+                      ELSE (b.behind - p_burst + 1) * p_period_ms / p_max END AS wait
           -- How many starts the bucket is short of being full. OFFSET 0: evaluated once, not at each use.
-          FROM (SELECT CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_most / p_period_ms ELSE 0 END AS behind OFFSET 0) AS b
+          FROM (SELECT CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_max / p_period_ms ELSE 0 END AS behind OFFSET 0) AS b
           OFFSET 0) AS t
 $$;
 
@@ -237,7 +237,7 @@ $$;
 -- jobs come as fast as they have so far, in 10 ms to 5 s, and at the latest when the period is over. `size`: how many jobs one attempt takes; 1 if
 -- some of them cannot be in one with others, because of their tenant or of limits of their own. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
-    p_lane bigint, p_after bigint, p_most integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
+    p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -246,20 +246,20 @@ DECLARE
     waited double precision;
 BEGIN
     SELECT coalesce(array_agg(r.available_at ORDER BY r.turn), '{}'),
-           CASE WHEN bool_or(r.is_alone) OR min(r.tenant) <> max(r.tenant) OR count(r.tenant) NOT IN (0, count(*)) THEN 1 ELSE p_most END
+           CASE WHEN bool_or(r.is_alone) OR min(r.tenant) <> max(r.tenant) OR count(r.tenant) NOT IN (0, count(*)) THEN 1 ELSE p_max END
     INTO ready, size
     FROM (SELECT j.turn, j.available_at, j.tenant,
                  j.grants IS NOT NULL OR j.memory_bytes IS NOT NULL OR j.lease_ms IS NOT NULL OR j.timeout_ms IS NOT NULL OR j.uncounted > 0 AS is_alone
           FROM rouse.job AS j
           WHERE j.lane = p_lane AND j.turn > p_after AND j.state = 'queued' AND j.turn IS NOT NULL
-          ORDER BY j.turn LIMIT least(greatest(p_wanted, p_most), 20000)) AS r;
-    others := cardinality(ready) % p_most;
+          ORDER BY j.turn LIMIT least(greatest(p_wanted, p_max), 20000)) AS r;
+    others := cardinality(ready) % p_max;
     room := cardinality(ready);
     waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(ready[room - others + 1:]) AS o(at))) * 1000;
     IF waited < p_period_ms THEN
         room := room - others;
         waited := greatest(waited, 0);
-        wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_most - others) * waited / others, 5000), 10)));
+        wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_max - others) * waited / others, 5000), 10)));
     END IF;
 END
 $$;

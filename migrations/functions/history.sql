@@ -67,7 +67,7 @@ BEGIN
 END
 $$;
 
--- The events since a time, the newest first: ended jobs and attempts, and other events (records). `most` rows, and those with the same time
+-- The events since a time, the newest first: ended jobs and attempts, and other events (records). `max` rows, and those with the same time
 -- as the last. Filtered by queue, handler or login if given; only admin actions have a login. Rows of the time `before` and later are left
 -- out, for the next page. A job is listed with its end, which includes the time of its request; live jobs are not listed.
 --
@@ -75,7 +75,7 @@ $$;
 -- about five times its span, however far back `since` is. Served by finished_at, attempt_ended and record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
-    most integer DEFAULT 1000)
+    max integer DEFAULT 1000)
 RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_name text, attempt integer, worker text, by text, detail jsonb)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -89,8 +89,8 @@ BEGIN
     IF audit.since IS NULL THEN
         RAISE EXCEPTION 'rouse.audit: since must not be null' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF audit.most IS NULL OR audit.most NOT BETWEEN 1 AND 100000 THEN
-        RAISE EXCEPTION 'rouse.audit: most must be 1 to 100000, not %', coalesce(audit.most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    IF audit.max IS NULL OR audit.max NOT BETWEEN 1 AND 100000 THEN
+        RAISE EXCEPTION 'rouse.audit: max must be 1 to 100000, not %', coalesce(audit.max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
         starts := CASE WHEN span > interval '1 year' THEN audit.since ELSE greatest(audit.since, starts - span) END;
@@ -123,10 +123,10 @@ BEGIN
         LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
         WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
           AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)
-        ORDER BY e.at DESC FETCH FIRST (audit.most - total_rows) ROWS WITH TIES;
+        ORDER BY e.at DESC FETCH FIRST (audit.max - total_rows) ROWS WITH TIES;
         GET DIAGNOSTICS span_rows = ROW_COUNT;
         total_rows := total_rows + span_rows;
-        EXIT WHEN total_rows >= audit.most OR starts <= audit.since;
+        EXIT WHEN total_rows >= audit.max OR starts <= audit.since;
         upto := starts;
         span := span * 4;
     END LOOP;

@@ -152,11 +152,11 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(length(p_text) BETWEEN 1 AND 255 AND p_text !~ '[[:cntrl:]]', false)
 $$;
 
--- True if these are at most `p_most` valid tags: a word, or key=value.
-CREATE OR REPLACE FUNCTION rouse._are_tags(p_tags text[], p_most integer) RETURNS boolean
+-- True if these are at most `p_max` valid tags: a word, or key=value.
+CREATE OR REPLACE FUNCTION rouse._are_tags(p_tags text[], p_max integer) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    RETURN cardinality(p_tags) <= p_most AND coalesce(array_ndims(p_tags), 1) = 1 AND array_position(p_tags, NULL) IS NULL
+    RETURN cardinality(p_tags) <= p_max AND coalesce(array_ndims(p_tags), 1) = 1 AND array_position(p_tags, NULL) IS NULL
        AND NOT EXISTS (SELECT FROM unnest(p_tags) AS tag
                        WHERE length(tag) > 128 OR tag !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]*(=[A-Za-z0-9_.:/-]+)?$');
 END
@@ -173,11 +173,11 @@ END
 $$;
 
 -- Rejects JSON of a worker that is larger than any host sends. The size is the in-memory size, which is known without parsing.
-CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_most bigint) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_max bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_bytes > p_most THEN
-        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are stored', p_name, p_bytes, p_most USING ERRCODE = 'program_limit_exceeded';
+    IF p_bytes > p_max THEN
+        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are stored', p_name, p_bytes, p_max USING ERRCODE = 'program_limit_exceeded';
     END IF;
 END
 $$;

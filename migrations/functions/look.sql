@@ -102,10 +102,10 @@ BEGIN
 END
 $$;
 
--- The lanes of the ready jobs with ids after `after`, of the last `most` ids, and the last id that was assigned, before the read. If
--- `after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key; `most` also limits how many
+-- The lanes of the ready jobs with ids after `p_after`, of the last `p_max` ids, and the last id that was assigned, before the read. If
+-- `p_after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by the primary key; `p_max` also limits how many
 -- rows are read that are not visible yet, or no longer.
-CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_most integer, OUT lanes bigint[], OUT last bigint)
+CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_max integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -113,7 +113,7 @@ BEGIN
     last := (SELECT s.last_value FROM rouse.turn_seq AS s);
     lanes := ARRAY(
         SELECT DISTINCT n.lane
-        FROM (SELECT j.lane, j.state, j.turn FROM rouse.job AS j WHERE j.id > greatest(p_after, last - p_most) AND p_after IS NOT NULL ORDER BY j.id) AS n
+        FROM (SELECT j.lane, j.state, j.turn FROM rouse.job AS j WHERE j.id > greatest(p_after, last - p_max) AND p_after IS NOT NULL ORDER BY j.id) AS n
         WHERE n.state = 'queued' AND n.turn IS NOT NULL);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
@@ -122,12 +122,12 @@ BEGIN
 END
 $$;
 
--- Gives due scheduled jobs and retries a new turn, at most `most` of them, and returns how many, and in how many milliseconds the next one
+-- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns how many, and in how many milliseconds the next one
 -- is due (null: there is none). A due job that is locked is left to a later call: it does not count as the next one, because waiting for it
 -- would mean not waiting at all. `p_since`: only jobs that became due after this time; null: all. `ids`: the promoted jobs, if `p_tell`
 -- requests them. Served by job_due.
 CREATE OR REPLACE FUNCTION rouse.promote(
-    p_worker bigint, p_key bytea, p_most integer, p_since timestamptz, p_tell boolean DEFAULT false,
+    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_tell boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -137,17 +137,17 @@ DECLARE
     since timestamptz := coalesce(p_since, '-infinity');
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    p_most := least(greatest(coalesce(p_most, 0), 0), 20000);
+    p_max := least(greatest(coalesce(p_max, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH due AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > since AND j.available_at <= at
-        ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
+        ORDER BY j.available_at LIMIT p_max FOR NO KEY UPDATE SKIP LOCKED),
     moved AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
         WHERE j.id = ANY (ARRAY[due.id]) RETURNING j.id)
     SELECT count(*), CASE WHEN p_tell THEN array_agg(moved.id) END INTO promoted, ids FROM moved;
-    IF promoted = p_most THEN
+    IF promoted = p_max THEN
         next_due_ms := 0;
         RETURN;
     END IF;
@@ -159,9 +159,9 @@ END
 $$;
 
 -- The lanes whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the longest wait first: in how many milliseconds
--- it will have waited that long (zero or negative if it has), and how many of the next `p_most` jobs have or will have. The wait of a job
+-- it will have waited that long (zero or negative if it has), and how many of the next `p_max` jobs have or will have. The wait of a job
 -- starts at its run_at, and after a failure at its retry. One read: locks nothing. Served by job_ready.
-CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_most integer)
+CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_max integer)
 RETURNS TABLE (lane bigint, in_ms bigint, jobs integer)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -176,7 +176,7 @@ BEGIN
         SELECT count(*)::integer
         FROM (SELECT j.available_at FROM rouse.job AS j
               WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
-              ORDER BY j.turn LIMIT p_most) AS next
+              ORDER BY j.turn LIMIT p_max) AS next
         WHERE next.available_at <= until)
     FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
     CROSS JOIN LATERAL (

@@ -24,9 +24,9 @@ BEGIN
 END
 $$;
 
--- At most `p_most` keys with this prefix, in the order of their bytes, after `p_after` (null: from the first); or one row with the refusal.
+-- At most `p_max` keys with this prefix, in the order of their bytes, after `p_after` (null: from the first); or one row with the refusal.
 CREATE OR REPLACE FUNCTION rouse.state_keys(
-    p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_most integer)
+    p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_max integer)
 RETURNS TABLE (refusal text, name text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -45,7 +45,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT NULL::text, s.key FROM rouse.handler_state AS s
     WHERE s.handler = p_handler AND s.tenant = job_tenant AND s.key >= p_prefix AND s.key > coalesce(p_after, '') AND starts_with(s.key, p_prefix)
-    ORDER BY s.key LIMIT least(greatest(coalesce(p_most, 0), 0), 10000);
+    ORDER BY s.key LIMIT least(greatest(coalesce(p_max, 0), 0), 10000);
 END
 $$;
 

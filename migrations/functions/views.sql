@@ -386,11 +386,11 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     ORDER BY e.place, e.at
 $$;
 
--- Output and log lines of a job's attempts, in order, after this line of this attempt (0, 0: from the start), at most `most` lines.
-CREATE OR REPLACE FUNCTION rouse.job_log(id bigint, after_attempt integer DEFAULT 0, after_line integer DEFAULT 0, most integer DEFAULT 1000)
+-- Output and log lines of a job's attempts, in order, after this line of this attempt (0, 0: from the start), at most `max` lines.
+CREATE OR REPLACE FUNCTION rouse.job_log(id bigint, after_attempt integer DEFAULT 0, after_line integer DEFAULT 0, max integer DEFAULT 1000)
 RETURNS TABLE (attempt integer, line integer, at timestamptz, level text, text text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT l.attempt, l.line, l.at, l.level, l.text FROM rouse.log AS l
     WHERE l.job = job_log.id AND (l.attempt, l.line) > (job_log.after_attempt, job_log.after_line)
-    ORDER BY l.attempt, l.line LIMIT least(job_log.most, 100000)
+    ORDER BY l.attempt, l.line LIMIT least(job_log.max, 100000)
 $$;

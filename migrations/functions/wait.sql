@@ -95,16 +95,16 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    since   timestamptz := clock_timestamp();
+    since    timestamptz := clock_timestamp();
     -- In seconds: a month has 30 days where intervals are compared, and others where they are added to a time.
-    most    interval := extract(epoch FROM coalesce(wait.timeout, '30 seconds')) * interval '1 second';
-    live    bigint[];
-    known   bigint[];
-    unknown bigint;
+    max_wait interval := extract(epoch FROM coalesce(wait.timeout, '30 seconds')) * interval '1 second';
+    live     bigint[];
+    known    bigint[];
+    unknown  bigint;
 BEGIN
     PERFORM rouse._check_ids('wait', ids);
-    IF most < '0' OR most > '5 minutes' THEN
-        RAISE EXCEPTION 'rouse.wait: timeout must be between 0 and 5 minutes, not %', most
+    IF max_wait < '0' OR max_wait > '5 minutes' THEN
+        RAISE EXCEPTION 'rouse.wait: timeout must be between 0 and 5 minutes, not %', max_wait
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Call it again to wait longer, in another transaction.';
     END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
@@ -118,9 +118,9 @@ BEGIN
             USING ERRCODE = 'no_data_found', HINT = 'Either it was never enqueued, or its transaction is not committed, or it ended long ago.';
     END IF;
     PERFORM rouse._refuse_own(live);
-    WHILE live <> '{}' AND clock_timestamp() < since + most LOOP
+    WHILE live <> '{}' AND clock_timestamp() < since + max_wait LOOP
         PERFORM pg_sleep(extract(epoch FROM least(
-            greatest((clock_timestamp() - since) / 10, '5 milliseconds'), '1 second', since + most - clock_timestamp())));
+            greatest((clock_timestamp() - since) / 10, '5 milliseconds'), '1 second', since + max_wait - clock_timestamp())));
         live := ARRAY(SELECT l.id FROM unnest(live) AS l(id) WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[l.id])));
     END LOOP;
     RETURN QUERY SELECT o.* FROM rouse.outcomes(ids) AS o;

@@ -349,10 +349,10 @@ BEGIN
         RETURN NEXT;
     END LOOP;
     IF able IS NOT NULL THEN
-        SELECT CASE WHEN count(l.most) = count(*) THEN sum(l.most) END AS most, false AS are_full INTO of
-        FROM (SELECT (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint AS most FROM rouse.worker AS w WHERE w.incarnation = ANY (able)) AS l;
+        SELECT CASE WHEN count(l.jobs_max) = count(*) THEN sum(l.jobs_max) END AS jobs_max, false AS are_full INTO of
+        FROM (SELECT (w.capabilities -> p_lane.handler ->> 'concurrency')::bigint AS jobs_max FROM rouse.worker AS w WHERE w.incarnation = ANY (able)) AS l;
         -- An attempt with a batch of jobs counts as one, and these are not counted here.
-        IF of.most IS NOT NULL AND NOT EXISTS (
+        IF of.jobs_max IS NOT NULL AND NOT EXISTS (
             SELECT FROM rouse.gate AS g
             WHERE g.kind = 'batch' AND coalesce(g.handler, p_lane.handler) = p_lane.handler AND coalesce(g.queue, p_lane.queue) = p_lane.queue)
         THEN
@@ -371,7 +371,7 @@ BEGIN
             reason := 'host_limit';
             sentence := format('%s as many jobs of handler %s as may run at a time there: %s.',
                 CASE cardinality(able) WHEN 1 THEN 'The worker that can run it has' ELSE format('The %s workers that can run it have', cardinality(able)) END,
-                p_lane.handler, of.most || CASE WHEN cardinality(able) > 1 THEN ' in all' ELSE '' END);
+                p_lane.handler, of.jobs_max || CASE WHEN cardinality(able) > 1 THEN ' in all' ELSE '' END);
             remedy := 'The end of one of them, more hosts, or a higher `concurrency` of the handler in rouse.toml.';
             RETURN NEXT;
         END IF;

@@ -363,14 +363,14 @@ async fn a_page_of_an_audit_reads_only_rows_near_its_time() {
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.finished_20200101'::regclass";
     let transaction = client.transaction().await.unwrap();
     let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
-    let sql = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-01 12:00', most => 20)";
+    let sql = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-01 12:00', max => 20)";
     let row = transaction.query_one(sql, &[]).await.unwrap();
     let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
     assert_eq!(row.get::<_, i64>(0), 20);
     let read = after - before;
     assert!((20..MANY / 2).contains(&read), "{read} rows were read");
     // Rows that do not match are skipped as far back as the caller asked.
-    let all = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-02', most => 100000)";
+    let all = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-02', max => 100000)";
     assert_eq!(
         transaction
             .query_one(all, &[])

@@ -261,9 +261,9 @@ async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue()
     kept(&client, 0, "succeeded", 2_000_001..=2_005_000).await;
     kept(&client, 0, "timed_out", 2_005_001..=2_005_003).await;
     let search =
-        async |client: &Client, filter: Value, before: Option<i64>, most: i32, look_at: i32| {
+        async |client: &Client, filter: Value, before: Option<i64>, max: i32, look_at: i32| {
             let row = client
-                .query_one(SEARCH, &[&filter, &before, &most, &look_at])
+                .query_one(SEARCH, &[&filter, &before, &max, &look_at])
                 .await;
             let row = row.unwrap();
             (
@@ -317,7 +317,7 @@ async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue()
     const READ: &str =
         "SELECT coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
          FROM pg_stat_xact_user_tables WHERE relname LIKE 'finished_%'";
-    for (filter, most) in [
+    for (filter, max) in [
         (&late, 100),
         (&json!({}), 10),
         (&json!({"since": "2 days"}), 10),
@@ -325,7 +325,7 @@ async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue()
         let transaction = client.transaction().await.unwrap();
         let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
         transaction
-            .query(SEARCH, &[filter, &None::<i64>, &most, &1000])
+            .query(SEARCH, &[filter, &None::<i64>, &max, &1000])
             .await
             .unwrap();
         let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);

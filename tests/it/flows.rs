@@ -343,7 +343,7 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     let (client, store) = (db.client().await, db.worker().await);
     let flow = enqueue_flow(&client, order()).await;
     let running = claim(&store, 1).await.remove(0);
-    let cancel = "SELECT rouse.cancel_flow($1, most => 2)";
+    let cancel = "SELECT rouse.cancel_flow($1, max => 2)";
     for expected in [2, 2, 0] {
         let row = client.query_one(cancel, &[&flow]).await.unwrap();
         assert_eq!(row.get::<_, i32>(0), expected);
@@ -381,7 +381,7 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
         .unwrap_err();
     assert_eq!(
         error.as_db_error().unwrap().message(),
-        "rouse.cancel_flow: most must be at least 1, not 0"
+        "rouse.cancel_flow: max must be at least 1, not 0"
     );
 }
 

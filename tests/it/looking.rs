@@ -131,7 +131,7 @@ async fn a_search_of_the_newest_jobs_names_the_lanes_of_those_that_a_claim_could
     let store = db.worker().await;
     enqueue(&client, "noop", json!({})).await;
     let (_, first) = store.newest_lanes(None, 10).await.unwrap();
-    let search = async |after: i64, most: i32| store.newest_lanes(Some(after), most).await.unwrap();
+    let search = async |after: i64, max: i32| store.newest_lanes(Some(after), max).await.unwrap();
     let queues = async || {
         let (lanes, last) = search(first, 10).await;
         let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();

@@ -238,7 +238,7 @@ async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     client
         .batch_execute(
             "CREATE OR REPLACE FUNCTION rouse.overdue(
-                 p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_most integer)
+                 p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_max integer)
              RETURNS TABLE (lane bigint, in_ms bigint, jobs integer) LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not now'; END $$",
         )
         .await

@@ -152,7 +152,7 @@ impl Life<'_> {
     async fn cancel(&mut self, plan: &Plan) -> Result<()> {
         while Instant::now() < self.until {
             let request = Request::CancelFlow { flow: self.flow };
-            let args: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&self.flow, &plan.most];
+            let args: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&self.flow, &plan.max];
             match self.caller.call(request, CANCEL, &args).await? {
                 Some(Answer::Ok(0)) => break,
                 Some(Answer::Ok(_)) => {}
@@ -176,7 +176,7 @@ impl Life<'_> {
                 before_us,
             };
             let args: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-                [&self.flow, &plan.most, &before_us];
+                [&self.flow, &plan.max, &before_us];
             let answer = self.caller.call(request, RETRY, &args).await?;
             self.caller.options = CallOptions::default();
             match answer {

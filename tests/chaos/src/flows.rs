@@ -61,7 +61,7 @@ pub(super) struct Plan {
     /// How often it is retried, if it has not succeeded by then.
     pub(super) retries: u32,
     /// How many jobs a call cancels or retries.
-    pub(super) most: i32,
+    pub(super) max: i32,
     /// The first call of each retry gets no answer after this many microseconds.
     pub(super) hangs_up_us: Option<u64>,
     /// Whether it is deleted in the end.
@@ -143,7 +143,7 @@ impl Plan {
         Self {
             cancel_ms: random.per_mille(300).then(|| random.below(2_500)),
             retries: *random.pick(&[0, 1, 1, 2]),
-            most: *random.pick(&[1, 3, 1_000]),
+            max: *random.pick(&[1, 3, 1_000]),
             hangs_up_us: random.per_mille(300).then(|| random.between(100, 8_000)),
             deletes: random.per_mille(500),
         }
@@ -263,7 +263,7 @@ mod tests {
         let has = |test: fn(&Plan) -> bool| plans.iter().any(test);
         assert!(has(|plan| plan.cancel_ms.is_some() && plan.retries > 0));
         assert!(has(|plan| plan.cancel_ms.is_none() && plan.retries == 2));
-        assert!(has(|plan| plan.most == 1 && plan.hangs_up_us.is_some()));
+        assert!(has(|plan| plan.max == 1 && plan.hangs_up_us.is_some()));
         assert!(has(|plan| plan.deletes) && has(|plan| !plan.deletes));
     }
 }

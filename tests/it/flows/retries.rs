@@ -24,9 +24,9 @@ fn chain(length: usize) -> Value {
 }
 
 /// Retries at most this many jobs.
-async fn retry(client: &Client, flow: i64, most: i32) -> i32 {
+async fn retry(client: &Client, flow: i64, max: i32) -> i32 {
     let sql = "SELECT rouse.retry_flow($1, $2)";
-    let args: [&(dyn ToSql + Sync); 2] = [&flow, &most];
+    let args: [&(dyn ToSql + Sync); 2] = [&flow, &max];
     let retried = tokio::time::timeout(PATIENCE, client.query_one(sql, &args));
     retried.await.expect("no deadlock").unwrap().get(0)
 }
@@ -76,7 +76,7 @@ async fn a_retry_that_was_interrupted_between_two_batches_is_completed_by_the_ne
     assert_eq!(row.get::<_, Vec<String>>(0), ["2", "2", "1"]);
     assert_eq!(
         refusal(&client, &format!("SELECT rouse.retry_flow({flow}, 0)")).await,
-        "rouse.retry_flow: most must be at least 1, not 0 / "
+        "rouse.retry_flow: max must be at least 1, not 0 / "
     );
 }
 

@@ -298,12 +298,12 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
     }
     let now = store.due_schedules(1, None).await.unwrap().now;
     let minute_ago = now - Duration::from_secs(60);
-    for (since, most, expected) in [
+    for (since, max, expected) in [
         (None, 10, vec!["new", "old", "recent"]),
         (Some(minute_ago), 10, vec!["new", "recent"]),
         (Some(minute_ago), 1, vec!["new"]),
     ] {
-        let due = store.due_schedules(most, since).await.unwrap();
+        let due = store.due_schedules(max, since).await.unwrap();
         let names: Vec<&str> = due
             .schedules
             .iter()
