@@ -24,7 +24,7 @@ $$;
 -- deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled none. Never waits for the lock of a
 -- job: a locked one is tried again after a second, and later and later, as in rouse.continue_releases.
 --
---   p_max   the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
+--   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
 --            leaves the others to the next one
 --   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps what was handled since
 --            then, and a call for all of them reads that again

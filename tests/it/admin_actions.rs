@@ -14,7 +14,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::support::claims::orders;
 use crate::support::worker::{
-    PATIENCE, SOMEBODY_WAITS, TestWorker, enqueue, show, until, until_true,
+    SOMEBODY_WAITS, TIMEOUT, TestWorker, enqueue, show, until, until_true,
 };
 use crate::support::{Host, TestDb};
 
@@ -340,7 +340,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
     let client = db.client().await;
     let url = db.url();
     let rouse = |args: &[&str]| {
-        let (status, output) = Host::rouse(args, &[("DATABASE_URL", &url)]).exit(PATIENCE);
+        let (status, output) = Host::rouse(args, &[("DATABASE_URL", &url)]).exit(TIMEOUT);
         (status.code().unwrap(), output)
     };
     let ids: Vec<String> = {

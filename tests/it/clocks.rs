@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::support::worker::{
-    PATIENCE, ended, enqueue, enqueue_sql, events, guests_dir, until_true,
+    TIMEOUT, ended, enqueue, enqueue_sql, events, guests_dir, until_true,
 };
 use crate::support::{Host, TestDb, rouse, scratch, skip};
 
@@ -28,7 +28,7 @@ fn serve(db: &TestDb, off_by: &str) -> Host {
         // The clock that counts durations cannot be set, so it is not faked.
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     host
 }
 
@@ -58,7 +58,7 @@ async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothi
         let long = enqueue(&client, "test.sleep", json!({ "ms": 5000 })).await;
 
         let host = serve(&db, off_by);
-        let line = host.line(PATIENCE, |line| line.contains("worker started"));
+        let line = host.line(TIMEOUT, |line| line.contains("worker started"));
         assert!(!line.starts_with(&today), "its clock is wrong: {line}");
         assert_eq!(ended(&client, long).await.attempt, 1, "renewed in time");
         let again = (again, ended(&client, again).await);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir};
+use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir};
 use crate::support::{Host, TestDb, rouse, scratch};
 
 /// A host that serves the test's database.
@@ -25,7 +25,7 @@ fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     args.extend(more);
     let log = ("ROUSE_LOG", "info,rouse::job=debug");
     let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), log]);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     host
 }
 
@@ -39,7 +39,7 @@ fn config(text: &str) -> std::path::PathBuf {
 /// Runs a command on a database to its end; returns its exit code and its stdout followed by its stderr.
 pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     (status.code().expect("an exit code"), output)
 }
 
@@ -88,7 +88,7 @@ fn a_variable_that_is_not_utf_8_is_refused_by_name() {
         "DATABASE_URL",
         OsStr::from_bytes(b"postgres://ann:caf\xe9@db.example/jobs"),
     );
-    let (status, output) = Host::spawn(command).exit(PATIENCE);
+    let (status, output) = Host::spawn(command).exit(TIMEOUT);
     assert_eq!(status.code(), Some(1), "{output}");
     assert_eq!(output, "rouse: DATABASE_URL is not UTF-8");
 }
@@ -361,7 +361,7 @@ async fn handlers_lists_served_and_refused_modules() {
 
 #[test]
 fn the_help_shows_where_to_start() {
-    let (status, output) = Host::rouse(&["--help"], &[]).exit(PATIENCE);
+    let (status, output) = Host::rouse(&["--help"], &[]).exit(TIMEOUT);
     assert!(status.success());
     insta::assert_snapshot!(output);
 }

@@ -12,9 +12,7 @@ use std::time::Duration;
 use rouse::sandbox::{Catalog, HandlerSet, Sandbox, Settings};
 use serde_json::json;
 
-use crate::sandbox_guest::{
-    Handlers, PATIENCE, echo, guest_that, refusal, small_settings, version,
-};
+use crate::sandbox_guest::{Handlers, TIMEOUT, echo, guest_that, refusal, small_settings, version};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{
     Host, Ran, TestDb, command_without_database, folder_of, rouse_binary, scratch,
@@ -436,7 +434,7 @@ async fn a_compiler_dies_with_its_host() {
         !Path::new("/proc").join(compiler.to_string()).exists()
     })
     .await;
-    let (status, _) = host.exit(PATIENCE);
+    let (status, _) = host.exit(TIMEOUT);
     assert_eq!(status.signal(), Some(libc::SIGKILL));
 }
 
@@ -487,7 +485,7 @@ fn a_compiler_starts_only_for_a_host_and_is_hidden_from_the_help() {
 }
 
 async fn until(condition: &str, mut is: impl FnMut() -> bool) {
-    let reached = tokio::time::timeout(PATIENCE, async {
+    let reached = tokio::time::timeout(TIMEOUT, async {
         while !is() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

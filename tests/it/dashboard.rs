@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use rouse::store::{Registration, WorkerKey};
 
 use crate::support::database::registration;
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb};
 
 /// A text that a browser would run, that turns the direction of what follows, and that a terminal would obey.
@@ -37,7 +37,7 @@ impl Dashboard {
         let mut all = vec![("DATABASE_URL", url.as_str())];
         all.extend(variables);
         let host = Host::rouse(&["ui", "--http", http], &all);
-        let line = host.line(PATIENCE, |line| line.starts_with("dashboard: "));
+        let line = host.line(TIMEOUT, |line| line.starts_with("dashboard: "));
         let address = line.trim_start_matches("dashboard: http://");
         let address = address.split_once('/').expect("a path").0;
         let address: SocketAddr = address.parse().expect("an address");
@@ -152,7 +152,7 @@ async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
             seen.push_str(&String::from_utf8_lossy(&part[..count]));
         }
     };
-    if timeout(PATIENCE, reading).await.is_err() {
+    if timeout(TIMEOUT, reading).await.is_err() {
         panic!("{wanted:?} did not come in {seen}");
     }
 }

@@ -8,7 +8,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, cancel, enqueue, until_true};
+use crate::support::worker::{TIMEOUT, cancel, enqueue, until_true};
 
 #[tokio::test]
 async fn depths_are_counted_for_each_queue_and_handler() {
@@ -83,7 +83,7 @@ async fn assert_reported_until_its_end(store: &Store, open: Transaction<'_>) {
             assert!(age < 1.0, "{age}");
         }
     };
-    tokio::time::timeout(PATIENCE, until_none)
+    tokio::time::timeout(TIMEOUT, until_none)
         .await
         .expect("none is open");
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::proxy::{ECHO, Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, cancel, ended, enqueue, enqueue_sql, events, show, until, until_true,
+    TIMEOUT, cancel, ended, enqueue, enqueue_sql, events, show, until, until_true,
 };
 use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
@@ -204,7 +204,7 @@ async fn a_job_that_fails_once_and_then_succeeds_within_the_drain_counts_as_succ
     ));
     assert_eq!(ended(&client, flaky).await.attempt, 3);
     cancel(&client, busy).await;
-    let (status, output) = drain.exit(PATIENCE);
+    let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
     assert!(
         output.contains("\"retried\":2") && output.contains("\"failed\":0"),
@@ -240,7 +240,7 @@ async fn an_error_at_the_end_of_a_drain_does_not_hide_its_summary() {
         .batch_execute("ALTER FUNCTION rouse.remaining RENAME TO gone")
         .await
         .unwrap();
-    let (status, output) = drain.exit(PATIENCE);
+    let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(7), "{output}");
     assert!(output.contains("\"succeeded\":2"), "{output}");
     assert!(
@@ -268,7 +268,7 @@ async fn a_drain_leases_its_claims_for_five_minutes_by_default() {
         assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
         // An admin action ends the job, and with it the queue is empty.
         cancel(&client, id).await;
-        let (status, output) = drain.exit(PATIENCE);
+        let (status, output) = drain.exit(TIMEOUT);
         assert_eq!(status.code(), Some(0), "{output}");
     }
 }
@@ -288,7 +288,7 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
     let waiting = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
     assert!(cancel(&client, running).await, "cancelled by this call");
     assert_eq!(ended(&client, running).await.state, "cancelled");
-    let (status, output) = drain.exit(PATIENCE);
+    let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(6), "{output}");
     assert!(output.contains("queue default is paused since"), "{output}");
     assert_eq!(events(&client, waiting).await, ["requested"]);
@@ -312,7 +312,7 @@ async fn a_cancellation_before_the_drain_has_heard_itself_ends_it_at_once() {
     assert!(cancel(&client, id).await, "cancelled by this call");
     echo.release();
     // The proxy runs on this thread.
-    let (status, output) = tokio::task::spawn_blocking(move || drain.exit(PATIENCE))
+    let (status, output) = tokio::task::spawn_blocking(move || drain.exit(TIMEOUT))
         .await
         .unwrap();
     assert_eq!(status.code(), Some(0), "{output}");
@@ -329,13 +329,13 @@ async fn a_signal_ends_a_drain_after_its_running_attempts_and_leaves_the_rest() 
     command.env("ROUSE_LOG", "info,rouse::job=debug");
     let drain = Host::spawn(command);
     // A job that is claimed but not started would be released.
-    drain.line(PATIENCE, |line| {
+    drain.line(TIMEOUT, |line| {
         line.contains("started") && line.contains(&format!("job.id={running}"))
     });
     drain.signal(libc::SIGTERM);
-    drain.line(PATIENCE, |line| line.contains("stopping: "));
+    drain.line(TIMEOUT, |line| line.contains("stopping: "));
     let left = enqueue_sql(&client, "'noop', '{\"n\": 1}'").await;
-    let (status, output) = drain.exit(PATIENCE);
+    let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
     assert_eq!(ended(&client, running).await.state, "succeeded");
     assert_eq!(events(&client, left).await, ["requested"]);

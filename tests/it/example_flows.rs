@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::page::{blocks, blocks_of, repository, run_sql};
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, until_true};
+use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/flows/README.md";
@@ -26,7 +26,7 @@ fn serve(db: &TestDb) -> Host {
 
 fn stop(host: Host) {
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 /// The jobs that the attempts of this one have enqueued: handlers and states.

@@ -9,7 +9,7 @@ use rouse::sandbox::{AbortHandle, Grant, Grants, Limits, Mode, Sandbox, Settings
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
+use crate::sandbox_guest::{Handlers, TIMEOUT, guest_of_wasip1, job, manifest};
 use crate::support::{Host, attempt, code_cache, rouse_binary};
 
 const FILES_MAX: usize = 5;
@@ -72,7 +72,7 @@ impl Granted {
     async fn run(&self) -> Vec<u8> {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job("{}"), AbortHandle::new());
-        match timeout(PATIENCE, running)
+        match timeout(TIMEOUT, running)
             .await
             .expect("the end of the run")
             .end
@@ -193,7 +193,7 @@ fn a_host_raises_its_limit_of_open_files_to_the_maximum() {
         .env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN)
         .current_dir(folder.path());
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", host.pid())).unwrap();
     let files = limits
         .lines()

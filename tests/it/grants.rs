@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::http_out::Guests;
-use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
+use crate::sandbox_guest::{Handlers, TIMEOUT, guest_of_wasip1, job, manifest};
 use crate::support::{
     Host, attempt, command_without_database, folder, folder_of, rouse_binary,
     rouse_without_database,
@@ -50,7 +50,7 @@ async fn results_of(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
             job("{}"),
             AbortHandle::new(),
         );
-        match timeout(PATIENCE, running)
+        match timeout(TIMEOUT, running)
             .await
             .expect("the end of the run")
             .end
@@ -202,14 +202,14 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     let mut serve = command_without_database(&serve, &dir);
     serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
     let host = Host::spawn(serve);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     assert_eq!(
         host.output().matches("request grants").count(),
         1,
         "{}",
         host.output()
     );
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("`rouse handlers show mail.send --config off.toml` prints")
     });
     host.kill();
@@ -292,7 +292,7 @@ fn a_missing_granted_directory_is_warned_of_once_per_grant() {
     let mut serve = command_without_database(&serve, &dir);
     serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
     let host = Host::spawn(serve);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let output = host.output();
     let lines = output.lines().filter(|line| line.contains("nowhere"));
     let warnings: Vec<&str> = lines.filter(|line| line.contains("WARN")).collect();
@@ -348,7 +348,7 @@ fn rouse_handlers_fails_on_errors_that_keep_a_host_from_starting() {
             let mut command = command_without_database(args, &dir);
             command.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
             command.envs(variables.iter().copied());
-            let (status, output) = Host::spawn(command).exit(PATIENCE);
+            let (status, output) = Host::spawn(command).exit(TIMEOUT);
             assert!(!status.success(), "{args:?}: {output}");
             assert!(output.contains(wanted), "{args:?}: {output}");
         }

@@ -4,7 +4,7 @@ use std::{process::Command, time::Duration};
 
 use crate::support::{Host, TestDb, database::connect, postgres_major};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn each_test_has_a_database_of_its_own() {
@@ -40,7 +40,7 @@ async fn a_database_is_dropped_after_its_test_even_if_a_connection_is_open() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone).await.unwrap();
+    tokio::time::timeout(TIMEOUT, gone).await.unwrap();
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn the_harness_sees_lines_signals_and_exits_of_a_child() {
         "trap 'echo signalled >&2; exit 7' TERM; echo ready; while :; do sleep 0.01; done",
     ]);
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line == "ready");
+    host.line(TIMEOUT, |line| line == "ready");
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(7));
     assert!(output.contains("signalled"), "{output}");
 }

@@ -34,7 +34,7 @@ const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 const ABORTED_AFTER: Duration = Duration::from_millis(300);
 
 /// Time from the abort to the end: one tick, with a margin for a busy machine.
-const STOPPED_WITHIN: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a hostile guest may end.
 pub(super) enum Ends {
@@ -159,7 +159,7 @@ async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
         Ok(run) => run.end,
         Err(_) => {
             abort.abort(AbortReason::TimedOut, Duration::ZERO);
-            let stopped = tokio::time::timeout(STOPPED_WITHIN, running).await;
+            let stopped = tokio::time::timeout(STOP_TIMEOUT, running).await;
             stopped
                 .unwrap_or_else(|_| panic!("{}: the guest cannot be stopped", case.name))
                 .end

@@ -14,7 +14,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 
 struct Running {
     address: SocketAddr,
@@ -171,7 +171,7 @@ async fn the_server_stops_despite_an_idle_connection() {
 /// The bytes that the server still sends on this connection until it closes it.
 async fn rest(mut stream: TcpStream) -> String {
     let mut rest = String::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut rest));
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut rest));
     // The connection is reset if unread bytes were sent to it.
     let _ = read.await.expect("the server closes the connection");
     rest

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use crate::sandbox_guest::{PATIENCE, job};
+use crate::sandbox_guest::{TIMEOUT, job};
 use crate::support::web::web;
 use crate::support::worker::guests_dir;
 use crate::support::{attempt, scratch};
@@ -132,7 +132,7 @@ impl Guests {
             .get(handler)
             .unwrap_or_else(|| panic!("{handler}; {:?}", set.refused));
         let running = attempt(&self.sandbox, handler, job(&payload.to_string()), abort);
-        timeout(PATIENCE, running).await.expect("the run ends")
+        timeout(TIMEOUT, running).await.expect("the run ends")
     }
 
     pub(crate) async fn run(&self, handler: &str, payload: Value) -> RunEnd {
@@ -387,7 +387,7 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
         while web().seen("/silence/abort").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        abort.abort(AbortReason::Cancelled, PATIENCE);
+        abort.abort(AbortReason::Cancelled, TIMEOUT);
         Instant::now()
     };
     let (run, aborted_at) = tokio::join!(

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::sandbox_guest::{PATIENCE, echo, guest};
+use crate::sandbox_guest::{TIMEOUT, echo, guest};
 use crate::support::{Host, command_without_database, folder_of, rouse_without_database};
 
 const CONFIG: &str = r#"
@@ -237,21 +237,21 @@ async fn settings_for_unknown_handlers_are_warned_of_once() {
     let mut serve = command_without_database(&serve, &dir);
     serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
     let host = Host::spawn(serve);
-    host.line(PATIENCE, |line| line.contains(source));
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| line.contains(source));
+    host.line(TIMEOUT, |line| {
         line.contains("WARN") && line.contains("instances = \"reuse\"")
     });
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
 
     // The folder changes: earlier warnings are not repeated, and new ones are logged.
     let handlers = dir.join("handlers-wasm");
     std::fs::write(handlers.join(".other"), echo("other", "1")).unwrap();
     std::fs::rename(handlers.join(".other"), handlers.join("other.wasm")).unwrap();
-    host.line(PATIENCE, |line| line.contains("other.wasm"));
+    host.line(TIMEOUT, |line| line.contains("other.wasm"));
     std::fs::remove_file(handlers.join("mail.wasm")).unwrap();
     for gone in ["mail.*", "mail.send"] {
         let table = format!("[handlers.\"{gone}\"] in rouse.toml matches no handler");
-        host.line(PATIENCE, |line| line.contains(&table));
+        host.line(TIMEOUT, |line| line.contains(&table));
     }
     let output = host.output();
     assert_eq!(output.matches(table).count(), 1, "{output}");

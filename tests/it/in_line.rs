@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, sandbox, show, until, until_true,
+    TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, sandbox, show, until, until_true,
 };
 
 /// Records which attempts have started and which have ended.
@@ -51,8 +51,8 @@ async fn until_recorded(list: &Mutex<Vec<i64>>, id: i64) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let patience = tokio::time::timeout(PATIENCE, recorded).await;
-    patience.unwrap_or_else(|_| panic!("not recorded: job {id}"));
+    let waited = tokio::time::timeout(TIMEOUT, recorded).await;
+    waited.unwrap_or_else(|_| panic!("not recorded: job {id}"));
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 use crate::sandbox_guest::{guest_of_wasip1, manifest};
-use crate::support::worker::{PATIENCE, guests_dir};
+use crate::support::worker::{TIMEOUT, guests_dir};
 use crate::support::{Host, folder_of, rouse, rouse_without_database, scratch};
 
 /// A folder with the guests of `tests/guests` only, which compile in a second, and a `rouse.toml` with this text.
@@ -255,12 +255,12 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
     let folder = folder("[handlers.\"test.ignore-abort\"]\ngrace = \"10m\"\n");
     let host = |handler: &str, signal: i32| {
         let host = Host::spawn(invoke(&folder, &[handler]));
-        host.line(PATIENCE, |line| line.contains("progress"));
+        host.line(TIMEOUT, |line| line.contains("progress"));
         host.signal(signal);
         host
     };
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        let (status, output) = host("test.wait-abort", signal).exit(PATIENCE);
+        let (status, output) = host("test.wait-abort", signal).exit(TIMEOUT);
         assert_eq!(status.code(), Some(130), "{output}");
         assert!(
             output.contains("test.wait-abort was stopped (cancelled)"),
@@ -270,7 +270,7 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
 
     let deaf = host("test.ignore-abort", libc::SIGINT);
     // Two signals of the same kind in quick succession may be merged into one.
-    let again = std::time::Instant::now() + PATIENCE;
+    let again = std::time::Instant::now() + TIMEOUT;
     while std::fs::exists(format!("/proc/{}/exe", deaf.pid())).unwrap_or(false)
         && std::fs::read_link(format!("/proc/{}/exe", deaf.pid())).is_ok()
     {
@@ -278,7 +278,7 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
         deaf.signal(libc::SIGINT);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert_eq!(deaf.exit(PATIENCE).0.code(), Some(130));
+    assert_eq!(deaf.exit(TIMEOUT).0.code(), Some(130));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use crate::http::get;
 use crate::invoke::folder;
-use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::worker::{TIMEOUT, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, rouse};
 
 /// The token that the callers of these tests send by default.
@@ -21,7 +21,7 @@ pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// A host without a queue, and its address.
 fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
     let host = spawn(folder, &["--no-queue"], address, variables);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let reachable = address.replace("0.0.0.0", "127.0.0.1");
     (host, reachable.parse().unwrap())
 }
@@ -106,7 +106,7 @@ impl Call {
 
     async fn answer(mut self) -> Answer {
         let mut text = String::new();
-        let read = tokio::time::timeout(PATIENCE, self.0.read_to_string(&mut text));
+        let read = tokio::time::timeout(TIMEOUT, self.0.read_to_string(&mut text));
         read.await.expect("a response in time").unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         Answer {
@@ -134,7 +134,7 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
     );
     let address = loopback();
     let host = spawn(&folder, &[], &address, &[]);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let address: SocketAddr = address.parse().unwrap();
     let (status, body) = get(address, "/readyz").await;
     assert!(status.contains("200"), "{body}");
@@ -177,7 +177,7 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
     assert!(!metrics.contains("no.such"), "callers cannot choose labels");
 
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
     let folder = folder("invoke_max = 1\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let first = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
-    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     let (_, metrics) = get(address, "/metrics").await;
     assert!(metrics.contains("rouse_invocations_running 1"), "{metrics}");
 
@@ -221,7 +221,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
     assert_eq!(refused.body["error"]["kind"], "full");
 
     drop(first);
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("invocation ended") && line.contains("cancelled")
     });
     let (_, metrics) = get(address, "/metrics").await;
@@ -232,7 +232,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
         "{metrics}"
     );
     // The counter changes a moment before the place is free.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while post(address, "noop", "{\"n\": 1}").await.status != 200 {
         assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
     }
@@ -249,12 +249,12 @@ async fn invocations_still_running_after_the_drain_time_are_stopped() {
     let folder = folder("drain_timeout = \"500ms\"\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
-    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
     let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert!(
         output.contains("stopping invocations that have not finished"),
@@ -267,11 +267,11 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     let folder = folder("");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
-    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
-    host.line(PATIENCE, |line| line.contains("stopping: "));
+    host.line(TIMEOUT, |line| line.contains("stopping: "));
     // The line is written just before the host stops.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let refused = loop {
         let answer = post(address, "noop", "{\"n\": 1}").await;
         if answer.status != 200 {
@@ -286,7 +286,7 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     let stopped = running.answer().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
 }
 
@@ -300,17 +300,17 @@ async fn invocations_have_their_own_places_separate_from_the_queues_slots() {
     let folder = folder("slots = 1\ninvoke_max = 1\n");
     let (address, url) = (loopback(), db.url());
     let host = spawn(&folder, &[], &address, &[("DATABASE_URL", &url)]);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     let call = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
-    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     let job = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, job).await.state, "succeeded");
     let job = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
     crate::support::worker::until(&client, job, |job| job.state == "running").await;
     drop(call);
-    host.line(PATIENCE, |line| line.contains("invocation ended"));
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    host.line(TIMEOUT, |line| line.contains("invocation ended"));
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while post(address, "noop", "{\"n\": 1}").await.status != 200 {
         assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
     }
@@ -330,7 +330,7 @@ async fn readyz_reports_a_missing_handlers_folder_while_its_handlers_still_serve
     let folder = folder("");
     let (_host, address) = serve(&folder, &loopback(), &[]);
     let until_ready = async |status: &str, part: &str| {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         loop {
             let (head, body) = get(address, "/readyz").await;
             if head.contains(status) && body.contains(part) {
@@ -355,7 +355,7 @@ async fn a_missing_handler_is_a_transient_error_while_modules_are_being_loaded()
     let bomb = folder.join("handlers/bomb.wasm");
     std::fs::write(&bomb, crate::compiling::bomb_of_time()).unwrap();
     let (host, address) = serve(&folder, &loopback(), &[]);
-    host.line(PATIENCE, |line| line.contains("slow=\"bomb.wasm\""));
+    host.line(TIMEOUT, |line| line.contains("slow=\"bomb.wasm\""));
     assert_eq!(post(address, "noop", "{\"n\": 7}").await.status, 200);
     let early = post(address, "perhaps.later", "{}").await;
     assert_eq!(early.status, 503, "{}", early.body);
@@ -363,7 +363,7 @@ async fn a_missing_handler_is_a_transient_error_while_modules_are_being_loaded()
     assert!(early.head.contains("retry-after"), "{}", early.head);
 
     std::fs::remove_file(&bomb).unwrap();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while post(address, "perhaps.later", "{}").await.status != 404 {
         assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

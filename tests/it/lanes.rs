@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, enqueue_sql, until};
+use crate::support::worker::{TIMEOUT, TestWorker, cancel, enqueue, enqueue_sql, until};
 
 /// Marks every lane as unused for two days.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
@@ -184,7 +184,7 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
             maintain(&store).await;
         }
     };
-    tokio::time::timeout(PATIENCE, reopened).await.unwrap();
+    tokio::time::timeout(TIMEOUT, reopened).await.unwrap();
     until(&client, late, |job| job.state == "succeeded").await;
     assert_eq!(rows(&client).await.0, 2, "each lane is open once");
     worker.drain().await;
@@ -263,7 +263,7 @@ async fn a_closed_lane_is_removed_once_no_kept_row_can_refer_to_it() {
     transaction.commit().await.unwrap();
     // Writers of other databases, such as those of other tests, cannot be distinguished.
     let removed = async { while maintain(&store).await != (0, 0, 1) {} };
-    tokio::time::timeout(PATIENCE, removed).await.unwrap();
+    tokio::time::timeout(TIMEOUT, removed).await.unwrap();
     assert_eq!(rows(&client).await, (0, 0));
 }
 
@@ -302,7 +302,7 @@ async fn a_used_queue_stays_in_the_catalog_with_its_last_use() {
         .await
         .unwrap();
     let removed = async { while maintain(&store).await != (0, 0, 1) {} };
-    tokio::time::timeout(PATIENCE, removed).await.unwrap();
+    tokio::time::timeout(TIMEOUT, removed).await.unwrap();
     let row = client
         .query_one(
             "SELECT ready, last_used_at BETWEEN now() - interval '5 days' AND now() - interval '3 days' FROM rouse.queues WHERE name = 'once'",

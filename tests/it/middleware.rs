@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
+    TIMEOUT, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
 };
 use crate::support::{Host, TestDb, built, code_cache, folder, free_port, rouse_in};
 
@@ -159,20 +159,20 @@ async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
         ("ROUSE_LOG", "info,rouse::job=debug"),
     ];
     let host = Host::rouse(&args, &variables);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
 
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 1})).await;
     ended(&client, id).await;
     let failing = enqueue(&client, "test.fail", json!({"as": "permanent"})).await;
     ended(&client, failing).await;
     let cancelled = enqueue(&client, "test.wait-abort", json!({})).await;
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("started") && line.contains(&format!("\"job.id\":{cancelled},"))
     });
     cancel(&client, cancelled).await;
-    host.line(PATIENCE, |line| line.contains("\"dropped\""));
+    host.line(TIMEOUT, |line| line.contains("\"dropped\""));
     host.signal(libc::SIGTERM);
-    let (_, output) = host.exit(PATIENCE);
+    let (_, output) = host.exit(TIMEOUT);
 
     let events = |id: i64| -> Vec<(String, i64)> {
         output
@@ -271,7 +271,7 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     ];
     let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
     let event = |name: &str, id: i64| -> Value {
-        let line = host.line(PATIENCE, |line| {
+        let line = host.line(TIMEOUT, |line| {
             line.contains(&format!("\"event\":\"{name}\""))
                 && line.contains(&format!("\"job.id\":{id},"))
         });
@@ -336,7 +336,7 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
     let outbox_is_empty = "SELECT NOT EXISTS (SELECT FROM rouse.audit_outbox)";
     let [one, other] = [host_that_logs(&db, "one"), host_that_logs(&db, "other")];
     for host in [&one, &other] {
-        host.line(PATIENCE, |line| line.contains("worker started"));
+        host.line(TIMEOUT, |line| line.contains("worker started"));
     }
     until_true(&client, outbox_is_empty).await;
     // While hosts are running: logged with a heartbeat, or by the next host that starts.
@@ -354,13 +354,13 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
             .map(|host| host.output().matches("admin action").count());
         actions.sum()
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while written() < 4 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let output = hosts.map(|host| {
         host.signal(libc::SIGTERM);
-        host.exit(PATIENCE).1
+        host.exit(TIMEOUT).1
     });
     let logged: Vec<Value> = output
         .iter()
@@ -430,7 +430,7 @@ async fn a_host_that_cannot_read_the_audit_outbox_keeps_working() {
         .await
         .unwrap();
     let host = host_that_logs(&db, "one");
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("cannot read the audit outbox")
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -457,9 +457,9 @@ async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
         .args(["serve", "--http", "off", "--handlers"])
         .arg(&guests);
     let host = Host::spawn(serve);
-    host.line(PATIENCE, |line| line.contains(&expected));
+    host.line(TIMEOUT, |line| line.contains(&expected));
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 
     let id = enqueue(&client, "noop", json!({"n": 2})).await;
     let expected = format!("job {id} (noop) took ");
@@ -467,6 +467,6 @@ async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
     drain
         .args(["queue", "drain", "default", "--handlers"])
         .arg(&guests);
-    let (status, output) = Host::spawn(drain).exit(PATIENCE);
+    let (status, output) = Host::spawn(drain).exit(TIMEOUT);
     assert!(status.success() && output.contains(&expected), "{output}");
 }

@@ -12,7 +12,7 @@ use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
 use crate::support::database::{connect, migrate as run, migrate_with};
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb};
 
 fn all() -> Vec<String> {
@@ -71,7 +71,7 @@ async fn eight_processes_that_migrate_concurrently_all_succeed() {
         .map(|_| Host::rouse(&["migrate"], &[("DATABASE_URL", &db.url())]))
         .collect();
     for host in hosts {
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert!(status.success(), "{output}");
     }
     db.store()
@@ -84,7 +84,7 @@ async fn eight_processes_that_migrate_concurrently_all_succeed() {
 async fn a_host_refuses_an_unmigrated_database_and_says_what_to_do() {
     let db = TestDb::unmigrated().await;
     let host = Host::rouse(&["serve", "--http", "off"], &[("DATABASE_URL", &db.url())]);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(!status.success());
     assert!(output.contains("run `rouse migrate` first"), "{output}");
 }
@@ -116,7 +116,7 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
     let migrations = with_additional("0099_fails", "CREATE TABLE rouse.half (); SELECT 1 / 0");
-    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let error = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap_err();
     assert!(
@@ -159,7 +159,7 @@ async fn a_user_without_createrole_gets_the_statements_for_an_administrator_and_
     );
 
     let host = Host::rouse(&["migrate", "--roles-sql"], &[]);
-    let (status, sql) = host.exit(PATIENCE);
+    let (status, sql) = host.exit(TIMEOUT);
     assert!(status.success());
     admin
         .batch_execute(&sql)
@@ -196,7 +196,7 @@ async fn a_user_who_may_not_upgrade_gets_the_statements_for_an_administrator_and
     let own = format!("postgres://{}@", address.user);
     let url = db.url().replace(&own, "postgres://migrations_plain@");
     let migrations = with_additional("0099_adds_a_table", "CREATE TABLE rouse.more ()");
-    let upgrade = async || migrate_with(&url, sources(&migrations), PATIENCE).await;
+    let upgrade = async || migrate_with(&url, sources(&migrations), TIMEOUT).await;
     let wanted = format!(
         "GRANT rouse_owner TO migrations_plain; GRANT CREATE ON DATABASE {} TO migrations_plain, rouse_owner;",
         address.database
@@ -243,7 +243,7 @@ async fn partitions_start_at_midnight_utc_regardless_of_datestyle() {
         .batch_execute("SET datestyle = 'Postgres, DMY'; SET timezone = 'Asia/Kolkata'")
         .await
         .unwrap();
-    migrate::run(&mut client, &mut keeper, PATIENCE)
+    migrate::run(&mut client, &mut keeper, TIMEOUT)
         .await
         .unwrap();
     client
@@ -343,7 +343,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
             .await
             .unwrap();
     }
-    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let error = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap_err();
     assert!(
@@ -357,7 +357,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
         .execute("DELETE FROM rouse.job WHERE tenant = 'one'", &[])
         .await
         .unwrap();
-    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let report = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap();
     assert_eq!(
@@ -368,7 +368,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
     assert!(valid);
     // From an empty database, in one run.
     let new = TestDb::unmigrated().await;
-    let report = migrate_with(&new.url(), sources(&migrations), PATIENCE)
+    let report = migrate_with(&new.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap();
     assert_eq!(

@@ -15,7 +15,7 @@ use rouse::sandbox::{
 use serde_json::{Value, json};
 
 use crate::sandbox_guest::{bound, echo, guest, refusal, returns, version};
-use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::worker::{TIMEOUT, ended, enqueue};
 use crate::support::{Host, TestDb, command, folder_of, rouse_binary, scratch};
 
 /// A folder of modules, and the state that a host keeps between starts.
@@ -77,7 +77,7 @@ async fn until_refused(catalog: &Catalog, file: &str, why: &str) -> String {
     let is_refused =
         |set: &HandlerSet| refusal(set, file).is_some_and(|reason| reason.contains(why));
     let waits = catalog.until(is_refused);
-    let set = tokio::time::timeout(PATIENCE, waits).await;
+    let set = tokio::time::timeout(TIMEOUT, waits).await;
     let set = set.unwrap_or_else(|_| panic!("{file}, {why}: {:?}", catalog.current().refused));
     let refused = set.refused.iter().find(|refused| refused.file == file);
     refused.and_then(|it| it.lines.clone()).unwrap_or_default()
@@ -297,7 +297,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     let until = async |serves: usize, refused: usize| {
         let is_complete =
             |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
-        tokio::time::timeout(PATIENCE * 5, catalog.until(is_complete)).await
+        tokio::time::timeout(TIMEOUT * 5, catalog.until(is_complete)).await
     };
     for files in [0..8, 8..16] {
         let served = 1 + files
@@ -477,12 +477,12 @@ async fn a_restarted_host_gives_no_job_to_a_module_that_declares_anothers_name()
         Host::spawn(command)
     };
     let host = serve();
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let put = |file: &str, module: Vec<u8>| {
         fs::write(folder.join("handlers-wasm").join(file), module).unwrap();
     };
     put("0.wasm", returns("mail.send", "\"evil\""));
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("0.wasm") && line.contains("put module = \"0.wasm\" under")
     });
     host.kill();

@@ -7,7 +7,7 @@ use rouse::worker::{Override, Overrides, Settings};
 use serde_json::{Value, json};
 
 use crate::support::worker::{
-    PATIENCE, START_ORDER, TestWorker, ended, enqueue, enqueue_sql, guests_dir, until_true,
+    START_ORDER, TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, guests_dir, until_true,
 };
 use crate::support::{Host, TestDb, free_port};
 
@@ -26,7 +26,7 @@ fn serve(db: &TestDb) -> (Host, SocketAddr) {
     let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
     let log = ("ROUSE_LOG", "info,rouse::job=debug");
     let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), log]);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     (host, address.parse().unwrap())
 }
 
@@ -38,12 +38,12 @@ pub(crate) async fn metrics_page() -> String {
     let id = enqueue_sql(&client, "'noop', queue => 'mail'").await;
     ended(&client, id).await;
     // The first page starts the read of the gauges that come from the database.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let (_, page) = crate::http::get(address, "/metrics").await;
         if page.contains("rouse_oldest_transaction_seconds ") {
             host.signal(libc::SIGTERM);
-            host.exit(PATIENCE);
+            host.exit(TIMEOUT);
             return page;
         }
         assert!(Instant::now() < deadline, "no gauges: {page}");
@@ -105,7 +105,7 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_scheduling_delay_is_separat
     assert!(count("rouse_scheduled_delay_seconds", "mail") < 0.1);
     assert!(!page.contains("rouse_wait_seconds_count{queue=\"lost\"}"));
     host.signal(libc::SIGTERM);
-    host.exit(PATIENCE);
+    host.exit(TIMEOUT);
 }
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn each_transition_is_logged_as_an_event_with_numeric_ids() {
         .await
         .unwrap();
     host.signal(libc::SIGTERM);
-    let (_, output) = host.exit(PATIENCE);
+    let (_, output) = host.exit(TIMEOUT);
     let events: Vec<Value> = output
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
@@ -177,7 +177,7 @@ async fn a_slot_waits_between_jobs_as_configured_for_the_worker_or_the_handler()
     // The delay after the last job does not have to be waited for.
     let started = Instant::now();
     worker.drain().await;
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     let rows = client
         .query(
             &format!(
@@ -213,7 +213,7 @@ async fn a_worker_that_stops_does_not_wait_for_the_delay_between_jobs() {
     let worker = TestWorker::start(&db, settings).await;
     ended(&client, id).await;
     let waiting = enqueue(&client, "noop", json!({})).await;
-    tokio::time::timeout(PATIENCE, worker.drain())
+    tokio::time::timeout(TIMEOUT, worker.drain())
         .await
         .expect("the worker stops at once");
     let state = "SELECT state::text FROM rouse.jobs WHERE id = $1";

@@ -8,7 +8,7 @@ use rouse::worker::Settings;
 use tokio_postgres::Client;
 
 use crate::support::worker::{
-    PATIENCE, START_ORDER, TestWorker, guests_dir, run_all_in_one_slot, until_true,
+    START_ORDER, TIMEOUT, TestWorker, guests_dir, run_all_in_one_slot, until_true,
 };
 use crate::support::{Host, TestDb, scratch};
 
@@ -252,7 +252,7 @@ async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
-    let (_, output) = host.exit(PATIENCE);
+    let (_, output) = host.exit(TIMEOUT);
     let failures = output.matches("cannot find overdue jobs").count();
     assert!(failures > 1, "{output}");
     assert!(!output.contains("cannot claim"), "{output}");
@@ -335,7 +335,7 @@ async fn with_strict_queues_an_earlier_queue_goes_first_regardless_of_priorities
     let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
-    host.exit(PATIENCE);
+    host.exit(TIMEOUT);
     let row = client
         .query_one(
             "WITH first AS (SELECT max(claimed_at) FILTER (WHERE priority = 'normal') AS normal, max(claimed_at) AS last,

@@ -12,7 +12,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::invoke_http::{TOKEN, post};
 use crate::support::database::{migrate, registration};
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{
     Host, TestDb, command, connect, cut_all_others, folder, free_port, postgres_settings, scratch,
     skip,
@@ -33,9 +33,9 @@ fn serve_at(url: &str, http: &str) -> Host {
     let args = ["serve", "--http", http, "--handlers", &folder];
     let variables = [("DATABASE_URL", url), ("ROUSE_INVOKE_TOKEN", TOKEN)];
     let host = Host::rouse(&args, &variables);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     // Each module serves as soon as it is loaded.
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     host
 }
 
@@ -52,7 +52,7 @@ async fn a_host_waits_while_its_database_is_read_only() {
     set_read_only(&client, "on").await;
     let waiting = enqueue(&client, "noop", json!({"n": 2})).await;
     cut_all_others(&client).await;
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("read-only transaction") && line.contains("trying again")
     });
     client
@@ -68,7 +68,7 @@ async fn a_host_waits_while_its_database_is_read_only() {
         assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     }
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 /// Makes new sessions of this session's database read-only, or writable again.
@@ -162,12 +162,12 @@ async fn a_host_finds_its_database_at_another_address() {
     tokio::task::spawn_blocking(move || drop(before))
         .await
         .unwrap();
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("the database is unreachable; trying again")
     });
     let after = server(&data_dir, second).await;
     let client = connect(&after.tcp_url("postgres").expect("a server with a port")).await;
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("the database is reachable again")
     });
     // The attempt continued in the meantime: its lease was good for a minute.
@@ -176,7 +176,7 @@ async fn a_host_finds_its_database_at_another_address() {
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
     tokio::task::spawn_blocking(move || drop(after))
         .await
         .unwrap();
@@ -193,7 +193,7 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
     tokio::task::spawn_blocking(move || drop(server))
         .await
         .unwrap();
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("the database is unreachable; trying again")
     });
     let answer = post(address.parse().unwrap(), "noop", "{\"n\": 7}").await;
@@ -218,11 +218,11 @@ async fn a_drain_reports_that_its_database_is_away_and_resumes_when_it_is_back()
     tokio::task::spawn_blocking(move || drop(before))
         .await
         .unwrap();
-    drain.line(PATIENCE, |line| {
+    drain.line(TIMEOUT, |line| {
         line.contains("queue default: cannot count the jobs that are left")
     });
     let after = server(&data_dir, port).await;
-    let (status, output) = drain.exit(PATIENCE);
+    let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
     assert!(output.contains("\"succeeded\":1"), "{output}");
     tokio::task::spawn_blocking(move || drop(after))
@@ -334,7 +334,7 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
         }
     }
     host.signal(libc::SIGCONT);
-    host.line(PATIENCE, |line| line.contains("No space left"));
+    host.line(TIMEOUT, |line| line.contains("No space left"));
     client.batch_execute("DROP TABLE filler").await.unwrap();
     for id in accepted {
         let job = ended(&client, id).await;
@@ -342,7 +342,7 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
     }
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
     drop(client);
     tokio::task::spawn_blocking(move || drop(server))
         .await

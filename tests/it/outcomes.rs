@@ -17,7 +17,7 @@ use crate::support::TestDb;
 use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, TestWorker, catalog, ended, enqueue, lease, sandbox, show, until, until_true,
+    TIMEOUT, TestWorker, catalog, ended, enqueue, lease, sandbox, show, until, until_true,
     until_within,
 };
 
@@ -492,7 +492,7 @@ async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_
     let other = enqueue(&client, "test.echo", json!("arrives")).await;
     assert_eq!(ended(&client, other).await.state, "succeeded");
     assert_eq!(show(&client, cut).await.state, "running");
-    tokio::time::timeout(PATIENCE, worker.drain())
+    tokio::time::timeout(TIMEOUT, worker.drain())
         .await
         .expect("the worker stops");
 }
@@ -539,11 +539,9 @@ async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconf
     // The database has written the outcome, and the host does not learn it.
     assert_eq!(ended(&client, id).await.state, "succeeded");
     proxy.go_down();
-    host.line(PATIENCE, |line| {
-        line.contains("the database is unreachable")
-    });
+    host.line(TIMEOUT, |line| line.contains("the database is unreachable"));
     proxy.come_up();
-    let line = host.line(PATIENCE, |line| {
+    let line = host.line(TIMEOUT, |line| {
         line.contains("outcome unconfirmed: the answer to its settlement was lost")
     });
     assert!(line.contains(&format!("job.id={id} ")), "{line}");
@@ -562,10 +560,10 @@ async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     settling.caught().await;
     host.signal(libc::SIGTERM);
-    host.line(PATIENCE, |line| line.contains("stopping"));
+    host.line(TIMEOUT, |line| line.contains("stopping"));
     let signalled_at = Instant::now();
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     // The host would wait 15 s for the settlement itself.
     assert!(signalled_at.elapsed() < Duration::from_secs(14), "{output}");
@@ -663,7 +661,7 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     // Small outcomes still fit.
     ids.push(enqueue(&client, "noop", json!({"n": 1})).await);
     has_run.wait_for(|ran| *ran == 4).await.unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while health.in_hand.load(Ordering::Relaxed) != 2 {
         assert!(
             Instant::now() < deadline,

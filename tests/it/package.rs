@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rouse::postgres::{Server, Settings};
 
-use crate::support::worker::{PATIENCE, guests_dir};
+use crate::support::worker::{TIMEOUT, guests_dir};
 use crate::support::{Host, Ran, built, free_port, postgres_settings, rouse_binary, scratch, skip};
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/package/rouse.service");
@@ -166,7 +166,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     .exits(0);
     run(&["touch", "/var/lib/rouse/state/worker.key"]).exits(0);
     let host = Host::spawn(debian.as_service(&[&start[..], &["--http", "off"]].concat()));
-    host.line(PATIENCE, |line| line.contains("demo.greet"));
+    host.line(TIMEOUT, |line| line.contains("demo.greet"));
 
     let ran =
         Ran::of(&mut debian.as_service(&["rouse", "enqueue", "demo.greet", r#"{"name": "Ada"}"#]));
@@ -181,12 +181,12 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    let result = tokio::time::timeout(PATIENCE, result).await;
+    let result = tokio::time::timeout(TIMEOUT, result).await;
     let result = result.unwrap_or_else(|_| panic!("no job has ended:\n{}", host.output()));
     assert_eq!(result.as_deref(), Some(r#"{"text": "Hello, Ada!"}"#));
 
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{status}:\n{output}");
     fs::remove_file(debian.path(handler)).unwrap();
     run(&["dpkg", "--purge", "rouse"]).exits(0);

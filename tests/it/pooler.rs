@@ -12,7 +12,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
+    TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
 };
 use crate::support::{Host, TestDb, command, cut_all_others, folder, free_port, scratch, skip};
 
@@ -49,7 +49,7 @@ fn pooler(db: &TestDb) -> Option<Pooler> {
     let mut command = Command::new(binary);
     command.arg(&config).uid(owner.uid()).gid(owner.gid());
     let process = Host::spawn(command);
-    process.line(PATIENCE, |line| line.contains("process up"));
+    process.line(TIMEOUT, |line| line.contains("process up"));
     let url = format!("postgres://{user}@127.0.0.1:{port}/{database}?sslmode=disable");
     Some(Pooler { process, url })
 }
@@ -201,13 +201,13 @@ async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_s
     let client = db.client().await;
     let folder = folder("", &["noop.wasm"]);
     let host = Host::spawn(command(&pooler.url, &["serve", "--http", "off"], &folder));
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("which is a transaction pooler; set ROUSE_LISTEN_URL")
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
     let sessions = channels(&pooler).await;
     assert_ne!(sessions[0].0, sessions[1].0, "both sessions");
     assert!(

@@ -4,7 +4,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::sandbox_guest::{guest_of_wasip1, manifest};
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, until, until_true, watched};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, until, until_true, watched};
 use crate::support::{
     Host, Ran, TestDb, command, command_without_database, folder, folder_of, on_terminal, rouse_in,
     rouse_without_database, scratch,
@@ -70,8 +70,8 @@ fn dev_reports_missing_handlers_once_without_warnings() {
     );
     let dev = ["dev", "--data-dir", "pg", "--http", "off"];
     let dev = Host::spawn(command_without_database(&dev, &folder));
-    dev.line(PATIENCE, |line| line.contains("modules loaded"));
-    dev.line(PATIENCE, |line| line.starts_with("then: "));
+    dev.line(TIMEOUT, |line| line.contains("modules loaded"));
+    dev.line(TIMEOUT, |line| line.starts_with("then: "));
     let output = dev.output();
     assert!(!output.contains("WARN"), "{output}");
     let missing: Vec<&str> = output
@@ -84,7 +84,7 @@ fn dev_reports_missing_handlers_once_without_warnings() {
         "{output}"
     );
     dev.signal(libc::SIGTERM);
-    assert!(dev.exit(PATIENCE).0.success());
+    assert!(dev.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use crate::support::{Host, database::connect, free_port, postgres_settings, scra
 
 const DATA_DIR: &str = "ROUSE_TEST_DATA_DIR";
 const ENTRY: &str = "private_postgres::entry_keeps_a_server_until_it_is_killed";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// `nobody` of Debian, Fedora and Alpine.
 const NOBODY: u32 = 65534;
 
@@ -262,7 +262,7 @@ fn files_of_another_user_are_refused_naming_the_user() {
     let mut command = entry(&data_dir);
     command.uid(NOBODY).gid(NOBODY);
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line.contains("belongs to user 1"));
+    host.line(TIMEOUT, |line| line.contains("belongs to user 1"));
 }
 
 #[tokio::test]
@@ -353,13 +353,13 @@ fn start(settings: &Settings) -> Result<Server, StartError> {
 }
 
 fn pid_in(host: &Host) -> u32 {
-    let line = host.line(PATIENCE, |line| line.contains("server pid "));
+    let line = host.line(TIMEOUT, |line| line.contains("server pid "));
     let (_, pid) = line.split_once("server pid ").unwrap();
     pid.parse().unwrap()
 }
 
 fn url_in(host: &Host) -> String {
-    let line = host.line(PATIENCE, |line| line.contains("server url "));
+    let line = host.line(TIMEOUT, |line| line.contains("server url "));
     line.split_once("server url ").unwrap().1.to_owned()
 }
 
@@ -386,7 +386,7 @@ async fn show(client: &Client, setting: &str) -> String {
 
 /// Waits for a process that is not a child of this one: there is no signal for it, so this polls.
 fn wait_until_gone(pid: u32) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while Path::new(&format!("/proc/{pid}")).exists() {
         // In some containers, nothing waits for the child of a killed process, and it stays as a zombie.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -7,7 +7,7 @@ use rouse::sandbox::{AbortHandle, Grant, Grants, Limits, Mode, Quota, Sandbox, S
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
+use crate::sandbox_guest::{Handlers, TIMEOUT, guest_of_wasip1, job, manifest};
 use crate::support::{attempt, rouse_binary};
 
 const BYTES_MAX: u64 = 1 << 20;
@@ -117,7 +117,7 @@ impl Full {
     async fn run(&self, payload: &str) -> u8 {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job(payload), AbortHandle::new());
-        match timeout(PATIENCE, running)
+        match timeout(TIMEOUT, running)
             .await
             .expect("the end of the run")
             .end

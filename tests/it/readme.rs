@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::support::page::{Block, blocks, is_as_shown, run_sql};
-use crate::support::worker::{PATIENCE, guests_dir, until_true};
+use crate::support::worker::{TIMEOUT, guests_dir, until_true};
 use crate::support::{Host, command_without_database, connect, scratch};
 
 /// The first block of this kind.
@@ -34,7 +34,7 @@ async fn the_calls_and_the_terminal_output_match_the_readme() {
     let mut dev = command_without_database(&["dev"], &folder);
     dev.env_remove("ROUSE_DATA_DIR");
     let dev = Host::spawn(dev);
-    let url = dev.line(PATIENCE, |line| line.starts_with("postgres: "));
+    let url = dev.line(TIMEOUT, |line| line.starts_with("postgres: "));
     let client = connect(url.trim_start_matches("postgres: ")).await;
 
     let sql = first(&page, "sql");
@@ -59,8 +59,8 @@ async fn the_calls_and_the_terminal_output_match_the_readme() {
             Some("ready") => "ready: 1 handler from …/greet/handlers-wasm".to_owned(),
             _ => as_pattern(shown),
         };
-        dev.line(PATIENCE, |line| is_as_shown(line, &shown));
+        dev.line(TIMEOUT, |line| is_as_shown(line, &shown));
     }
     dev.signal(libc::SIGINT);
-    assert!(dev.exit(PATIENCE).0.success());
+    assert!(dev.exit(TIMEOUT).0.success());
 }

@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::secrets::{holds_none_of, rows, set_private};
 use crate::support::page::blocks_of;
 use crate::support::web::{DIGITS, PAGE, web};
-use crate::support::worker::{PATIENCE, Shown, ended, enqueue, enqueue_sql, guests_dir, until};
+use crate::support::worker::{Shown, TIMEOUT, ended, enqueue, enqueue_sql, guests_dir, until};
 use crate::support::{Host, TestDb, scratch};
 
 /// A key of Standard Webhooks, and its bytes in base64.
@@ -92,7 +92,7 @@ impl Ready {
                 ("TEST_HOOK_KEY", HOOK_KEY),
             ],
         );
-        host.line(PATIENCE, |line| line.contains("worker started"));
+        host.line(TIMEOUT, |line| line.contains("worker started"));
         Self {
             client: db.client().await,
             host,

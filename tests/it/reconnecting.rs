@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::outages::serve;
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, show, until_true};
+use crate::support::worker::{TIMEOUT, TestWorker, catalog, ended, enqueue, show, until_true};
 
 /// The first three waits of the backoff at their shortest: half of 1, 2 and 4 s.
 const THREE_WAITS: Duration = Duration::from_millis(3500);
@@ -46,18 +46,16 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
         // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
         let expected = format!("job.id={id} ");
-        host.line(PATIENCE, |line| {
+        host.line(TIMEOUT, |line| {
             line.contains(&expected) && line.contains("asleep")
         });
         started.push(id);
     }
     proxy.go_down();
-    host.line(PATIENCE, |line| {
-        line.contains("the database is unreachable")
-    });
+    host.line(TIMEOUT, |line| line.contains("the database is unreachable"));
     until_third_wait_ends(&proxy).await;
     proxy.come_up();
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("the database is reachable again")
     });
     for id in started {
@@ -65,7 +63,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
         assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     }
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success());
     let warned: Vec<&str> = output
         .lines()

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::proxy::Proxy;
 use crate::support::web::web;
-use crate::support::worker::{PATIENCE, cancel, enqueue, guests_dir, until};
+use crate::support::worker::{TIMEOUT, cancel, enqueue, guests_dir, until};
 use crate::support::{Host, TestDb, scratch};
 
 const SECRET: &str = "s3cret-of-the-effects";
@@ -100,7 +100,7 @@ impl Trial {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, repeating)
+        tokio::time::timeout(TIMEOUT, repeating)
             .await
             .expect("effects of the attempt");
         let request = &self.requests(1)[0];
@@ -110,7 +110,7 @@ impl Trial {
     /// Stops the host and all its attempts, and asserts that after `since` no effect came except those in progress.
     fn assert_no_further_effects(&self, host: Host, since: Seen) {
         host.signal(libc::SIGTERM);
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert!(status.success(), "{output}");
         let now = self.seen();
         assert!(
@@ -169,7 +169,7 @@ async fn a_cancelled_attempt_has_no_further_effects_once_its_host_knows() {
     let host = trial.host(&db.url());
     trial.until_effects_repeat().await;
     assert!(cancel(&client, trial.id).await);
-    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
+    host.line(TIMEOUT, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
     trial.assert_no_further_effects(host, since);
 }
@@ -183,7 +183,7 @@ async fn an_attempt_whose_lease_ended_during_an_outage_has_no_further_effects() 
     let host = trial.host(proxy.url());
     trial.until_effects_repeat().await;
     proxy.go_down();
-    host.line(PATIENCE, |line| line.contains(LOSS_LOGGED));
+    host.line(TIMEOUT, |line| line.contains(LOSS_LOGGED));
     let since = trial.seen();
     proxy.come_up();
     trial.assert_no_further_effects(host, since);

@@ -9,7 +9,7 @@ use rouse::sandbox::{AbortHandle, Catalog, Handler, Journal, JournalFuture};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest, sandbox};
+use crate::sandbox_guest::{Handlers, TIMEOUT, guest_of_wasip1, job, manifest, sandbox};
 use crate::support::worker::guests_dir;
 
 const REASONS: [AbortReason; 7] = [
@@ -25,7 +25,7 @@ const REASONS: [AbortReason; 7] = [
 const GRACE: Duration = Duration::from_millis(200);
 
 /// Measured from the end of the grace: two ticks of 10 ms, with a margin for a busy machine.
-const STOPPED_WITHIN: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Signals the first progress of an attempt. It never answers the first step.
 #[derive(Default)]
@@ -60,7 +60,7 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
         Some(journal.clone() as Arc<dyn Journal>),
     );
     let running = sandbox().guests().spawn(running);
-    timeout(PATIENCE, journal.0.notified())
+    timeout(TIMEOUT, journal.0.notified())
         .await
         .expect("the guest runs");
     let grace = match reason {
@@ -68,13 +68,13 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
         _ => GRACE,
     };
     abort.abort(reason, grace);
-    let run = timeout(PATIENCE, running)
+    let run = timeout(TIMEOUT, running)
         .await
         .expect("the end of the run")
         .unwrap();
     let took = abort.aborted_for().expect("an abort");
     assert_eq!(run.end, RunEnd::Aborted(reason));
-    assert!(took < grace + STOPPED_WITHIN, "{reason:?}: {took:?}");
+    assert!(took < grace + STOP_TIMEOUT, "{reason:?}: {took:?}");
     took
 }
 

@@ -23,7 +23,7 @@ pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
 pub(crate) const RESULT_BYTES_MAX: usize = 1 << 20;
 
 /// Long enough for a busy machine; a test that waits this long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One sandbox for the whole test binary: each sandbox reserves address space.
 pub(crate) fn sandbox() -> Arc<Sandbox> {
@@ -310,7 +310,7 @@ impl Handlers {
     /// Waits until the catalog satisfies this.
     pub(crate) async fn until(&self, condition: &str, is: impl Fn(&HandlerSet) -> bool) {
         let mut changed = self.catalog.changed();
-        let reached = timeout(PATIENCE, async {
+        let reached = timeout(TIMEOUT, async {
             while !is(&self.catalog.current()) {
                 changed.changed().await.expect("the catalog is open");
             }
@@ -363,5 +363,5 @@ pub(crate) async fn run(body: &str) -> RunReport {
 pub(crate) async fn run_with(body: &str, abort: AbortHandle) -> RunReport {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), body))]).await;
     let running = attempt(&sandbox(), &handlers.handler("test.it"), job("{}"), abort);
-    timeout(PATIENCE, running).await.expect("the run ends")
+    timeout(TIMEOUT, running).await.expect("the run ends")
 }

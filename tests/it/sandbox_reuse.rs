@@ -13,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use crate::sandbox_guest::{
-    Handlers, MEMORY_BYTES_MAX, PATIENCE, guest_of_wasip1, job, sandbox, version,
+    Handlers, MEMORY_BYTES_MAX, TIMEOUT, guest_of_wasip1, job, sandbox, version,
 };
 use crate::support::{attempt, worker::guests_dir};
 
@@ -80,7 +80,7 @@ async fn run_for(handler: &Arc<Handler>, tenant: Option<&str>, payload: &str) ->
         ..job(payload)
     };
     let running = attempt(&sandbox(), handler, job, AbortHandle::new());
-    timeout(PATIENCE, running).await.expect("the run ends")
+    timeout(TIMEOUT, running).await.expect("the run ends")
 }
 
 /// Runs a job, and returns how many jobs its instance has served.
@@ -168,7 +168,7 @@ async fn an_abort_reaches_and_ends_a_reused_instance() {
     let (_kept, handler) = load_one(&counts("test.reuse.abort", "1"), "test.reuse.abort").await;
     let logged = logged_by_guests();
     // `waits` receives the abort; `spins` keeps computing and is stopped.
-    for (payload, grace) in [("waits", PATIENCE * 10), ("spins", Duration::ZERO)] {
+    for (payload, grace) in [("waits", TIMEOUT * 10), ("spins", Duration::ZERO)] {
         assert_eq!(served(&handler, None).await, "1");
         assert_eq!(served(&handler, None).await, "2");
         let abort = AbortHandle::new();
@@ -176,7 +176,7 @@ async fn an_abort_reaches_and_ends_a_reused_instance() {
         // It runs in the existing instance.
         logged.until(|line| line.message == payload).await;
         abort.abort(AbortReason::TimedOut, grace);
-        let end = timeout(PATIENCE, running)
+        let end = timeout(TIMEOUT, running)
             .await
             .expect("the end of the run")
             .end;
@@ -318,7 +318,7 @@ impl Logged {
     async fn until(&self, is_it: impl Fn(&Line) -> bool) {
         let mut lines = self.lines.subscribe();
         let has_come = lines.wait_for(|lines| lines.iter().any(&is_it));
-        timeout(PATIENCE, has_come)
+        timeout(TIMEOUT, has_come)
             .await
             .expect("the line comes in time")
             .expect("the sender is here");

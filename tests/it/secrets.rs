@@ -13,7 +13,7 @@ use crate::http::get;
 use crate::http_out::{Guests, MODULE, guest_folder};
 use crate::sandbox_guest::bound;
 use crate::support::web::web;
-use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::worker::{TIMEOUT, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, scratch};
 
 const KEY: &str = "s3cret-of-the-mail-API";
@@ -275,7 +275,7 @@ async fn a_secret_never_appears_in_stored_or_printed_text() {
             ("TEST_MAIL_KEY", KEY),
         ],
     );
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let client = db.client().await;
     let request = json!({
         "method": "POST",

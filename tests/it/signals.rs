@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::support::worker::{PATIENCE, enqueue, guests_dir};
+use crate::support::worker::{TIMEOUT, enqueue, guests_dir};
 use crate::support::{Host, TestDb, scratch};
 
 /// The log level at which the stages of a start are logged.
@@ -23,9 +23,9 @@ fn at_every_stage(
 ) -> Vec<String> {
     for stage in 1.. {
         let host = start();
-        let lines = host.first_lines(PATIENCE, stage);
+        let lines = host.first_lines(TIMEOUT, stage);
         host.signal(libc::SIGTERM);
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert_eq!(status.code(), Some(code), "after line {stage}: {output}");
         ended(&output);
         let is_there = |last: &&str| lines.iter().any(|line| line.contains(last));
@@ -170,10 +170,10 @@ async fn a_signal_ends_following_a_jobs_log() {
         &["job", "logs", &id, "--follow"],
         &[("DATABASE_URL", &db.url())],
     );
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("no running worker has the handler")
     });
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{status}: {output}");
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::sandbox_guest::{echo, smallest};
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{Host, rouse_binary, scratch};
 
 /// The same module with this many additional bytes, which the compiler ignores.
@@ -55,13 +55,13 @@ fn start(folder: &Path, cached: &str) {
         .env("ROUSE_INVOKE_TOKEN", "0123456789abcdef0123456789abcdef")
         .env_remove("DATABASE_URL");
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line.contains("module serves"));
+    host.line(TIMEOUT, |line| line.contains("module serves"));
     let first = started.elapsed();
-    let patience = Duration::from_secs(600);
-    let loaded = host.line(patience, |line| line.contains("modules loaded"));
+    let timeout = Duration::from_secs(600);
+    let loaded = host.line(timeout, |line| line.contains("modules loaded"));
     let all = started.elapsed();
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert!(loaded.contains("refused=0"), "{output}");
     let counts = loaded.split_once(" refused=").expect("asserted above").1;

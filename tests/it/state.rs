@@ -20,9 +20,7 @@ use tokio_postgres::Client;
 use crate::http_out::guest_folder;
 
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{
-    PATIENCE, TestWorker, ended, enqueue, enqueue_sql, lease, until_true,
-};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, lease, until_true};
 use crate::support::{TestDb, code_cache, folder, rouse_binary, rouse_in};
 
 /// A quota small enough to be used up.
@@ -338,8 +336,8 @@ async fn state_is_neither_read_nor_written_after_the_abort() {
     journal.waits.notified().await;
     // `add` reads and writes.
     assert_eq!(journal.calls.load(Ordering::Relaxed), 6);
-    abort.abort(AbortReason::Cancelled, PATIENCE);
-    let run = tokio::time::timeout(PATIENCE, running)
+    abort.abort(AbortReason::Cancelled, TIMEOUT);
+    let run = tokio::time::timeout(TIMEOUT, running)
         .await
         .unwrap()
         .unwrap();

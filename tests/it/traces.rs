@@ -15,7 +15,7 @@ use tokio_postgres::Client;
 use crate::example_effects;
 use crate::support::collector::{Answer, Collector, attribute, text};
 use crate::support::web::web;
-use crate::support::worker::{PATIENCE, cancel, ended, enqueue, guests_dir, until_true};
+use crate::support::worker::{TIMEOUT, cancel, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, rouse, scratch};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -47,14 +47,14 @@ impl Traced {
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())
             .envs(variables.iter().copied());
         let host = Host::spawn(command);
-        host.line(PATIENCE, |line| line.contains("worker started"));
+        host.line(TIMEOUT, |line| line.contains("worker started"));
         Self { host, collector }
     }
 
     /// Ends the host, which sends what it has recorded.
     fn stop(self) -> Collector {
         self.host.signal(libc::SIGTERM);
-        let (status, output) = self.host.exit(PATIENCE);
+        let (status, output) = self.host.exit(TIMEOUT);
         assert!(status.success(), "{output}");
         self.collector
     }
@@ -319,7 +319,7 @@ async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged(
     let db = TestDb::new().await;
     let client = db.client().await;
     let host = Host::spawn(serve(&db, "off"));
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
     let args = (requests("/untraced"), producer());
     let row = client.query_one(sql, &[&args.0, &args.1]).await.unwrap();
@@ -344,7 +344,7 @@ async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged(
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(traces, [Some(producer()), Some(producer())]);
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
 }
 
@@ -353,7 +353,7 @@ async fn a_guest_can_send_a_trace_context_of_its_own() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let host = Host::spawn(serve(&db, "off"));
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let mut payload = requests("/own");
     payload["requests"][0]["headers"] = json!({"traceparent": "its own"});
     let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
@@ -436,11 +436,11 @@ async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
     )
     .await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
-    traced.host.line(PATIENCE, |line| {
+    traced.host.line(TIMEOUT, |line| {
         line.contains("started") && line.contains(&format!("job.id={id}"))
     });
     cancel(&client, id).await;
-    traced.host.line(PATIENCE, |line| line.contains("dropped"));
+    traced.host.line(TIMEOUT, |line| line.contains("dropped"));
     let spans = traced.stop().spans();
     let attempt = one(of_job(&spans, "process test.wait-abort", id));
     let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
@@ -491,7 +491,7 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
             .env(name, value);
-        let (status, output) = Host::spawn(command).exit(PATIENCE);
+        let (status, output) = Host::spawn(command).exit(TIMEOUT);
         assert!(!status.success() && output.contains(said), "{output}");
     }
 }

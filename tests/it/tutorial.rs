@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::page::{Block, assert_shown, blocks, is_as_shown, repository, run_sql};
-use crate::support::worker::{PATIENCE, guests_dir};
+use crate::support::worker::{TIMEOUT, guests_dir};
 use crate::support::{Host, Ran, TestDb, code_cache, free_port, rouse_binary, scratch, skip};
 
 const PAGE: &str = "docs/tutorial.md";
@@ -151,7 +151,7 @@ impl Reader {
         let host = self.running.remove(program).expect("a running program");
         self.seen.retain(|(of, _)| *of != program);
         host.signal(libc::SIGINT);
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert!(status.success(), "{status}: {output}");
         self.printed = Printed::Text(output);
     }
@@ -204,7 +204,7 @@ impl Reader {
     /// Waits until a program has printed a matching line this many times.
     fn waits_for(&self, program: &str, shown: &str, times: usize) {
         let host = &self.running[program];
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let output = host.output();
             let printed = output.lines().filter(|line| is_as_shown(line, shown));
@@ -238,7 +238,7 @@ impl Reader {
     fn url(&self) -> String {
         match self.running.get("rouse dev") {
             Some(dev) => {
-                let line = dev.line(PATIENCE, |line| line.starts_with("postgres: "));
+                let line = dev.line(TIMEOUT, |line| line.starts_with("postgres: "));
                 line.trim_start_matches("postgres: ").to_owned()
             }
             None => Ran::of(&mut self.shell("printf %s \"$ADMIN_URL\"")).stdout,

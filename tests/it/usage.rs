@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 use crate::support::claims::{claim, settlement};
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, guests_dir, until, until_true,
+    TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, guests_dir, until, until_true,
 };
 use crate::support::{Host, TestDb, command, rouse_in, scratch};
 
@@ -175,12 +175,12 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
     );
     let args = ["job", "logs", &id.to_string(), "--follow"];
     let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
-    follower.line(PATIENCE, |line| line.ends_with("1 WARN  first"));
+    follower.line(TIMEOUT, |line| line.ends_with("1 WARN  first"));
     assert_eq!(
         store.append_log(&[say(2, "second")], false).await.unwrap(),
         1
     );
-    follower.line(PATIENCE, |line| line.ends_with("second"));
+    follower.line(TIMEOUT, |line| line.ends_with("second"));
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     store.settle(&[done], Locked::Wait).await.unwrap();
     // The last lines of an attempt may arrive like this.
@@ -188,7 +188,7 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
         store.append_log(&[say(3, "third")], false).await.unwrap(),
         1
     );
-    let (status, output) = follower.exit(PATIENCE);
+    let (status, output) = follower.exit(TIMEOUT);
     assert!(status.success() && output.contains("third"), "{output}");
 }
 
@@ -287,7 +287,7 @@ async fn following_a_job_without_a_worker_reports_why() {
     let id = enqueue(&client, "no.such", json!({})).await.to_string();
     let args = ["job", "logs", &id, "--follow"];
     let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
-    follower.line(PATIENCE, |line| {
+    follower.line(TIMEOUT, |line| {
         line.contains("no running worker has the handler no.such")
     });
 }

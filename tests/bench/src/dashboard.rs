@@ -26,7 +26,7 @@ const QUEUE: &str = "mail";
 /// Faster statements are not measured.
 const LOGGED_FROM_MS: u32 = 10;
 /// How long the dashboard may take to listen.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -324,7 +324,7 @@ async fn listening(address: SocketAddr) -> Result<()> {
             time::sleep(Duration::from_millis(50)).await;
         }
     };
-    time::timeout(READY_WITHIN, trying)
+    time::timeout(READY_TIMEOUT, trying)
         .await
         .context("wait until the dashboard listens")
 }

@@ -14,7 +14,7 @@ use super::server::Server;
 use super::{Bench, probe};
 
 /// How long all attempts may take to start; a small machine under load takes seconds for 200.
-const STARTED_WITHIN: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -183,8 +183,8 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 return Ok(());
             }
-            if started.elapsed() > STARTED_WITHIN {
-                bail!("only {running} of {attempts} attempts are running after {STARTED_WITHIN:?}");
+            if started.elapsed() > START_TIMEOUT {
+                bail!("only {running} of {attempts} attempts are running after {START_TIMEOUT:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

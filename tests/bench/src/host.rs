@@ -14,7 +14,7 @@ use super::cpu::{self, HostCpu};
 use super::server::Server;
 
 /// Compiling the modules takes seconds on a busy machine.
-const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// Options of a host.
@@ -226,8 +226,8 @@ async fn until(server: &Server, worker_id: &str, condition: &str) -> Result<()> 
         .await?
         .get::<_, bool>(0)
     {
-        if started.elapsed() > REGISTERED_WITHIN {
-            bail!("{worker_id} was not ready after {REGISTERED_WITHIN:?}");
+        if started.elapsed() > REGISTRATION_TIMEOUT {
+            bail!("{worker_id} was not ready after {REGISTRATION_TIMEOUT:?}");
         }
         tokio::time::sleep(POLL_EVERY).await;
     }

@@ -14,7 +14,7 @@ use super::server::Server;
 use super::{Bench, round_trip};
 
 /// How long after the last enqueue the last job may finish.
-const FINISHED_WITHIN: Duration = Duration::from_secs(10);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -158,8 +158,8 @@ async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
             break rows;
         }
         ensure!(
-            started.elapsed() < FINISHED_WITHIN,
-            "{} of {} jobs had succeeded after {FINISHED_WITHIN:?}",
+            started.elapsed() < FINISH_TIMEOUT,
+            "{} of {} jobs had succeeded after {FINISH_TIMEOUT:?}",
             rows.len(),
             ids.len()
         );

@@ -13,7 +13,7 @@ use super::server::Server;
 /// From the creation of the schedules to their due time: hosts first compute the due times.
 const DUE_IN_S: i32 = 10;
 /// How long after that all jobs must have ended.
-const ENDED_WITHIN: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
 /// The times of one round, milliseconds.
@@ -93,7 +93,7 @@ async fn measure(server: &Server, schedules: i32, round: u16) -> Result<Round> {
     let before = Instant::now();
     while client.query_one(ended, &[&source]).await?.get::<_, i64>(0) < i64::from(schedules) {
         anyhow::ensure!(
-            before.elapsed() < ENDED_WITHIN,
+            before.elapsed() < END_TIMEOUT,
             "the jobs of the schedules did not end within a minute"
         );
         tokio::time::sleep(POLL_EVERY).await;

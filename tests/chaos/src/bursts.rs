@@ -19,7 +19,7 @@ use super::settings::{LEASE, LINE_SLOTS};
 const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, n) ORDER BY n";
 const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS requested(id, n) ORDER BY n";
 /// How long a burst is retried while the server is down.
-const ENQUEUED_WITHIN: Duration = Duration::from_secs(10);
+const ENQUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
@@ -35,23 +35,23 @@ const LINE_LASTS: Duration = Duration::from_secs(6);
 const PATIENT_JOBS: usize = 12;
 /// They end before the first renewal of their lease, 8 s after the claim.
 const PATIENT_SLEEPS_MS: u64 = 7_000;
-const START_WITHIN: Duration = Duration::from_secs(3);
+const START_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// 4 MiB in all: far more than the buffers of a connection hold.
 const LARGE_JOBS: usize = 64;
 const LARGE_BYTES: usize = 64 << 10;
 /// A claim of these jobs takes some milliseconds.
-const CLAIM_WITHIN: Duration = Duration::from_millis(500);
+const CLAIM_TIMEOUT: Duration = Duration::from_millis(500);
 /// By then the other hosts have claimed the jobs that are left.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// Longer than a call may take, so that a hanging call is noticed, and shorter than the freeze.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// It runs until its host is killed.
 const CRASHED_SLEEPS_MS: u64 = 120_000;
 const CRASH_POLL_EVERY: Duration = Duration::from_millis(250);
 /// Outages, three leases, a wait of 10 s after the second crash, and hosts that other faults use.
-const CRASHED_WITHIN: Duration = Duration::from_secs(150);
+const CRASH_TIMEOUT: Duration = Duration::from_secs(150);
 
 impl Faults {
     /// `count` jobs that differ only in their number.
@@ -77,7 +77,7 @@ impl Faults {
         like: &JobSpec,
     ) -> Result<Option<Vec<i64>>> {
         let started = Instant::now();
-        while started.elapsed() < ENQUEUED_WITHIN {
+        while started.elapsed() < ENQUEUE_TIMEOUT {
             let specs = self.specs(count, like);
             let payloads: Vec<_> = specs.iter().map(|spec| Json(spec.payload())).collect();
             let requests = specs.into_iter().map(|spec| Request::Enqueue {
@@ -161,7 +161,7 @@ impl Faults {
         };
         let started = Instant::now();
         let queued = "SELECT id FROM rouse.job WHERE id = ANY ($1) AND state = 'queued'";
-        while started.elapsed() < START_WITHIN
+        while started.elapsed() < START_TIMEOUT
             && self
                 .ids(queued, &[&jobs])
                 .await
@@ -200,7 +200,7 @@ impl Faults {
             sleep_ms: CRASHED_SLEEPS_MS,
             ..JobSpec::default()
         };
-        let until = Instant::now() + CRASHED_WITHIN;
+        let until = Instant::now() + CRASH_TIMEOUT;
         // A run has this fault only once or twice, so it outwaits an outage.
         let job = loop {
             match self.enqueue_burst(&mut caller, 1, &like).await?.as_deref() {
@@ -276,7 +276,7 @@ impl Faults {
             .await
             .unwrap_or_default()
         {
-            caller.options.patience = ANSWERS_WITHIN;
+            caller.options.timeout = CANCEL_TIMEOUT;
             let answer = caller
                 .call(Request::Cancel { job }, CANCEL, &[&vec![job]])
                 .await;
@@ -310,7 +310,7 @@ async fn claiming_host(client: &Client, jobs: &[i64]) -> Option<String> {
           AND a.query_start < clock_timestamp() - interval '5 ms'
         LIMIT 1";
     let started = Instant::now();
-    while started.elapsed() < CLAIM_WITHIN {
+    while started.elapsed() < CLAIM_TIMEOUT {
         // On an error the server is down, and no host claims.
         let row = client.query_opt(sql, &[&jobs]).await.ok()?;
         if let Some(row) = row {

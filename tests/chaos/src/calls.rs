@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Error, Transaction};
 
 use super::ledger::{Answer, Ledger, Request};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);
 
 /// A connection that reconnects when it is lost.
@@ -27,14 +27,14 @@ pub(super) struct CallOptions {
     /// Run the call in a transaction and roll it back.
     pub(super) roll_back: bool,
     /// How long to wait for the answer.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl Default for CallOptions {
     fn default() -> Self {
         Self {
             roll_back: false,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
         }
     }
 }
@@ -70,7 +70,7 @@ impl<'a> Caller<'a> {
     ) -> Result<Option<Vec<Answer>>> {
         let CallOptions {
             roll_back,
-            patience,
+            timeout: limit,
         } = self.options;
         let ledger = self.ledger;
         let Some(client) = self.connected().await else {
@@ -81,13 +81,13 @@ impl<'a> Caller<'a> {
             .map(|request| ledger.sent(request))
             .collect::<Result<_>>()?;
         let all = |answer: Answer| vec![answer; calls.len()];
-        let answers = match timeout(patience, send(client, sql, params, roll_back)).await {
+        let answers = match timeout(limit, send(client, sql, params, roll_back)).await {
             Ok(Ok(values)) if roll_back => {
                 all(Answer::Refused(format!("rolled back ({values:?})")))
             }
             Ok(Ok(values)) => values.into_iter().map(Answer::Ok).collect(),
             Ok(Err(error)) => all(classify(&error)),
-            Err(_elapsed) => all(Answer::Unknown(format!("no answer within {patience:?}"))),
+            Err(_elapsed) => all(Answer::Unknown(format!("no answer within {limit:?}"))),
         };
         ensure!(
             answers.len() == calls.len(),
@@ -107,7 +107,7 @@ impl<'a> Caller<'a> {
     /// Connects if necessary. `None` if the server does not answer.
     pub(super) async fn connected(&mut self) -> Option<&mut Client> {
         if self.client.as_ref().is_none_or(Client::is_closed) {
-            self.client = match timeout(PATIENCE, database::connect(self.url)).await {
+            self.client = match timeout(TIMEOUT, database::connect(self.url)).await {
                 Ok(Ok(client)) => Some(client),
                 // The server may be down: that is one of the faults.
                 Ok(Err(_)) | Err(_) => {

@@ -16,9 +16,9 @@ use super::plan::Fault;
 use super::random::Random;
 
 /// A transaction takes some milliseconds, and there are some each second.
-const FOUND_WITHIN: Duration = Duration::from_secs(10);
+const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// A backend that is frozen while it changes its row of pg_stat_activity keeps everybody who reads the view waiting.
-const READ_WITHIN: Duration = Duration::from_millis(300);
+const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How far the transaction is, as the server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ impl Faults {
         let Ok(client) = database::connect(&self.server.url).await else {
             return skipped("the server is down");
         };
-        let until = Instant::now() + FOUND_WITHIN;
+        let until = Instant::now() + FIND_TIMEOUT;
         let frozen = loop {
             match freeze(&client).await {
                 Ok(Some(frozen)) if frozen.at == Some(at) => break frozen,
@@ -147,7 +147,7 @@ async fn freeze(client: &Client) -> Result<Option<Frozen>> {
     };
     let now =
         "SELECT application_name, coalesce(state, ''), query FROM pg_stat_activity WHERE pid = $1";
-    let Ok(row) = timeout(READ_WITHIN, client.query_opt(now, &[&pid])).await else {
+    let Ok(row) = timeout(READ_TIMEOUT, client.query_opt(now, &[&pid])).await else {
         return Ok(None);
     };
     if let Some(row) = row? {

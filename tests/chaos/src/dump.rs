@@ -12,13 +12,13 @@ use super::ledger::now_us;
 use super::schedules::SOURCE;
 
 /// Covers the waits after repeated losses (10 s, then 20 s), leases and retries.
-const DRAINED_WITHIN: Duration = Duration::from_secs(120);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_EVERY: Duration = Duration::from_millis(500);
 /// Jobs scheduled further ahead than this are not waited for.
 const AHEAD: &str = "1 hour";
 
 /// Waits until the only live jobs are those scheduled far ahead, and those that wait for the retry of a failed job.
-/// Returns the number of other jobs left after [`DRAINED_WITHIN`].
+/// Returns the number of other jobs left after [`DRAIN_TIMEOUT`].
 pub(super) async fn drained(client: &Client) -> Result<i64> {
     let started = Instant::now();
     let sql = format!(
@@ -35,7 +35,7 @@ pub(super) async fn drained(client: &Client) -> Result<i64> {
     );
     loop {
         let left: i64 = client.query_one(&sql, &[]).await?.get(0);
-        if left == 0 || started.elapsed() > DRAINED_WITHIN {
+        if left == 0 || started.elapsed() > DRAIN_TIMEOUT {
             return Ok(left);
         }
         tokio::time::sleep(POLL_EVERY).await;

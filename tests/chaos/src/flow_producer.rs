@@ -24,7 +24,7 @@ const RESTS: &str = "SELECT failed + cancelled > 0 FROM rouse.flows
 const EVERY: Duration = Duration::from_millis(1_500);
 const POLL_EVERY: Duration = Duration::from_millis(300);
 /// A flow that takes longer may wait for a job of another flow, which waits for a retry until the end.
-const RESTS_WITHIN: Duration = Duration::from_secs(30);
+const REST_TIMEOUT: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// The checker must know that a job had failed before the retry of its flow: a settlement takes effect when it commits,
 /// a moment after the time that it records.
@@ -79,7 +79,7 @@ async fn live(
         caller,
         flow,
         until,
-        rests_within: RESTS_WITHIN,
+        rest_timeout: REST_TIMEOUT,
     };
     if let Some(cancel_ms) = plan.cancel_ms {
         tokio::time::sleep(Duration::from_millis(cancel_ms)).await;
@@ -105,9 +105,9 @@ async fn enqueue(caller: &mut Caller<'_>, spec: FlowSpec) -> Result<Option<i64>>
     let usual = CallOptions::default();
     caller.options = CallOptions {
         roll_back: spec.rolled_back,
-        patience: spec
+        timeout: spec
             .hangs_up_us
-            .map_or(usual.patience, Duration::from_micros),
+            .map_or(usual.timeout, Duration::from_micros),
     };
     let argument = Json(spec.argument());
     let request = Request::EnqueueFlow { spec };
@@ -123,14 +123,14 @@ struct Life<'a> {
     flow: i64,
     until: Instant,
     /// How long to wait before each retry, and before the deletion.
-    rests_within: Duration,
+    rest_timeout: Duration,
 }
 
 impl Life<'_> {
     /// Waits until the flow has ended, or only waits for a retry. True: one of its jobs has not succeeded. `None`: it
     /// takes too long, or the load ends before.
     async fn has_failed(&mut self) -> Option<bool> {
-        let deadline = self.until.min(Instant::now() + self.rests_within);
+        let deadline = self.until.min(Instant::now() + self.rest_timeout);
         timeout_at(deadline, self.rests()).await.ok()
     }
 
@@ -168,7 +168,7 @@ impl Life<'_> {
     async fn retry(&mut self, plan: &Plan) -> Result<()> {
         let before_us = now_us();
         if let Some(us) = plan.hangs_up_us {
-            self.caller.options.patience = Duration::from_micros(us);
+            self.caller.options.timeout = Duration::from_micros(us);
         }
         while Instant::now() < self.until {
             let request = Request::RetryFlow {
@@ -210,7 +210,7 @@ mod tests {
             caller: Caller::new("not a URL", &ledger),
             flow: 1,
             until: Instant::now() + Duration::from_secs(3_600),
-            rests_within: Duration::from_millis(1),
+            rest_timeout: Duration::from_millis(1),
         };
         assert_eq!(life.has_failed().await, None);
     }

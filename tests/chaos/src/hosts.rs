@@ -22,12 +22,12 @@ use super::settings::{self, Role};
 /// Faults leave a host alone for this long after its start.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Covers the drain timeout, the grace, and a database that does not answer.
-const STOPS_WITHIN: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) const POLL_EVERY: Duration = Duration::from_millis(100);
 /// The supervisor's pause before a restart, so that a host which exits at once is not restarted in a tight loop.
 pub(super) const RESTART_AFTER: Duration = Duration::from_millis(500);
 /// How long a fault waits for a host that no other fault uses.
-const HOST_AVAILABLE_WITHIN: Duration = Duration::from_secs(10);
+const HOST_AVAILABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The hosts, and the settings that they are started with.
 pub(super) struct Hosts {
@@ -146,7 +146,7 @@ impl Hosts {
             if !Self::settled(&self.lock()).is_empty() {
                 return true;
             }
-            if started.elapsed() > HOST_AVAILABLE_WITHIN {
+            if started.elapsed() > HOST_AVAILABLE_TIMEOUT {
                 return false;
             }
             tokio::time::sleep(POLL_EVERY).await;
@@ -218,11 +218,11 @@ impl Hosts {
     pub(super) async fn stop_process(&self, process: &mut Process) -> Result<()> {
         let from_us = now_us();
         process.signal(Signal::TERM)?;
-        let (status, clean) = match timeout(STOPS_WITHIN, process.child.wait()).await {
+        let (status, clean) = match timeout(STOP_TIMEOUT, process.child.wait()).await {
             Ok(status) => status.map(|status| (status.to_string(), status.success()))?,
             Err(_elapsed) => {
                 process.child.kill().await?;
-                (format!("it did not stop within {STOPS_WITHIN:?}"), false)
+                (format!("it did not stop within {STOP_TIMEOUT:?}"), false)
             }
         };
         let worker = process.worker.clone();

@@ -155,9 +155,9 @@ impl Producer {
         let usual = CallOptions::default();
         caller.options = CallOptions {
             roll_back: spec.rolled_back,
-            patience: spec
+            timeout: spec
                 .hangs_up_us
-                .map_or(usual.patience, Duration::from_micros),
+                .map_or(usual.timeout, Duration::from_micros),
         };
         let request = Request::Enqueue {
             spec: spec.clone(),

@@ -30,7 +30,7 @@ use super::settings::LINE_HOSTS;
 use super::watch;
 
 /// Compiling the module takes seconds on a busy machine.
-const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_EVERY: Duration = Duration::from_millis(100);
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
@@ -189,9 +189,9 @@ async fn registered(server: &Server, hosts: usize) -> Result<()> {
         if registered >= hosts as i64 {
             return Ok(());
         }
-        if started.elapsed() > REGISTERED_WITHIN {
+        if started.elapsed() > REGISTRATION_TIMEOUT {
             bail!(
-                "only {registered} of {hosts} hosts have registered within {REGISTERED_WITHIN:?}"
+                "only {registered} of {hosts} hosts have registered within {REGISTRATION_TIMEOUT:?}"
             );
         }
         tokio::time::sleep(POLL_EVERY).await;

@@ -13,10 +13,10 @@ use tokio::sync::Mutex;
 use super::ledger::now_us;
 
 /// Recovery replays the WAL since the last checkpoint.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 /// By then the server has noticed a killed backend, and refuses connections until it has recovered.
-const NOTICED_WITHIN: Duration = Duration::from_millis(200);
+const NOTICED_AFTER: Duration = Duration::from_millis(200);
 
 pub(super) struct Server {
     pub(super) url: String,
@@ -54,7 +54,7 @@ impl Server {
                     break;
                 }
                 // `rouse postgres` reads the schema, and gives up if another fault cuts its connection.
-                Err(error) if started.elapsed() > ANSWERS_WITHIN => return Err(error),
+                Err(error) if started.elapsed() > RECOVERY_TIMEOUT => return Err(error),
                 Err(_) => tokio::time::sleep(POLL_EVERY).await,
             }
         }
@@ -79,7 +79,7 @@ impl Server {
             .context("there is no other connection")?;
         let from_us = now_us();
         signal(row.get(0), Signal::KILL)?;
-        tokio::time::sleep(NOTICED_WITHIN).await;
+        tokio::time::sleep(NOTICED_AFTER).await;
         self.answers().await?;
         Ok(from_us)
     }
@@ -90,7 +90,7 @@ impl Server {
             return Ok(false);
         };
         signal(pid, Signal::KILL)?;
-        tokio::time::sleep(NOTICED_WITHIN).await;
+        tokio::time::sleep(NOTICED_AFTER).await;
         self.answers().await?;
         Ok(true)
     }
@@ -104,8 +104,8 @@ impl Server {
             {
                 return Ok(());
             }
-            if started.elapsed() > ANSWERS_WITHIN {
-                bail!("Postgres did not answer within {ANSWERS_WITHIN:?} after it was crashed");
+            if started.elapsed() > RECOVERY_TIMEOUT {
+                bail!("Postgres did not answer within {RECOVERY_TIMEOUT:?} after it was crashed");
             }
             tokio::time::sleep(POLL_EVERY).await;
         }

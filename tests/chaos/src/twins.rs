@@ -10,11 +10,11 @@ use super::ledger::{Event, Exit, now_us};
 use super::settings::Role;
 
 /// Compiling the module takes seconds on a busy machine.
-const REGISTERED_WITHIN: Duration = Duration::from_secs(20);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long both continue after the first exit: long enough for some restarts.
 const CONTINUE_FOR: Duration = Duration::from_secs(5);
 /// How long to wait for the exit of the host without the id, if it is starting again at the end.
-const ENDS_WITHIN: Duration = Duration::from_secs(15);
+const END_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// One of the two hosts, with the state of its supervisor.
 struct Twin {
@@ -50,7 +50,7 @@ impl Hosts {
         let mut twins = [Twin::of(first), Twin::of(second)];
         let mut exits = Vec::new();
         let started = Instant::now();
-        let mut until = started + REGISTERED_WITHIN;
+        let mut until = started + REGISTRATION_TIMEOUT;
         while Instant::now() < until {
             for (host, twin) in twins.iter_mut().enumerate() {
                 let had_none = exits.is_empty();
@@ -69,7 +69,7 @@ impl Hosts {
         let ending = Instant::now();
         while twins[loser].exits > 0
             && twins[loser].process.is_some()
-            && ending.elapsed() < ENDS_WITHIN
+            && ending.elapsed() < END_TIMEOUT
         {
             exits.extend(self.has_exited(loser, &mut twins[loser])?);
             tokio::time::sleep(POLL_EVERY).await;
@@ -105,7 +105,7 @@ impl Hosts {
     async fn has_registered(&self, worker: &str) -> bool {
         let started = Instant::now();
         let sql = "SELECT count(*) FROM rouse.worker WHERE worker_id = $1";
-        while started.elapsed() < REGISTERED_WITHIN {
+        while started.elapsed() < REGISTRATION_TIMEOUT {
             if let Ok(client) = database::connect(&self.url).await
                 && let Ok(row) = client.query_one(sql, &[&worker]).await
                 && row.get::<_, i64>(0) > 0

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 const RUNS_FOR: Duration = Duration::from_millis(100);
 
 /// Time from the abort to the end of the attempt.
-const STOPS_WITHIN: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A payload with fields for most of the tests' handlers.
 const PAYLOAD: &str = r#"{"text": "a b", "name": "a", "n": 7, "as": "details", "bytes": 1000, "depth": 100, "fail_until": 1, "line": "a", "ms": 1, "path": "/a"}"#;
@@ -80,7 +80,7 @@ impl Host {
             Ok(run) => run,
             Err(_) => {
                 abort.abort(AbortReason::TimedOut, Duration::ZERO);
-                let stopped = timeout(STOPS_WITHIN, running).await;
+                let stopped = timeout(STOP_TIMEOUT, running).await;
                 stopped.expect("an attempt is stopped")
             }
         };

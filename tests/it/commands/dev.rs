@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::support::database::connect;
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, until_true};
+use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, scratch};
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
         &port,
     ];
     let host = Host::rouse(&args, &[]);
-    let ready = host.line(PATIENCE, |line| line.contains("\"ready\""));
+    let ready = host.line(TIMEOUT, |line| line.contains("\"ready\""));
     let ready: Value = serde_json::from_str(&ready).unwrap();
     let client = connect(ready["url"].as_str().unwrap()).await;
     let id = enqueue(&client, "text.stats", json!({"text": "hello"})).await;
@@ -57,7 +57,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
             ("DATABASE_URL", ""),
         ],
     );
-    let (status, output) = show.exit(PATIENCE);
+    let (status, output) = show.exit(TIMEOUT);
     assert!(status.success() && output.contains("succeeded"), "{output}");
 
     let postmaster: i32 = std::fs::read_to_string(data.join("cluster/postmaster.pid"))
@@ -68,7 +68,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
         .parse()
         .unwrap();
     host.signal(libc::SIGINT);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert!(
         !Path::new(&format!("/proc/{postmaster}")).exists(),
@@ -86,15 +86,15 @@ async fn dev_prints_a_call_that_works_as_printed() {
     let (data, handlers) = (dir.join("pg"), handlers.to_str().unwrap());
     let data = data.to_str().unwrap();
     let host = Host::rouse(&["dev", "--data-dir", data, "--handlers", handlers], &[]);
-    let url = host.line(PATIENCE, |line| line.starts_with("postgres: "));
-    host.line(PATIENCE, |line| line.contains("1 handler from"));
-    let call = host.line(PATIENCE, |line| line.contains("SELECT rouse.enqueue("));
+    let url = host.line(TIMEOUT, |line| line.starts_with("postgres: "));
+    host.line(TIMEOUT, |line| line.contains("1 handler from"));
+    let call = host.line(TIMEOUT, |line| line.contains("SELECT rouse.enqueue("));
     let client = connect(url.trim_start_matches("postgres: ")).await;
     let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
     let job = ended(&client, id).await;
     assert_eq!(job.state, "succeeded", "{call}: {:?}", job.error);
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -106,13 +106,13 @@ async fn dev_lists_refused_modules_if_none_serves() {
     let (data, handlers) = (dir.join("pg"), handlers.to_str().unwrap());
     let data = data.to_str().unwrap();
     let host = Host::rouse(&["dev", "--data-dir", data, "--handlers", handlers], &[]);
-    host.line(PATIENCE, |line| line.trim() == "none: 1 file is refused");
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| line.trim() == "none: 1 file is refused");
+    host.line(TIMEOUT, |line| {
         line.trim()
             .starts_with("refused broken.wasm: it is not WebAssembly")
     });
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn dev_starts_again_after_a_kill_and_keeps_its_jobs() {
     ];
     let start = || {
         let host = Host::rouse(&args, &[]);
-        let ready = host.line(PATIENCE, |line| line.contains("\"ready\""));
+        let ready = host.line(TIMEOUT, |line| line.contains("\"ready\""));
         let ready: Value = serde_json::from_str(&ready).unwrap();
         (host, ready["url"].as_str().unwrap().to_string())
     };
@@ -145,7 +145,7 @@ async fn dev_starts_again_after_a_kill_and_keeps_its_jobs() {
     let client = connect(&url).await;
     assert_eq!(ended(&client, id).await.result, Some(json!({"n": 3})));
     second.signal(libc::SIGTERM);
-    assert!(second.exit(PATIENCE).0.success());
+    assert!(second.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -155,14 +155,14 @@ async fn the_private_postgres_reports_that_its_server_has_ended() {
         &["postgres", "--json", "--data-dir", data.to_str().unwrap()],
         &[],
     );
-    host.line(PATIENCE, |line| line.contains("\"ready\""));
+    host.line(TIMEOUT, |line| line.contains("\"ready\""));
     let pid = std::fs::read_to_string(data.join("cluster/postmaster.pid")).unwrap();
     let pid = pid.lines().next().unwrap();
     let sent = std::process::Command::new("kill")
         .args(["-INT", pid])
         .status();
     assert!(sent.unwrap().success());
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(!status.success());
     assert!(
         output.contains("the private Postgres ended unexpectedly"),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{config, serve};
 use crate::support::database::{connect, migrate};
-use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{Host, TestDb, scratch};
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
     );
     for host in hosts {
         host.signal(libc::SIGTERM);
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert!(status.success(), "{output}");
     }
 }
@@ -62,7 +62,7 @@ async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
         .unwrap()
         .unwrap();
     host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{status}: {output}");
     assert!(output.contains("before anything was started"), "{output}");
 }
@@ -74,13 +74,13 @@ async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
     let host = serve(&db, &config(""), &["--slots", "1"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
     // A claim that has not started yet would be released.
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("started") && line.contains("rouse::job")
     });
     host.signal(libc::SIGTERM);
-    host.line(PATIENCE, |line| line.contains("stopping"));
+    host.line(TIMEOUT, |line| line.contains("stopping"));
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert_eq!(show(&client, running).await.state, "succeeded");
     assert_eq!(show(&client, waiting).await.state, "queued");
@@ -135,7 +135,7 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     frozen.signal(libc::SIGCONT);
     // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops
     // the attempt first, or the database refuses the outcome.
-    frozen.line(PATIENCE, |line| {
+    frozen.line(TIMEOUT, |line| {
         // The guest, the check of the leases or the database may notice it first.
         [
             "aborted",
@@ -180,7 +180,7 @@ async fn serve_reports_its_health_and_its_metrics() {
         )
     };
     let host = start();
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, id).await;
     let get = async |path: &str| crate::http::get(address.parse().unwrap(), path).await;
@@ -202,17 +202,17 @@ async fn serve_reports_its_health_and_its_metrics() {
         assert!(!metrics.contains(shown), "{shown}: {metrics}");
         let started = std::time::Instant::now();
         while !get("/metrics").await.1.contains(shown) {
-            assert!(started.elapsed() < PATIENCE, "{shown}");
+            assert!(started.elapsed() < TIMEOUT, "{shown}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
 
     let second = start();
-    let (status, output) = second.exit(PATIENCE);
+    let (status, output) = second.exit(TIMEOUT);
     assert!(!status.success());
     assert!(output.contains("choose another with --http"), "{output}");
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers() {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut stderr, &mut text).map(|_| text)
     });
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     let text = reading.join().unwrap().unwrap();
     assert!(text.contains("worker stopped"), "{text}");
@@ -287,7 +287,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
         ],
         &[("DATABASE_URL", &url)],
     );
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let client = connect(&url).await;
     // By then the connections that test for a pooler are closed.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
@@ -310,7 +310,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     };
     signal("-STOP");
     host.signal(libc::SIGTERM);
-    host.line(PATIENCE, |line| line.contains("stopping"));
+    host.line(TIMEOUT, |line| line.contains("stopping"));
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(Duration::from_secs(60));
     signal("-CONT");
@@ -379,7 +379,7 @@ async fn a_host_that_cannot_claim_is_not_ready_even_if_it_renews_leases() {
     client.batch_execute(broken).await.unwrap();
     let started = std::time::Instant::now();
     while ready().await {
-        assert!(started.elapsed() < PATIENCE, "the host cannot claim");
+        assert!(started.elapsed() < TIMEOUT, "the host cannot claim");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     for _ in 0..3 {

@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::{Dashboard, form_token, ids, shop};
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb};
 
 const OPERATOR: &str = "operator-token-0123456789";
@@ -359,7 +359,7 @@ async fn clients_that_never_finish_a_sign_in_do_not_keep_others_out() {
         stream.write_all(head.as_bytes()).await.unwrap();
         open.push(stream);
     }
-    let page = timeout(PATIENCE, dashboard.get("/sign-in")).await;
+    let page = timeout(TIMEOUT, dashboard.get("/sign-in")).await;
     assert_eq!(page.expect("one of them is closed").status, 200);
 }
 
@@ -401,7 +401,7 @@ async fn wrong_settings_are_refused_before_anything_is_served() {
             &["ui", "--http", "127.0.0.1:0"],
             &[("DATABASE_URL", &url), (name, value)],
         );
-        let (status, output) = host.exit(PATIENCE);
+        let (status, output) = host.exit(TIMEOUT);
         assert!(
             !status.success() && output.contains(words),
             "{name}={value}: {output}"
@@ -412,6 +412,6 @@ async fn wrong_settings_are_refused_before_anything_is_served() {
         ("ROUSE_UI_OPERATOR_TOKEN", OPERATOR),
         ("ROUSE_UI_VIEWER_TOKEN", OPERATOR),
     ];
-    let (_, output) = Host::rouse(&["ui", "--http", "127.0.0.1:0"], &same).exit(PATIENCE);
+    let (_, output) = Host::rouse(&["ui", "--http", "127.0.0.1:0"], &same).exit(TIMEOUT);
     assert!(output.contains("are the same"), "{output}");
 }

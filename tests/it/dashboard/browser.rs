@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Dashboard, ids, paths, shop};
 use crate::support::browser::Browser;
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{TestDb, free_port, scratch, skip};
 
 /// Where the pictures of the pages are left, outside of the tree.
@@ -253,7 +253,7 @@ async fn a_page_says_that_its_host_is_gone_and_goes_on_when_it_is_back() {
     let _dashboard = Dashboard::start_at(&db, &address, &[]);
     browser.wait_for("live").await;
     // The forms of the page become those of the new process.
-    let until = tokio::time::Instant::now() + PATIENCE;
+    let until = tokio::time::Instant::now() + TIMEOUT;
     while browser.run(token).await == old {
         assert!(
             tokio::time::Instant::now() < until,

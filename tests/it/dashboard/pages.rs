@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{PATIENCE, enqueue, until_true};
+use crate::support::worker::{TIMEOUT, enqueue, until_true};
 
 #[tokio::test]
 async fn every_page_answers_and_runs_no_untrusted_text() {
@@ -173,7 +173,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, again).await.expect("there is room again");
+    timeout(TIMEOUT, again).await.expect("there is room again");
 }
 
 #[tokio::test]
@@ -521,7 +521,7 @@ async fn a_host_with_a_catalog_serves_the_dashboard_beside_its_metrics() {
         ],
         &[("DATABASE_URL", &url), ("ROUSE_LOG", "info")],
     );
-    let line = host.line(PATIENCE, |line| line.contains("/ui/"));
+    let line = host.line(TIMEOUT, |line| line.contains("/ui/"));
     let port = line
         .split("127.0.0.1:")
         .nth(1)

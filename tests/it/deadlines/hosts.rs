@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{enforced, one, pass};
 use crate::support::database::{refusal, registration};
 use crate::support::worker::{
-    PATIENCE, TestWorker, ended, enqueue, enqueue_sql, events_but_renewals, guests_dir, show,
-    until, until_true,
+    TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, events_but_renewals, guests_dir, show, until,
+    until_true,
 };
 use crate::support::{Host, TestDb};
 
@@ -88,9 +88,9 @@ async fn hosts_log_the_end_as_an_event() {
     let args = ["--log-format", "json", "serve", "--handlers"];
     let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
     let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "info")]);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let id = enqueue_sql(&client, "'nobody.has-it', job_timeout => '1 millisecond'").await;
-    let line = host.line(PATIENCE, |line| line.contains("\"failed\""));
+    let line = host.line(TIMEOUT, |line| line.contains("\"failed\""));
     let event: Value = serde_json::from_str(&line).unwrap();
     let fields = event.get("fields").unwrap_or(&event);
     assert_eq!(fields["job.id"], json!(id), "{line}");
@@ -103,7 +103,7 @@ async fn hosts_log_the_end_as_an_event() {
         "the job had not ended within 0.001 seconds, the job timeout that it was enqueued with"
     );
     host.signal(libc::SIGTERM);
-    host.exit(PATIENCE);
+    host.exit(TIMEOUT);
 }
 
 #[tokio::test]

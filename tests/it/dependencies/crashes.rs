@@ -14,7 +14,7 @@ use tokio_postgres::{Client, NoTls};
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::claims::{claim, settlement};
 use crate::support::database::{migrate, registration};
-use crate::support::worker::{PATIENCE, enqueue, show, until_true};
+use crate::support::worker::{TIMEOUT, enqueue, show, until_true};
 use crate::support::{connect, postgres_settings, scratch};
 
 /// Each statement that changes a table of Rouse counts; the transaction waits after number `at` (0: never) for the lock
@@ -79,7 +79,7 @@ impl Crashing {
                     tokio::spawn(connection);
                     return client;
                 }
-                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
             }
             sleep(Duration::from_millis(20)).await;
         }
@@ -95,7 +95,7 @@ impl Crashing {
         loop {
             match action().await {
                 Ok(done) => return done,
-                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
             }
         }
     }
@@ -124,7 +124,7 @@ impl Crashing {
             assert!(kill.unwrap().success(), "kill a session of this server");
             let began = Instant::now();
             while !watcher.is_closed() {
-                assert!(began.elapsed() < PATIENCE, "the server ends all sessions");
+                assert!(began.elapsed() < TIMEOUT, "the server ends all sessions");
                 sleep(Duration::from_millis(5)).await;
             }
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, guests_dir, prompt_heartbeats, until_true};
+use crate::support::worker::{TIMEOUT, guests_dir, prompt_heartbeats, until_true};
 use crate::support::{Host, TestDb, free_port, run_rouse, scratch, set_mail};
 
 use super::enqueue;
@@ -182,7 +182,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         &args,
         &[("DATABASE_URL", &db.url()), ("ROUSE_FAIR_SHARE", variable)],
     );
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let settings = "SELECT jsonb_object_agg(name, jsonb_build_array(policy, fair_key, weights, starvation_s)) FROM rouse.queue WHERE policy = 'drr'";
     let set: Value = client.query_one(settings, &[]).await.unwrap().get(0);
     assert_eq!(
@@ -215,7 +215,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         format!("rouse_fair_selections_total{labels} 300"),
         format!("rouse_fair_deficit{labels} "),
     ];
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     let page = loop {
         let (_, page) = crate::http::get(address.parse().unwrap(), "/metrics").await;
         if wanted.iter().all(|line| page.contains(line))
@@ -236,7 +236,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
                 WHERE f ->> 'queue' = 'mail' AND k ->> 'key' = 'a' AND k ->> 'selected' = '300')";
     until_true(&client, sent).await;
     host.signal(libc::SIGTERM);
-    host.exit(PATIENCE);
+    host.exit(TIMEOUT);
 
     // What the database refuses stops the start.
     let wrong = r#"{"bulk": {"max_in_flight": -1}}"#;
@@ -244,7 +244,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         &args,
         &[("DATABASE_URL", &db.url()), ("ROUSE_FAIR_SHARE", wrong)],
     );
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert!(!status.success());
     assert!(
         output.contains(

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::commands::run;
 use crate::support::page::blocks_of;
-use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue_sql, show, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, show, until_true};
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn a_job_that_ends_before_its_turn_is_skipped() {
     let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
     until_true(&watcher, SOMEBODY_WAITS).await;
     transaction.commit().await.unwrap();
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
     assert!(
         output.contains("cancelled 1 of the 2 jobs")
@@ -120,7 +120,7 @@ async fn an_interrupted_bulk_cancellation_finishes_its_batch_and_the_same_comman
     host.signal(libc::SIGINT);
     transaction.rollback().await.unwrap();
     // It has 500 transactions to notice the signal.
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
     assert!(output.contains("cancelled 500 of the 500 jobs"), "{output}");
     let (code, output) = run(&db, &args);

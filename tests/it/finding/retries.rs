@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{RETRY, failed, kept};
 use crate::commands::run;
-use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue_sql, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, until_true};
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     // The process does not show when it has noticed the signal. Without this pause it might finish both batches first.
     tokio::time::sleep(Duration::from_millis(500)).await;
     transaction.rollback().await.unwrap();
-    let (status, output) = host.exit(PATIENCE);
+    let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
     assert!(
         output.contains("the same command with --until 2"),

@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt as _;
 
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::worker::{TIMEOUT, ended, enqueue};
 use crate::support::{Host, Ran, folder, on_terminal_until, scratch};
 
 #[test]
@@ -23,7 +23,7 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     // In a process group of its own, as in another terminal.
     dev.process_group(0);
     let dev = Host::spawn(dev);
-    dev.line(PATIENCE, |line| line.contains("worker started"));
+    dev.line(TIMEOUT, |line| line.contains("worker started"));
 
     let shown = Ran::of(&mut rouse(&["handlers", "show", "noop"]));
     shown
@@ -44,7 +44,7 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     let named = ["handlers", "show", "noop", "--config", "own.toml"];
     Ran::of(&mut rouse(&named)).exits(0).prints("23");
     dev.signal(libc::SIGTERM);
-    assert!(dev.exit(PATIENCE).0.success());
+    assert!(dev.exit(TIMEOUT).0.success());
     // The folder is not served any more.
     let gone = Ran::of(&mut rouse(&["handlers"]));
     gone.exits(1).prints("there is no folder handlers-wasm");
@@ -61,7 +61,7 @@ fn dev_keeps_a_summary_below_the_lines_of_jobs_on_a_terminal() {
     let mut dev = rouse(&["dev", "--http", "off"]);
     dev.env("NO_COLOR", "1");
     let watched = std::thread::spawn(move || on_terminal_until(dev, "0 running · 1 succeeded"));
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TIMEOUT;
     // It is refused until the database runs.
     while !rouse(&["enqueue", "noop"])
         .output()
@@ -103,14 +103,14 @@ fn dev_continues_when_its_standard_output_cannot_be_written() {
         };
     }
     let dev = Host::spawn(shell);
-    dev.line(PATIENCE, |line| line.contains("worker started"));
+    dev.line(TIMEOUT, |line| line.contains("worker started"));
     let ran = Ran::of(&mut rouse(&["enqueue", "noop", "--json"]));
     let id = ran.exits(0).json()["id"].to_string();
     Ran::of(&mut rouse(&["job", &id, "--wait"]))
         .exits(0)
         .prints("succeeded");
     dev.signal(libc::SIGTERM);
-    let (status, output) = dev.exit(PATIENCE);
+    let (status, output) = dev.exit(TIMEOUT);
     assert!(status.success(), "{output}");
 }
 
@@ -128,16 +128,16 @@ async fn dev_prints_the_progress_of_jobs() {
         let dev = Host::spawn(command);
         let url = match json {
             true => {
-                let ready = dev.line(PATIENCE, |line| line.contains("\"ready\""));
+                let ready = dev.line(TIMEOUT, |line| line.contains("\"ready\""));
                 let ready: Value = serde_json::from_str(&ready).unwrap();
                 ready["url"].as_str().unwrap().to_owned()
             }
             false => dev
-                .line(PATIENCE, |line| line.starts_with("postgres: "))
+                .line(TIMEOUT, |line| line.starts_with("postgres: "))
                 .trim_start_matches("postgres: ")
                 .to_owned(),
         };
-        dev.line(PATIENCE, |line| line.contains("worker started"));
+        dev.line(TIMEOUT, |line| line.contains("worker started"));
         let client = crate::support::connect(&url).await;
         let done = enqueue(&client, "noop", json!({"n": 1})).await;
         let fails = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
@@ -152,7 +152,7 @@ async fn dev_prints_the_progress_of_jobs() {
                 }
                 false => line.starts_with(&format!("job {id}  ")) && line.contains(part),
             };
-            dev.line(PATIENCE, of)
+            dev.line(TIMEOUT, of)
         };
         match json {
             true => {
@@ -177,14 +177,14 @@ async fn dev_prints_the_progress_of_jobs() {
         // A flood is reported by a few lines and by counts of the others.
         let flood = "SELECT count(rouse.enqueue('noop')) FROM generate_series(1, 2000)";
         client.query(flood, &[]).await.unwrap();
-        dev.line(PATIENCE, |line| match json {
+        dev.line(TIMEOUT, |line| match json {
             true => line.contains("\"event\":\"jobs\"") && line.contains("\"succeeded\":"),
             false => line.contains(" more jobs in the last second: ") && line.contains("succeeded"),
         });
         crate::support::worker::until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)")
             .await;
         dev.signal(libc::SIGTERM);
-        let (status, output) = dev.exit(PATIENCE);
+        let (status, output) = dev.exit(TIMEOUT);
         assert!(status.success(), "{output}");
         let is_line = |line: &&str| line.starts_with("job ") || line.contains("\"event\":\"job\"");
         let lines = output.lines().filter(is_line).count();

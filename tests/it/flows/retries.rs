@@ -9,7 +9,7 @@ use super::{act, enqueue_flow, job_of, settle_ready, states};
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{PATIENCE, SOMEBODY_WAITS, enqueue, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue, until_true};
 
 /// Jobs that wait for each other, one after another.
 fn chain(length: usize) -> Value {
@@ -27,7 +27,7 @@ fn chain(length: usize) -> Value {
 async fn retry(client: &Client, flow: i64, max: i32) -> i32 {
     let sql = "SELECT rouse.retry_flow($1, $2)";
     let args: [&(dyn ToSql + Sync); 2] = [&flow, &max];
-    let retried = tokio::time::timeout(PATIENCE, client.query_one(sql, &args));
+    let retried = tokio::time::timeout(TIMEOUT, client.query_one(sql, &args));
     retried.await.expect("no deadlock").unwrap().get(0)
 }
 

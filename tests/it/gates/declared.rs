@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::guest_of_wasip1;
-use crate::support::worker::{PATIENCE, until_true};
+use crate::support::worker::{TIMEOUT, until_true};
 use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
 
 /// A module with these handlers and their gates.
@@ -27,14 +27,14 @@ fn module(handlers: &[(&str, Value)]) -> Vec<u8> {
 fn host(db: &TestDb, module: &[u8]) -> Host {
     let folder = folder_of("", &[("mail.wasm", module)]);
     let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     host
 }
 
 /// Stops a host.
 fn end(host: Host) {
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 /// The gates in the database by name, without what they have not set; each with the transaction that wrote it.
@@ -145,7 +145,7 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     let lock = "BEGIN; LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE";
     operator.batch_execute(lock).await.unwrap();
     let host = host(&db, &module(&[("mail.send", every_kind())]));
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("cannot set the gates that modules declare; trying again")
     });
     operator.batch_execute("COMMIT").await.unwrap();

@@ -6,7 +6,7 @@ use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::AbortHandle;
 
 use super::{ALWAYS_ALLOWED, Neighbour, SLOWDOWN_MAX};
-use crate::sandbox_guest::{Handlers, PATIENCE, echo, guest, job, sandbox};
+use crate::sandbox_guest::{Handlers, TIMEOUT, echo, guest, job, sandbox};
 use crate::support::attempt;
 
 /// Concurrent attempts: more than there are threads for guests on the machines that run the tests.
@@ -54,7 +54,7 @@ async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other()
             .map(|_| attempt(&sandbox(), &handler, job(r#"{"a": 7}"#), AbortHandle::new()))
             .collect();
         for running in running {
-            let run = tokio::time::timeout(PATIENCE, running).await;
+            let run = tokio::time::timeout(TIMEOUT, running).await;
             match run.expect("the check ends").end {
                 RunEnd::PayloadRefused(why) | RunEnd::ResultRefused(why) => {
                     assert!(why.starts_with(refused_as), "{why}");
@@ -86,7 +86,7 @@ async fn an_aborted_attempt_does_not_wait_for_its_schema_check() {
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
     }
     for running in running {
-        let run = tokio::time::timeout(PATIENCE, running).await;
+        let run = tokio::time::timeout(TIMEOUT, running).await;
         let end = run.expect("the attempt does not wait").end;
         assert!(
             matches!(end, RunEnd::Aborted(AbortReason::Cancelled)),

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Call, JSON, NONE, TOKEN, command, loopback, post, serve, spawn_without_token};
 use crate::http::get;
 use crate::invoke::folder;
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb, free_port, rouse};
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and
     .current_dir(&folder)
     .env("ROUSE_LOG", "info");
     let host = Host::spawn(dev);
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     let call = async |headers: &[(&str, &str)]| {
         let headers: Vec<_> = headers.iter().copied().chain([NONE]).collect();
@@ -47,7 +47,7 @@ async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and
     let (status, _) = get(address, "/invoke/noop").await;
     assert!(status.contains("405"), "{status}");
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 #[tokio::test]
@@ -55,10 +55,10 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
     let db = TestDb::new().await;
     let (folder, address) = (folder(""), loopback());
     let host = spawn_without_token(&folder, &[], &address, &db.url());
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("invocations are off") && line.contains("ROUSE_INVOKE_TOKEN")
     });
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let refused = post(address.parse().unwrap(), "noop", "{\"n\": 1}").await;
     assert_eq!(
         (refused.status, &refused.body["error"]["kind"]),
@@ -73,11 +73,11 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
         assert!(message.contains(part), "{part}: {message}");
     }
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 
     // Without a queue it would have nothing to do.
     let (status, output) =
-        spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(PATIENCE);
+        spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(TIMEOUT);
     assert!(!status.success(), "{output}");
     for part in ["nothing is left to do", "ROUSE_INVOKE_TOKEN"] {
         assert!(output.contains(part), "{part}: {output}");
@@ -93,7 +93,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
         let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
         call.answer().await
     };
-    host.line(PATIENCE, |line| line.contains("for callers with the token"));
+    host.line(TIMEOUT, |line| line.contains("for callers with the token"));
     let right = format!("Bearer {TOKEN}");
     assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
     let without = call(&[JSON, NONE]).await;
@@ -102,14 +102,14 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let wrong = format!("{right}0");
     assert_eq!(call(&[JSON, ("authorization", &wrong)]).await.status, 401);
     host.signal(libc::SIGTERM);
-    let (_, output) = host.exit(PATIENCE);
+    let (_, output) = host.exit(TIMEOUT);
     assert!(!output.contains(TOKEN), "{output}");
 
     // From a file that only its owner may read.
     let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
     std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
     let open = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
-    let (status, output) = open.exit(PATIENCE);
+    let (status, output) = open.exit(TIMEOUT);
     assert!(
         !status.success() && output.contains("chmod 600"),
         "{output}"
@@ -118,7 +118,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     std::fs::set_permissions(folder.join("token"), private).unwrap();
     let address = loopback();
     let host = spawn_without_token(&folder, &["--no-queue"], &address, "");
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     assert_eq!(post(address, "noop", "{}").await.status, 200);
     let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;
@@ -132,10 +132,10 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     let everywhere = format!("0.0.0.0:{}", free_port());
     let url = db.url();
     let host = spawn_without_token(&folder, &[], &everywhere, &url);
-    host.line(PATIENCE, |line| {
+    host.line(TIMEOUT, |line| {
         line.contains("WARN") && line.contains("invocations are off")
     });
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(TIMEOUT, |line| line.contains("worker started"));
     let address = everywhere.replace("0.0.0.0", "127.0.0.1").parse().unwrap();
     let answer = post(address, "noop", "{}").await;
     assert_eq!(answer.status, 403);
@@ -159,7 +159,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
             "" => format!("0.0.0.0:{}", free_port()),
             _ => loopback(),
         };
-        let (status, output) = spawn_without_token(&folder, args, &address, "").exit(PATIENCE);
+        let (status, output) = spawn_without_token(&folder, args, &address, "").exit(TIMEOUT);
         assert!(
             !status.success() && output.contains(expected),
             "{args:?}: {output}"
@@ -172,7 +172,7 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     ] {
         let mut bad = command(&folder, &["--no-queue"], &loopback());
         bad.env("ROUSE_INVOKE_TOKEN", OsStr::from_bytes(token));
-        let (status, output) = Host::spawn(bad).exit(PATIENCE);
+        let (status, output) = Host::spawn(bad).exit(TIMEOUT);
         assert!(!status.success(), "{output}");
         assert!(
             output.contains("ROUSE_INVOKE_TOKEN") && output.contains(expected),

@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 
 use super::{all, catalog, with_additional};
 use crate::support::database::{connect, migrate as run, migrate_with};
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb, rouse_in, scratch};
 
 /// Functions of the next release: a settlement has one more field. Both forms of the record are accepted.
@@ -37,7 +37,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     let client = db.client().await;
     let before = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, before).await.state, "succeeded");
-    migrate_with(&db.url(), next, PATIENCE).await.unwrap();
+    migrate_with(&db.url(), next, TIMEOUT).await.unwrap();
     client
         .batch_execute("UPDATE rouse.definitions SET release = '{0,999,0}'")
         .await
@@ -60,7 +60,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
         functions: ALL.functions,
         ..next
     };
-    migrate_with(&db.url(), one_after, PATIENCE).await.unwrap();
+    migrate_with(&db.url(), one_after, TIMEOUT).await.unwrap();
     for error in [
         db.store().check_schema().await.unwrap_err(),
         run(&db.url()).await.unwrap_err(),
@@ -91,7 +91,7 @@ async fn an_upgraded_database_equals_a_new_one() {
         rights: &[],
         ..ALL
     };
-    migrate_with(&upgraded.url(), old, PATIENCE).await.unwrap();
+    migrate_with(&upgraded.url(), old, TIMEOUT).await.unwrap();
     let client = upgraded.client().await;
     // Logins of an installation have rights of their own, and keep them.
     client
@@ -135,7 +135,7 @@ async fn objects_that_were_dropped_revoked_or_changed_are_named_and_restored() {
     let (client, url) = (db.client().await, db.url());
     let before = catalog(&client).await;
     let check =
-        async || Host::rouse(&["migrate", "--check"], &[("DATABASE_URL", &url)]).exit(PATIENCE);
+        async || Host::rouse(&["migrate", "--check"], &[("DATABASE_URL", &url)]).exit(TIMEOUT);
     let (status, output) = check().await;
     assert!(status.success(), "{output}");
     for (damage, named) in [

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{all, catalog, sources, with_additional};
 use crate::support::TestDb;
 use crate::support::database::{connect, migrate as run, migrate_with};
-use crate::support::worker::{PATIENCE, enqueue, until_true};
+use crate::support::worker::{TIMEOUT, enqueue, until_true};
 
 #[tokio::test]
 async fn a_host_that_waits_for_another_migration_continues_when_that_host_dies() {
@@ -75,7 +75,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
             "0099_adds_a_column",
             "ALTER TABLE rouse.job ADD COLUMN more text",
         );
-        migrate_with(&url, sources(&migrations), PATIENCE).await
+        migrate_with(&url, sources(&migrations), TIMEOUT).await
     });
     // It tries at least twice.
     let watch = db.client().await;
@@ -89,7 +89,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         until_true(&watch, &waiting).await;
     }
     reader.batch_execute("COMMIT").await.unwrap();
-    let report = tokio::time::timeout(PATIENCE, migrating)
+    let report = tokio::time::timeout(TIMEOUT, migrating)
         .await
         .expect("the migration continues once the reader has ended")
         .unwrap()
@@ -155,7 +155,7 @@ async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
         "{error}"
     );
     drop(holder);
-    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let report = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap();
     assert_eq!(report.applied, ["0099_adds_a_table", "functions"]);
@@ -215,7 +215,7 @@ async fn a_migration_that_loses_its_lock_changes_nothing() {
          SET LOCAL ROLE rouse_owner",
     );
     let before = catalog(&client).await;
-    let error = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let error = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap_err();
     assert!(
@@ -249,7 +249,7 @@ async fn a_transaction_timeout_of_the_database_does_not_end_a_migration() {
         name: "0100_takes_long_outside",
         sql: "-- rouse: no transaction\nSELECT pg_sleep(0.4);\n",
     });
-    let report = migrate_with(&db.url(), sources(&migrations), PATIENCE)
+    let report = migrate_with(&db.url(), sources(&migrations), TIMEOUT)
         .await
         .unwrap();
     // The functions have not changed, so they are not applied again.

@@ -7,7 +7,7 @@ use rouse::sandbox::{Catalog, Sandbox, Settings};
 use super::{Machine, server, until_refused, with_grants};
 use crate::compiling::{compiler_that, compiler_that_waits};
 use crate::sandbox_guest::echo;
-use crate::support::worker::PATIENCE;
+use crate::support::worker::TIMEOUT;
 use crate::support::{rouse_binary, scratch};
 
 /// A host whose kept names cannot be read does not start as if it had none.
@@ -100,7 +100,7 @@ async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     catalog.until(|set| set.loading.is_empty()).await;
     fs::write(go_on, "").unwrap();
     let serves = catalog.until(|set| set.get("mail.send").is_some());
-    let served = tokio::time::timeout(PATIENCE, serves).await;
+    let served = tokio::time::timeout(TIMEOUT, serves).await;
     served.expect("mail.send is served once loading is over");
 }
 

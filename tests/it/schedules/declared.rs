@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use super::{one, schedule, shown};
 use crate::sandbox_guest::guest_of_wasip1;
 use crate::support::database::refusal;
-use crate::support::worker::{PATIENCE, until_true};
+use crate::support::worker::{TIMEOUT, until_true};
 use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
 
 fn module(version: &str, cron: &str) -> Vec<u8> {
@@ -29,14 +29,14 @@ const ALLOWED: &str = "[handlers.\"report.*\"]\nschedule = true\n";
 fn host(db: &TestDb, config: &str, module: &[u8]) -> Host {
     let folder = folder_of(config, &[("report.wasm", module)]);
     let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
-    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
     host
 }
 
 /// Stops a host, which unregisters.
 fn end(host: Host) {
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 }
 
 /// Waits until this SQL is true of the only schedule.

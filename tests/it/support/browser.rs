@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{Host, free_port, skip};
 
 /// How long a page may take to show something, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The key of an element's id in answers (<https://www.w3.org/TR/webdriver2/#elements>).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
@@ -43,7 +43,7 @@ impl Browser {
         let mut command = Command::new("chromedriver");
         command.arg(format!("--port={port}"));
         let driver = Host::spawn(command);
-        driver.line(PATIENCE, |line| line.contains("started successfully"));
+        driver.line(TIMEOUT, |line| line.contains("started successfully"));
         let options = json!({"args": [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
             "--force-color-profile=srgb", "--window-size=1280,900",
@@ -124,7 +124,7 @@ impl Browser {
 
     /// Waits until the reader sees this text.
     pub(crate) async fn wait_for(&self, wanted: &str) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let text = self.text().await;
             if text.contains(wanted) {

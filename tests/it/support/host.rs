@@ -72,11 +72,11 @@ impl Output {
     /// streams end first.
     fn wait_for<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         missing: &str,
         find: impl Fn(&Lines) -> Option<T>,
     ) -> T {
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let mut lines = self.lock();
         loop {
             if let Some(found) = find(&lines) {
@@ -137,18 +137,18 @@ impl Host {
     }
 
     /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not come in time.
-    pub(crate) fn line(&self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn line(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> String {
         self.output
-            .wait_for(patience, "the line did not come", |lines| {
+            .wait_for(timeout, "the line did not come", |lines| {
                 lines.all.iter().find(|line| wanted(line)).cloned()
             })
     }
 
     /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output
     /// if they do not come in time.
-    pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
+    pub(crate) fn first_lines(&self, timeout: Duration, count: usize) -> Vec<String> {
         let missing = format!("{count} lines did not come");
-        self.output.wait_for(patience, &missing, |lines| {
+        self.output.wait_for(timeout, &missing, |lines| {
             lines.all.get(..count).map(<[String]>::to_vec)
         })
     }
@@ -171,8 +171,8 @@ impl Host {
 
     /// Waits until it has ended by itself, and returns all of its stdout followed by all of its stderr, since the order
     /// between the two is unknown; panics with all output if it does not end in time.
-    pub(crate) fn exit(mut self, patience: Duration) -> (ExitStatus, String) {
-        let text = self.output.wait_for(patience, "it did not end", |lines| {
+    pub(crate) fn exit(mut self, timeout: Duration) -> (ExitStatus, String) {
+        let text = self.output.wait_for(timeout, "it did not end", |lines| {
             let of = |stderr| {
                 let lines = lines.all.iter().zip(&lines.of_stderr);
                 lines.filter_map(move |(line, is)| (*is == stderr).then_some(line.as_str()))

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
 use super::TestDb;
-use super::worker::PATIENCE;
+use super::worker::TIMEOUT;
 
 /// The statement by which a worker checks that its notifications arrive, once it listens.
 pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
@@ -68,7 +68,7 @@ impl Held {
     /// Waits until the statement has come this many times; with [`Side::Cut`], each time is cut.
     pub(crate) async fn caught_times(&self, times: usize) {
         let mut caught = self.0.caught.subscribe();
-        tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught >= times))
+        tokio::time::timeout(TIMEOUT, caught.wait_for(|caught| *caught >= times))
             .await
             .unwrap_or_else(|_| panic!("not sent: {:?}", self.0.words))
             .expect("the sender is in this struct");
@@ -171,7 +171,7 @@ impl Proxy {
     ) -> Vec<Instant> {
         let mut tries = self.tries.subscribe();
         let refused = tries.wait_for(|tries| are_enough(tries));
-        let refused = tokio::time::timeout(PATIENCE, refused).await;
+        let refused = tokio::time::timeout(TIMEOUT, refused).await;
         refused
             .expect("enough tries")
             .expect("the sender is in this struct")

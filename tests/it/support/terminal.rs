@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 
-use super::worker::PATIENCE;
+use super::worker::TIMEOUT;
 
 /// Runs a command to its end on a terminal with this many columns, and returns everything that it wrote.
 pub(crate) fn on_terminal(command: Command, columns: u16) -> String {
@@ -30,7 +30,7 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
     let (done, ended) = mpsc::channel::<()>();
     let id = child.id().to_string();
     let watching = thread::spawn(move || {
-        if ended.recv_timeout(2 * PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(2 * TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             let _ = Command::new("kill").args(["-KILL", &id]).status();
         }
     });

@@ -19,7 +19,7 @@ use super::{TestDb, code_cache, rouse_binary};
 
 /// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this
 /// long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
 pub(crate) fn guests_dir() -> PathBuf {
@@ -181,7 +181,7 @@ impl TestWorker {
 
     /// Waits until the worker has ended by itself; returns the error.
     pub(crate) async fn failed(self) -> String {
-        let ended = tokio::time::timeout(PATIENCE, self.task)
+        let ended = tokio::time::timeout(TIMEOUT, self.task)
             .await
             .expect("the worker ends")
             .expect("the worker does not panic");
@@ -189,7 +189,7 @@ impl TestWorker {
     }
 
     async fn ended(self) {
-        tokio::time::timeout(PATIENCE, self.task)
+        tokio::time::timeout(TIMEOUT, self.task)
             .await
             .expect("the worker ends")
             .expect("the worker does not panic")
@@ -285,17 +285,17 @@ pub(crate) async fn show(client: &Client, id: i64) -> Shown {
 
 /// Waits until the job is as wanted. It polls, since there is no event to wait for.
 pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> bool) -> Shown {
-    until_within(client, id, PATIENCE, wanted).await
+    until_within(client, id, TIMEOUT, wanted).await
 }
 
-/// Like [`until`], with this patience.
+/// Like [`until`], with this timeout.
 pub(crate) async fn until_within(
     client: &Client,
     id: i64,
-    patience: Duration,
+    timeout: Duration,
     wanted: impl Fn(&Shown) -> bool,
 ) -> Shown {
-    let deadline = tokio::time::Instant::now() + patience;
+    let deadline = tokio::time::Instant::now() + timeout;
     loop {
         let shown = show(client, id).await;
         if wanted(&shown) {
@@ -337,7 +337,7 @@ pub(crate) const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_acti
 
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let row = client.query_one(sql, &[]).await;
         if row

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{TRACE, Traced, producer};
 use crate::support::collector::Answer;
-use crate::support::worker::{PATIENCE, ended};
+use crate::support::worker::{TIMEOUT, ended};
 use crate::support::{Host, TestDb, free_port, scratch, skip};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +47,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
         .arg(format!("--web.listen-address=127.0.0.1:{own}"))
         .arg("--enable-feature=exemplar-storage");
     let prometheus = Host::spawn(command);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let exemplars =
         "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
     let found = loop {
@@ -72,7 +72,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
     let metric = &count["data"]["result"][0];
     assert_eq!(metric["metric"]["handler"], "noop", "{count}");
     prometheus.signal(libc::SIGTERM);
-    prometheus.exit(PATIENCE);
+    prometheus.exit(TIMEOUT);
     traced.stop();
 }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::invoke::folder;
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{PATIENCE, cancel, enqueue};
+use crate::support::worker::{TIMEOUT, cancel, enqueue};
 use crate::support::{Host, TestDb, free_port, rouse};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -65,7 +65,7 @@ async fn send(address: SocketAddr, path: &str, token: &str) -> TcpStream {
 /// The status and the body.
 async fn answer(mut stream: TcpStream) -> (u16, Value) {
     let mut text = String::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut text));
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut text));
     read.await.expect("a response in time").unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
@@ -81,7 +81,7 @@ fn start_to_get(address: SocketAddr, path: String) -> JoinHandle<(u16, Value)> {
 }
 
 async fn until_waiting(ends: &Ends, waiters: usize) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while ends.waiters() != waiters {
         assert!(tokio::time::Instant::now() < deadline, "{ends:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -213,7 +213,7 @@ async fn a_host_shows_its_jobs_to_callers_with_the_token_even_without_invocation
             .env("ROUSE_LOG", "info");
         command.envs(token.map(|token| ("ROUSE_INVOKE_TOKEN", token)));
         let host = Host::spawn(command);
-        host.line(PATIENCE, |line| line.contains("worker started"));
+        host.line(TIMEOUT, |line| line.contains("worker started"));
         host
     };
     let host = start(Some(TOKEN));
@@ -230,7 +230,7 @@ async fn a_host_shows_its_jobs_to_callers_with_the_token_even_without_invocation
     let (status, body) = waiting.await.unwrap();
     assert_eq!((status, &body["result"]), (200, &json!({"n": 1})));
     host.signal(libc::SIGTERM);
-    assert!(host.exit(PATIENCE).0.success());
+    assert!(host.exit(TIMEOUT).0.success());
 
     let host = start(None);
     assert!(cancel(&client, enqueue(&client, "x", json!(1)).await).await);

@@ -11,14 +11,14 @@ use tokio::task::JoinSet;
 use crate::support::TestDb;
 use crate::support::database::cut_all_others;
 use crate::support::proxy::Proxy;
-use crate::support::worker::{PATIENCE, TestWorker, cancel, catalog, enqueue, sandbox};
+use crate::support::worker::{TIMEOUT, TestWorker, cancel, catalog, enqueue, sandbox};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Waits until this many callers wait.
 async fn until_waiting(ends: &Ends, waiters: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while ends.waiters() != waiters {
         assert!(Instant::now() < deadline, "{ends:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -52,7 +52,7 @@ async fn a_thousand_waiters_cost_one_look_for_all() {
     // Ten looks: each of them is of all jobs.
     let looked_at = proxy.sent();
     while proxy.sent() < looked_at + 10 {
-        assert!(started.elapsed() < PATIENCE, "{} statements", proxy.sent());
+        assert!(started.elapsed() < TIMEOUT, "{} statements", proxy.sent());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let most = started.elapsed().as_millis() / pause.as_millis() + 20;
@@ -143,7 +143,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
         .await
         .unwrap();
     let row = row_of(
-        tokio::time::timeout(PATIENCE, waiting)
+        tokio::time::timeout(TIMEOUT, waiting)
             .await
             .unwrap()
             .unwrap(),
@@ -176,7 +176,7 @@ async fn a_wait_goes_on_across_an_outage_of_the_database() {
     cut_all_others(&client).await;
     cancel(&client, first).await;
     let row = row_of(
-        tokio::time::timeout(PATIENCE, waiting)
+        tokio::time::timeout(TIMEOUT, waiting)
             .await
             .unwrap()
             .unwrap(),
@@ -193,7 +193,7 @@ async fn a_wait_goes_on_across_an_outage_of_the_database() {
     assert!(!longer.is_finished());
     proxy.come_up();
     let row = row_of(
-        tokio::time::timeout(PATIENCE, longer)
+        tokio::time::timeout(TIMEOUT, longer)
             .await
             .unwrap()
             .unwrap(),

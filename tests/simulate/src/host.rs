@@ -12,7 +12,7 @@ use crate::server::{Answer, Job, Server};
 use crate::{Nanos, SECOND, Sabotage, Scenario};
 
 /// A claim that has not started within this time is given back.
-const START_WITHIN: Nanos = SECOND;
+const START_TIMEOUT: Nanos = SECOND;
 /// The sizes of `rouse.claim`, for jobs without a payload.
 const CLAIM_BYTES_MAX: usize = 8 << 20;
 const COLUMNS_BYTES: usize = 120;
@@ -144,7 +144,7 @@ impl Host {
             return None;
         }
         let next = self.ahead.pop_front().or_else(|| self.line.pop_front())?;
-        let is_late = now.saturating_sub(next.sent_at) > START_WITHIN;
+        let is_late = now.saturating_sub(next.sent_at) > START_TIMEOUT;
         Some(if is_late { Err(next.job) } else { Ok(next.job) })
     }
 

@@ -20,9 +20,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// A first start creates a database cluster, which takes some seconds on a small machine under load.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The host finishes its running attempts; the jobs of demo and benchmarks take milliseconds.
-const STOP_WITHIN: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of log lines shown after a failure.
 const LOG_LINES_MAX: usize = 60;
 
@@ -88,9 +88,9 @@ impl HostProcess {
     pub async fn ready(&mut self) -> Result<Ready> {
         let ready = self.ready.take().context("ready() was called twice")?;
         self.during(async {
-            timeout(READY_WITHIN, ready)
+            timeout(READY_TIMEOUT, ready)
                 .await
-                .with_context(|| format!("not ready after {READY_WITHIN:?}"))?
+                .with_context(|| format!("not ready after {READY_TIMEOUT:?}"))?
                 .context("the process closed stdout before it was ready")
         })
         .await
@@ -124,12 +124,12 @@ impl HostProcess {
         if let Some(pid) = self.child.id().and_then(pid) {
             kill_process(pid, Signal::TERM).context("send SIGTERM")?;
         }
-        match timeout(STOP_WITHIN, self.child.wait()).await {
+        match timeout(STOP_TIMEOUT, self.child.wait()).await {
             Ok(status) => Ok(status?),
             Err(_elapsed) => {
                 self.child.kill().await?;
                 bail!(
-                    "`{}` did not stop within {STOP_WITHIN:?} and was killed",
+                    "`{}` did not stop within {STOP_TIMEOUT:?} and was killed",
                     self.name
                 )
             }

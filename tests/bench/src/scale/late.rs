@@ -19,7 +19,7 @@ const APART: Duration = Duration::from_millis(330);
 /// Time between two jobs of the producer that keeps the worker busy.
 const BUSY_EVERY: Duration = Duration::from_millis(10);
 /// The restart of the cursors finds every job; see ARCHITECTURE.md.
-const FOUND_WITHIN: Duration = Duration::from_secs(60);
+const FIND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Other load in the lane.
 #[derive(Clone, Copy)]
@@ -166,8 +166,8 @@ async fn started_at(client: &Client, id: i64) -> Result<SystemTime> {
             return Ok(row.get(0));
         }
         ensure!(
-            started.elapsed() < FOUND_WITHIN,
-            "job {id}, committed late, had not finished after {FOUND_WITHIN:?}"
+            started.elapsed() < FIND_TIMEOUT,
+            "job {id}, committed late, had not finished after {FIND_TIMEOUT:?}"
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
