@@ -1,5 +1,5 @@
--- The tables of Rouse: small live tables, and history in daily partitions that are dropped. Functions, views, triggers and rights are in
--- functions/, which `rouse migrate` applies after the migrations.
+-- The tables of Rouse: small live tables, and history in daily partitions that are dropped. Functions, views, triggers
+-- and rights are in functions/, which `rouse migrate` applies after the migrations.
 
 -- Legal moves: queued → running → succeeded | failed | timed_out | cancelled;
 -- running → queued (a retry, or a released claim); queued → cancelled. The last four are final.
@@ -19,13 +19,15 @@ CREATE TABLE rouse.queue (
     created_at        timestamptz NOT NULL DEFAULT now(),
     -- Null if the queue is not paused, otherwise since when.
     paused_at         timestamptz,
-    -- For a queue without lanes: when its last lane was used, recorded by rouse.maintain_lanes. Null if it was never used, or has lanes.
+    -- For a queue without lanes: when its last lane was used, recorded by rouse.maintain_lanes. Null if it was never
+    -- used, or has lanes.
     used_at           timestamptz,
     -- For how many days its finished jobs are kept, and those that failed or timed out; null means as in all queues
     -- (keep_days of rouse.limits), and as its other jobs.
     keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
     keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650),
-    -- Which jobs of a priority go first: those of the keys in turns (drr, deficit round robin), or none (fifo: the lanes take turns).
+    -- Which jobs of a priority go first: those of the keys in turns (drr, deficit round robin), or none (fifo: the
+    -- lanes take turns).
     policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
     -- The rest applies to drr only. By what its jobs are divided.
     fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
@@ -44,7 +46,8 @@ CREATE TABLE rouse.queue (
     dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
     -- hash only: the values whose jobs go to the same worker.
     dispatch_key      text[] NOT NULL DEFAULT '{tenant}',
-    -- Into how many shards its lanes are divided, which workers lease (functions/shards.sql); 0: into none, all workers serve all lanes.
+    -- Into how many shards its lanes are divided, which workers lease (functions/shards.sql); 0: into none, all workers
+    -- serve all lanes.
     shards            integer NOT NULL DEFAULT 0 CHECK (shards = 0 OR shards BETWEEN 2 AND 1024)
 );
 -- Read by every claim: empty unless a queue is paused.
@@ -57,9 +60,9 @@ CREATE INDEX queue_sharded ON rouse.queue (name) WHERE shards > 0;
 CREATE INDEX queue_keeps ON rouse.queue (name) WHERE keep_days IS NOT NULL OR keep_failed_days IS NOT NULL;
 INSERT INTO rouse.queue (name) VALUES ('default');
 
--- The catalog of lanes. A lane's id is computed from the other columns, so that two producers that add the same lane at the same time do
--- not wait for each other's transaction: each writes a row, and both rows describe the same lane. Only `seq`, by which workers read new
--- rows, is unique.
+-- The catalog of lanes. A lane's id is computed from the other columns, so that two producers that add the same lane at
+-- the same time do not wait for each other's transaction: each writes a row, and both rows describe the same lane. Only
+-- `seq`, by which workers read new rows, is unique.
 CREATE SEQUENCE rouse.lane_seq;
 CREATE TABLE rouse.lane (
     seq      bigint PRIMARY KEY DEFAULT nextval('rouse.lane_seq'),
@@ -68,20 +71,21 @@ CREATE TABLE rouse.lane (
     handler  text NOT NULL,
     priority rouse.priority NOT NULL,
     tags     text[] NOT NULL,
-    -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region": "eu"}; or *, those for
-    -- which no lane was left. See functions/gates.sql.
+    -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region":
+    -- "eu"}; or *, those for which no lane was left. See functions/gates.sql.
     key      text NOT NULL DEFAULT '',
     -- The incarnation of a worker whose inbox it is (functions/direct.sql), as in the key; null: any worker serves it.
     worker   bigint,
-    -- In a row without a key: producers use lanes with these values as their key instead. A copy of what rouse.queue and rouse.gate say, kept
-    -- in the row because every enqueue reads it. Null: they use this lane. Empty: this lane as well, but a gate acts in the enqueue.
+    -- In a row without a key: producers use lanes with these values as their key instead. A copy of what rouse.queue
+    -- and rouse.gate say, kept in the row because every enqueue reads it. Null: they use this lane. Empty: this lane as
+    -- well, but a gate acts in the enqueue.
     divided_by text[],
     -- When it was added to the catalog, or when rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
     closed_at timestamptz,
-    -- A copy of the contract of the handler: a predicate that is true for payloads that need a closer look; null: for none. Kept in the row,
-    -- because every enqueue reads it. See rouse._copy_contracts.
+    -- A copy of the contract of the handler: a predicate that is true for payloads that need a closer look; null: for
+    -- none. Kept in the row, because every enqueue reads it. See rouse._copy_contracts.
     refuses   jsonpath
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
@@ -90,7 +94,8 @@ CREATE INDEX lane_id ON rouse.lane (id);
 -- Read by every retry, release and suspension: empty unless a queue has direct dispatch.
 CREATE INDEX lane_inbox ON rouse.lane (worker) WHERE worker IS NOT NULL;
 
--- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by modules.
+-- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by
+-- modules.
 CREATE TABLE rouse.gate (
     name        text PRIMARY KEY,
     kind        text NOT NULL CHECK (kind IN ('max_concurrent', 'throttle', 'batch', 'singleton', 'debounce')),
@@ -113,14 +118,15 @@ CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', '
 -- Read by enqueues into lanes that have a gate.
 CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', 'debounce');
 
--- What gates know about their keys. A row without an effect (`until` is over, and `job` has ended) may be missing; rouse.maintain_lanes removes
--- such rows.
+-- What gates know about their keys. A row without an effect (`until` is over, and `job` has ended) may be missing;
+-- rouse.maintain_lanes removes such rows.
 CREATE TABLE rouse.gate_key (
     gate   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,
     -- throttle: the starts of the last period, or null with a burst.
     starts timestamptz[],
-    -- throttle: until when starts count, or when the bucket is full again. singleton and debounce: until when it is closed, whatever the job does.
+    -- throttle: until when starts count, or when the bucket is full again. singleton and debounce: until when it is
+    -- closed, whatever the job does.
     until  timestamptz NOT NULL,
     -- singleton and debounce: the last job that was let through, and when.
     job    bigint,
@@ -137,9 +143,10 @@ CREATE TABLE rouse.shard_lease (
     until  timestamptz NOT NULL,
     PRIMARY KEY (worker, queue)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
--- They serve claims and renewals (the leases of a worker that have not ended) and divisions (those of a queue). A renewal every second leaves
--- an old version of the row, which a transaction that is open all day keeps. By the primary key, all of them would be read each time; here they
--- come before the range that is read. Only the renewal itself reads them, because the primary key has to stay unique.
+-- They serve claims and renewals (the leases of a worker that have not ended) and divisions (those of a queue). A
+-- renewal every second leaves an old version of the row, which a transaction that is open all day keeps. By the primary
+-- key, all of them would be read each time; here they come before the range that is read. Only the renewal itself reads
+-- them, because the primary key has to stay unique.
 CREATE INDEX shard_lease_worker ON rouse.shard_lease (worker, until);
 CREATE INDEX shard_lease_queue ON rouse.shard_lease (queue, until);
 
@@ -161,18 +168,21 @@ CREATE TABLE rouse.limits (
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
     -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
-    -- Lanes of keys of fair queues and gates: further keys of a handler share one. Also the number of inboxes (direct dispatch).
+    -- Lanes of keys of fair queues and gates: further keys of a handler share one. Also the number of inboxes (direct
+    -- dispatch).
     keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
     gates_max             integer NOT NULL DEFAULT 200 CHECK (gates_max > 0),
-    -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job of its chain, count anew.
+    -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job
+    -- of its chain, count anew.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
     -- How deep these may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
-    -- What an enqueue of an unknown handler gets, once a contract is published: an error, a notice, or silence. Null means a notice. A handler
-    -- is unknown if it has no contract and no live worker has it.
+    -- What an enqueue of an unknown handler gets, once a contract is published: an error, a notice, or silence. Null
+    -- means a notice. A handler is unknown if it has no contract and no live worker has it.
     unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence')),
-    -- For how many days finished jobs are kept, unless their queue has a retention of its own; steps, log lines and rows about due times, too.
+    -- For how many days finished jobs are kept, unless their queue has a retention of its own; steps, log lines and
+    -- rows about due times, too.
     keep_days             smallint NOT NULL DEFAULT 7 CHECK (keep_days BETWEEN 1 AND 3650)
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
@@ -209,15 +219,15 @@ CREATE TABLE rouse.worker (
     stats_at      timestamptz,
     -- How often it has tried to write to a job that was not its own.
     refused       bigint NOT NULL DEFAULT 0,
-    -- The timeout flag: how many of its attempts reached their run timeout, since when, and the last of them. 0 and null before the first,
-    -- and after the flag is cleared.
+    -- The timeout flag: how many of its attempts reached their run timeout, since when, and the last of them. 0 and
+    -- null before the first, and after the flag is cleared.
     timeouts          bigint NOT NULL DEFAULT 0,
     timed_out_since   timestamptz,
     timed_out_at      timestamptz,
     timed_out_job     bigint,
     timed_out_handler text,
-    -- Null while it is listed. A forgotten incarnation is not listed, and everything that it reported is deleted except its id, which the
-    -- history of its jobs shows.
+    -- Null while it is listed. A forgotten incarnation is not listed, and everything that it reported is deleted except
+    -- its id, which the history of its jobs shows.
     forgotten_at  timestamptz,
     -- The login that registered it; only this login may write as this worker.
     login         name NOT NULL DEFAULT session_user,
@@ -227,9 +237,9 @@ CREATE TABLE rouse.worker (
 -- A worker id is unique among live workers.
 CREATE UNIQUE INDEX worker_live ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
 
--- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads of them. A trigger copies
--- it from rouse.worker (functions/direct.sql). There, each heartbeat writes a version of a row, and a transaction that is open all day keeps
--- them; here, only changes do.
+-- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads
+-- of them. A trigger copies it from rouse.worker (functions/direct.sql). There, each heartbeat writes a version of a
+-- row, and a transaction that is open all day keeps them; here, only changes do.
 CREATE TABLE rouse.taker (
     -- The incarnation.
     worker    bigint PRIMARY KEY,
@@ -245,8 +255,8 @@ CREATE TABLE rouse.taker (
 -- Serves registration: whether two hosts share an id.
 CREATE INDEX worker_replaced ON rouse.worker (worker_id) WHERE replaced_at IS NOT NULL AND outlived_at IS NOT NULL;
 
--- Limits of the logins of workers. A login without a row may register any worker id and serve all queues. Only the owner writes here; a
--- change applies at once to registered workers (functions/logins.sql).
+-- Limits of the logins of workers. A login without a row may register any worker id and serve all queues. Only the
+-- owner writes here; a change applies at once to registered workers (functions/logins.sql).
 --
 -- The lists contain names, and prefixes that end in *: 'mail-*' permits mail-1 and mail-2, '*' permits everything.
 CREATE TABLE rouse.worker_login (
@@ -309,11 +319,10 @@ CREATE TABLE rouse.job (
     -- How many chains it waits for; null: none. While it waits, it has no turn.
     blockers     integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant, source, grants and trace as
-    -- text.
-    -- Stored, because computing it would mean reading the payload, and the size in the table is no guide: a number such as 1e100000 is
-    -- small there, and compressed values shrink to as little as a ninetieth. Not a generated column, because Postgres parses the expression
-    -- again for every statement that writes.
+    -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant,
+    -- source, grants and trace as text. Stored, because computing it would mean reading the payload, and the size in
+    -- the table is no guide: a number such as 1e100000 is small there, and compressed values shrink to as little as a
+    -- ninetieth. Not a generated column, because Postgres parses the expression again for every statement that writes.
     bytes        integer NOT NULL,
     tenant       text,
     source       text,
@@ -322,27 +331,31 @@ CREATE TABLE rouse.job (
     -- Null if the payload is in rouse.payload, under payload_at.
     payload      jsonb,
     payload_at   timestamptz,
-    -- True on the row whose commit decides whether a worker is notified: the only row of a call, or the last one. Null on all others.
+    -- True on the row whose commit decides whether a worker is notified: the only row of a call, or the last one. Null
+    -- on all others.
     wake         boolean,
     -- The memory of the next attempt, bytes; null means the handler's own. Set after an attempt that ran out of memory.
     memory_bytes bigint CHECK (memory_bytes > 0),
     -- The job's attenuated grants; null means all grants of the handler.
     grants       jsonb,
-    -- The lease of its claims and the run timeout of its attempts; null means the handler's own. rouse._time_ms has their bounds.
+    -- The lease of its claims and the run timeout of its attempts; null means the handler's own. rouse._time_ms has
+    -- their bounds.
     lease_ms     bigint,
     timeout_ms   bigint,
     -- The chains that it waits or waited for, by name: {"charge": 17, "reserve": {"job": 18, "on_failure": "run"}}.
     after        jsonb,
-    -- While the job is suspended (queued, without a turn): what it waits for (functions/suspensions.sql). Otherwise without a meaning.
+    -- While the job is suspended (queued, without a turn): what it waits for (functions/suspensions.sql). Otherwise
+    -- without a meaning.
     wait         jsonb,
-    -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs (functions/children.sql):
-    -- {"parent": 17, "depth": 1, "descendants": 312}; null: none.
+    -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs
+    -- (functions/children.sql): {"parent": 17, "depth": 1, "descendants": 312}; null: none.
     origin       jsonb,
     -- The trace context of its producer, a W3C traceparent; null: none.
     trace        text,
-    -- Postgres parses the text of each CHECK again for every statement that writes, which was more than half the cost of an insert, so one
-    -- short constraint replaces six long ones. Two rules are left out, because only the functions can write: that max_attempts is at most
-    -- 1000 (rouse._lane), and that a running job has a turn and an attempt (rouse.claim).
+    -- Postgres parses the text of each CHECK again for every statement that writes, which was more than half the cost
+    -- of an insert, so one short constraint replaces six long ones. Two rules are left out, because only the functions
+    -- can write: that max_attempts is at most 1000 (rouse._lane), and that a running job has a turn and an attempt
+    -- (rouse.claim).
     CONSTRAINT job_is_sound CHECK (
         -- Live: queued or running.
         state < 'succeeded'
@@ -354,8 +367,9 @@ CREATE TABLE rouse.job (
         AND num_nulls(payload, payload_at) = 1
         AND num_nulls(blockers, turn) > 0)
 ) WITH (
-    -- Each page has space for a second version of every row on it, so that the claim's version is on the same page, and its WAL contains
-    -- only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is larger by two fifths.
+    -- Each page has space for a second version of every row on it, so that the claim's version is on the same page, and
+    -- its WAL contains only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is
+    -- larger by two fifths.
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
@@ -384,7 +398,8 @@ CREATE UNIQUE INDEX job_chain ON rouse.job (chain) WHERE chain IS NOT NULL;
 -- Serves the removal of old payloads.
 CREATE INDEX job_payload ON rouse.job (payload_at) WHERE payload_at IS NOT NULL;
 
--- Chains that live jobs wait for, a row each (functions/dependencies.sql). Deleted when the chain has ended, or the job.
+-- Chains that live jobs wait for, a row each (functions/dependencies.sql). Deleted when the chain has ended, or the
+-- job.
 CREATE TABLE rouse.dependency (
     chain      bigint NOT NULL,
     -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain was retried and has succeeded.
@@ -395,8 +410,8 @@ CREATE TABLE rouse.dependency (
 CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
--- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row. Deleted when the deadline
--- has passed, even if the job has ended before: so the end of a job never looks for one.
+-- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row.
+-- Deleted when the deadline has passed, even if the job has ended before: so the end of a job never looks for one.
 CREATE TABLE rouse.deadline (
     job         bigint PRIMARY KEY,
     deadline_at timestamptz NOT NULL,
@@ -411,8 +426,8 @@ CREATE TABLE rouse.deadline (
 );
 CREATE INDEX deadline_due ON rouse.deadline (try_at);
 
--- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is deleted when none of its
--- jobs is kept any more.
+-- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is
+-- deleted when none of its jobs is kept any more.
 CREATE TABLE rouse.flow (
     id           bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
     name         text CHECK (length(name) BETWEEN 1 AND 200),
@@ -456,7 +471,8 @@ CREATE TABLE rouse.schedule (
     changed_at      timestamptz NOT NULL,
     -- Null if it is not paused, otherwise since when.
     paused_at       timestamptz,
-    -- Drawn from rouse.turn_seq with each change, so that what a host has decided applies only to the row that it has read.
+    -- Drawn from rouse.turn_seq with each change, so that what a host has decided applies only to the row that it has
+    -- read.
     revision        bigint NOT NULL,
     -- All due times up to this one have been handled.
     handled_until   timestamptz NOT NULL,
@@ -479,9 +495,9 @@ CREATE TABLE rouse.schedule_run (
     -- Null if it was run by hand.
     due_at   timestamptz,
     at       timestamptz NOT NULL,
-    -- enqueued: a job was enqueued; queued: one that waits for the previous one; replaced: one after the previous one was cancelled;
-    -- backfilled; manual: run by hand. Without a job: skipped, because the previous one was live; missed: this due time, and perhaps earlier
-    -- ones, were too old; refused: rouse.enqueue has refused it.
+    -- enqueued: a job was enqueued; queued: one that waits for the previous one; replaced: one after the previous one
+    -- was cancelled; backfilled; manual: run by hand. Without a job: skipped, because the previous one was live;
+    -- missed: this due time, and perhaps earlier ones, were too old; refused: rouse.enqueue has refused it.
     outcome  text NOT NULL CHECK (outcome IN ('enqueued', 'queued', 'replaced', 'backfilled', 'manual', 'skipped', 'missed', 'refused')),
     job      bigint,
     error    text,
@@ -513,7 +529,8 @@ CREATE TABLE rouse.backfill (
 CREATE INDEX backfill_open ON rouse.backfill (id) WHERE finished_at IS NULL;
 CREATE INDEX backfill_schedule ON rouse.backfill (schedule);
 
--- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs are locked.
+-- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs
+-- are locked.
 CREATE TABLE rouse.pending_release (
     chain     bigint PRIMARY KEY,
     succeeded boolean NOT NULL,
@@ -523,7 +540,8 @@ CREATE TABLE rouse.pending_release (
 );
 CREATE INDEX pending_release_due ON rouse.pending_release (try_at);
 
--- How chains have ended whose rows in rouse.finished were dropped, as long as live jobs may read it (functions/dependencies.sql).
+-- How chains have ended whose rows in rouse.finished were dropped, as long as live jobs may read it
+-- (functions/dependencies.sql).
 CREATE TABLE rouse.kept_end (
     chain  bigint PRIMARY KEY,
     -- The job that ended last.
@@ -533,16 +551,18 @@ CREATE TABLE rouse.kept_end (
     error  jsonb
 );
 
--- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to them. Insert-only,
--- one partition a day.
+-- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to
+-- them. Insert-only, one partition a day.
 CREATE TABLE rouse.payload (
     job     bigint NOT NULL,
     -- The JSON text for the handler. From jsonb, each claim would have to generate it again.
     payload text NOT NULL,
-    -- The day of its partition: payload_at of the job, or later if the job was still live when that partition was dropped.
+    -- The day of its partition: payload_at of the job, or later if the job was still live when that partition was
+    -- dropped.
     kept_at timestamptz NOT NULL
 ) PARTITION BY RANGE (kept_at);
--- A job that gates have merged with newer ones has several rows; its payload is the one at payload_at, or the last copy of it.
+-- A job that gates have merged with newer ones has several rows; its payload is the one at payload_at, or the last copy
+-- of it.
 CREATE INDEX payload_job ON rouse.payload (job, kept_at);
 -- Compressed, and in the same page as the other columns if it fits: no second lookup.
 ALTER TABLE rouse.payload ALTER COLUMN payload SET STORAGE MAIN;
@@ -555,8 +575,8 @@ BEGIN
 END
 $$;
 
--- Finished jobs. Insert-only, one partition a day for those with the general retention, and others for each retention that a queue has set
--- (functions/partitions.sql).
+-- Finished jobs. Insert-only, one partition a day for those with the general retention, and others for each retention
+-- that a queue has set (functions/partitions.sql).
 CREATE TABLE rouse.finished (
     id                bigint NOT NULL,
     lane              bigint NOT NULL,
@@ -583,8 +603,8 @@ CREATE TABLE rouse.finished (
     payload_at        timestamptz,
     result            jsonb,
     error             jsonb,
-    -- The resources of the last attempt; all null if none ran, and if an admin action ended the job (only its worker knew them).
-    -- CPU time of the guest and of its host calls, microseconds.
+    -- The resources of the last attempt; all null if none ran, and if an admin action ended the job (only its worker
+    -- knew them). CPU time of the guest and of its host calls, microseconds.
     cpu_us            bigint,
     memory_peak_bytes bigint,
     host_calls        integer,
@@ -616,8 +636,8 @@ CREATE INDEX finished_chain ON rouse.finished (chain, id) WHERE chain IS NOT NUL
 CREATE INDEX finished_flow ON rouse.finished (flow) WHERE flow IS NOT NULL;
 -- Serves rouse.audit: jobs that ended since a time. It indexes ranges of pages, so inserts do not pay for it.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
--- Serves the removal of old payloads: those that are still referred to by jobs that are kept longer than others, or that ended more than a
--- day after they were enqueued.
+-- Serves the removal of old payloads: those that are still referred to by jobs that are kept longer than others, or
+-- that ended more than a day after they were enqueued.
 CREATE INDEX finished_payload ON rouse.finished (payload_at)
     WHERE payload_at IS NOT NULL AND (keep_days > 0 OR finished_at - payload_at > interval '24 hours');
 -- Serves the search for jobs that did not succeed, which are few.
@@ -657,10 +677,11 @@ CREATE TABLE rouse.record (
     at      timestamptz NOT NULL,
     job     bigint,
     queue   text,
-    -- released, renewed, cancelled, completed, failed, retried, rescheduled, priority_set, deleted, purged (of a job, and of a queue); paused, resumed,
-    -- retention_set, default_retention_set, payload_limit_set, fair_share_set, dispatch_set, shards_set; gate_set, gate_dropped;
-    -- flow_cancelled, flow_retried, flow_deleted; schedule_created, schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled; forgotten,
-    -- timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- released, renewed, cancelled, completed, failed, retried, rescheduled, priority_set, deleted, purged (of a job,
+    -- and of a queue); paused, resumed, retention_set, default_retention_set, payload_limit_set, fair_share_set,
+    -- dispatch_set, shards_set; gate_set, gate_dropped; flow_cancelled, flow_retried, flow_deleted; schedule_created,
+    -- schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled;
+    -- forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,
@@ -674,7 +695,8 @@ CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
 CREATE INDEX record_of_people ON rouse.record (at) WHERE who IS NOT NULL;
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
--- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some out of the logs, but never out of rouse.record.
+-- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some out of the logs, but never out
+-- of rouse.record.
 CREATE UNLOGGED TABLE rouse.audit_outbox (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL,
@@ -692,7 +714,8 @@ CREATE TABLE rouse.step (
     name    text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
     -- As the handler wrote it: json, which preserves every byte, not jsonb.
     result  json,
-    -- When the wait of this step began: what it waits for. A result follows in another row, except after a sleep. The last row counts.
+    -- When the wait of this step began: what it waits for. A result follows in another row, except after a sleep. The
+    -- last row counts.
     wait    jsonb,
     attempt integer NOT NULL,
     worker  bigint NOT NULL,
@@ -703,7 +726,8 @@ CREATE TABLE rouse.step (
 ) PARTITION BY RANGE (kept_at);
 CREATE INDEX step_job ON rouse.step (job, name);
 
--- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or some time after the job has ended.
+-- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or some time after the job
+-- has ended.
 CREATE TABLE rouse.signal (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job     bigint NOT NULL,
@@ -727,8 +751,8 @@ CREATE TABLE rouse.log (
 ) PARTITION BY RANGE (at);
 CREATE INDEX log_job ON rouse.log (job);
 
--- Progress of running attempts. Unlogged: after a crash of the server they report it again. A row is ignored if its fence is not that of
--- the job.
+-- Progress of running attempts. Unlogged: after a crash of the server they report it again. A row is ignored if its
+-- fence is not that of the job.
 CREATE UNLOGGED TABLE rouse.progress (
     job     bigint PRIMARY KEY,
     fence   bigint NOT NULL,
@@ -737,8 +761,8 @@ CREATE UNLOGGED TABLE rouse.progress (
     at      timestamptz NOT NULL
 );
 
--- Resource usage of running attempts that have run for some seconds, reported every few seconds. Unlogged: after a crash of the server it
--- is reported again. A row is ignored if its fence is not that of the job.
+-- Resource usage of running attempts that have run for some seconds, reported every few seconds. Unlogged: after a
+-- crash of the server it is reported again. A row is ignored if its fence is not that of the job.
 CREATE UNLOGGED TABLE rouse.running (
     job          bigint PRIMARY KEY,
     fence        bigint NOT NULL,
@@ -769,18 +793,21 @@ CREATE TABLE rouse.handler_state (
     -- Space for a new version of a row on the same page: if its size is unchanged, the index is unchanged too.
 ) WITH (fillfactor = 70);
 
--- Contracts: what producers may enqueue for a handler, made from its input schema (functions/contract.sql). One row for each handler, and the
--- row '*' while there is any other.
+-- Contracts: what producers may enqueue for a handler, made from its input schema (functions/contract.sql). One row for
+-- each handler, and the row '*' while there is any other.
 CREATE TABLE rouse.contract (
     handler         text COLLATE "C" PRIMARY KEY CHECK (handler = '*' OR handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
-    -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. The lanes have copies.
+    -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. The lanes
+    -- have copies.
     refuses         jsonpath,
-    -- When the handler was removed: no worker had it, and a publication left it out. Its function raises an error. Null: it was not.
+    -- When the handler was removed: no worker had it, and a publication left it out. Its function raises an error.
+    -- Null: it was not.
     removed_at      timestamptz,
     -- Its typed function, the only one of this name in this schema.
     function_schema name,
     function_name   name,
-    -- [{"name": …, "type": …, "required": …, "default": …}, …], in order; empty if the function takes the payload as a whole.
+    -- [{"name": …, "type": …, "required": …, "default": …}, …], in order; empty if the function takes the payload as a
+    -- whole.
     parameters      jsonb NOT NULL DEFAULT '[]',
     -- The statement that has created the function, and its comment.
     definition      text NOT NULL DEFAULT '',
@@ -797,7 +824,8 @@ CREATE TABLE rouse.contract_version (
     digest       text NOT NULL CHECK (digest ~ '^[0-9a-f]{64}$'),
     -- The version of the module that was published last with this schema.
     version      text NOT NULL,
-    -- The SHA-256 of each module that was published with this schema, and of which a live worker may still serve this handler.
+    -- The SHA-256 of each module that was published with this schema, and of which a live worker may still serve this
+    -- handler.
     modules      text[] NOT NULL,
     schema       json NOT NULL,
     -- The predicate of this version; null: it accepts every payload.
@@ -808,8 +836,8 @@ CREATE TABLE rouse.contract_version (
     PRIMARY KEY (handler, digest)
 );
 
--- Locks between functions: rows that only the owner can lock, because any login of the database can hold an advisory lock. A name maps to
--- one of 1,024 slots; names that share a slot wait for each other, which is rare and short.
+-- Locks between functions: rows that only the owner can lock, because any login of the database can hold an advisory
+-- lock. A name maps to one of 1,024 slots; names that share a slot wait for each other, which is rare and short.
 CREATE TABLE rouse.lock (
     purpose text NOT NULL,
     slot    integer NOT NULL,
@@ -818,8 +846,8 @@ CREATE TABLE rouse.lock (
 INSERT INTO rouse.lock (purpose, slot)
 SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs', 'gate', 'shards']) AS purpose, generate_series(0, 1023) AS slot;
 
--- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify, so that no other login can compute and hold
--- such a key.
+-- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify, so that no other login
+-- can compute and hold such a key.
 CREATE TABLE rouse.wake_salt (
     salt bytea NOT NULL
 );

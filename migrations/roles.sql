@@ -1,5 +1,6 @@
--- The seven roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an administrator runs the output of
--- `rouse migrate --roles-sql`, once per server. Safe to repeat, and to run concurrently.
+-- The seven roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an
+-- administrator runs the output of `rouse migrate --roles-sql`, once per server. Safe to repeat, and to run
+-- concurrently.
 --
 --   rouse_owner     owns schema rouse; not for logins
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
@@ -22,8 +23,8 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it, before that every user with
-    -- CREATEROLE; neither may act as the role without the grant.
+    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it, before that
+    -- every user with CREATEROLE; neither may act as the role without the grant.
     IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER) THEN
         BEGIN
             EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);

@@ -1,6 +1,6 @@
--- Admin actions of operators on a job or a queue; producers may use one of them, cancel. Every function is idempotent and leaves a record
--- with the calling login. It rejects an action that the job's state does not allow, with an error that includes the state. Hosts log these
--- actions.
+-- Admin actions of operators on a job or a queue; producers may use one of them, cancel. Every function is idempotent
+-- and leaves a record with the calling login. It rejects an action that the job's state does not allow, with an error
+-- that includes the state. Hosts log these actions.
 --
 --   P0002  the job does not exist, or is no longer kept
 --   55000  the state of the job does not allow the action
@@ -15,9 +15,9 @@ BEGIN
 END
 $$;
 
--- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is notified: any outcome of
--- its attempt is refused. Waits for a concurrent change of the job, and then acts on the result. `p_worker`: the worker that ends it; null:
--- the calling login does. Served by the primary key.
+-- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is
+-- notified: any outcome of its attempt is refused. Waits for a concurrent change of the job, and then acts on the
+-- result. `p_worker`: the worker that ends it; null: the calling login does. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end(
     p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text, p_detail jsonb DEFAULT NULL, p_worker bigint DEFAULT NULL)
 RETURNS boolean
@@ -79,8 +79,8 @@ BEGIN
 END
 $$;
 
--- Cancels a job, queued or running. True: it is cancelled now, by this call or by an earlier one. False: it has ended in another way, or
--- does not exist.
+-- Cancels a job, queued or running. True: it is cancelled now, by this call or by an earlier one. False: it has ended
+-- in another way, or does not exist.
 CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -124,8 +124,8 @@ BEGIN
 END
 $$;
 
--- Ends a job as failed, queued or running, regardless of its remaining attempts. True: it has failed with this message, by this call or by
--- an earlier one.
+-- Ends a job as failed, queued or running, regardless of its remaining attempts. True: it has failed with this message,
+-- by this call or by an earlier one.
 CREATE OR REPLACE FUNCTION rouse.fail(id bigint, message text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -170,8 +170,8 @@ BEGIN
 END
 $$;
 
--- Deletes a queued job: it is cancelled, and a record shows that it was deleted. True: it is cancelled now, by this call or by an earlier
--- one. A running job is not deleted.
+-- Deletes a queued job: it is cancelled, and a record shows that it was deleted. True: it is cancelled now, by this
+-- call or by an earlier one. A running job is not deleted.
 CREATE OR REPLACE FUNCTION rouse.delete(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -184,13 +184,15 @@ BEGIN
 END
 $$;
 
--- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
--- unique key, but without a job timeout: the deadline of the old one has passed, or was meant for it. Returns its id; or, if a live job
--- prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if
--- the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
+-- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants,
+-- lease, timeout and unique key, but without a job timeout: the deadline of the old one has passed, or was meant for
+-- it. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of
+-- the job, false if it only has its unique key. All are null if the payload was removed. Served by job_retry and
+-- job_unique_key; wakes like an enqueue.
 --
--- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the job never ran, the retry
--- waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.
+-- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the
+-- job never ran, the retry waits for what it had waited for: `failed` is a chain that has failed, and prevents the
+-- retry.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -278,8 +280,8 @@ BEGIN
 END
 $$;
 
--- Creates a new job from an ended one (rouse._retry) and returns its id. While a retry of it is live, returns the id of that retry. Served
--- by the primary key, finished_id and job_retry.
+-- Creates a new job from an ended one (rouse._retry) and returns its id. While a retry of it is live, returns the id of
+-- that retry. Served by the primary key, finished_id and job_retry.
 CREATE OR REPLACE FUNCTION rouse.retry(id bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -319,8 +321,8 @@ BEGIN
 END
 $$;
 
--- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps its turn. The
--- deadline of a job with a job timeout does not change. Served by the primary key.
+-- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps
+-- its turn. The deadline of a job with a job timeout does not change. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.reschedule(id bigint, run_at timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -398,8 +400,8 @@ BEGIN
 END
 $$;
 
--- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs. Claimed jobs continue, and
--- jobs can still be enqueued.
+-- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs. Claimed
+-- jobs continue, and jobs can still be enqueued.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -419,10 +421,11 @@ BEGIN
 END
 $$;
 
--- Sets for how many days finished jobs of a queue are kept, and those that failed or timed out. Null: unchanged; 0: the general retention,
--- or that of the queue's other jobs. Applies to jobs that end from now on. Returns the current settings (null: the general retention).
--- Leaves a record. Warns if the lookup of a job would need a fifth of the server's locks: attempts and records are kept as long, and of each day
--- it locks both partitions with their five indexes.
+-- Sets for how many days finished jobs of a queue are kept, and those that failed or timed out. Null: unchanged; 0: the
+-- general retention, or that of the queue's other jobs. Applies to jobs that end from now on. Returns the current
+-- settings (null: the general retention). Leaves a record. Warns if the lookup of a job would need a fifth of the
+-- server's locks: attempts and records are kept as long, and of each day it locks both partitions with their five
+-- indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -453,8 +456,8 @@ BEGIN
 END
 $$;
 
--- Sets how large the payloads of a queue may be, 1 KiB to 64 MiB; 256 KiB (262144) is the default. Applies to jobs that are enqueued from now
--- on. Leaves a record.
+-- Sets how large the payloads of a queue may be, 1 KiB to 64 MiB; 256 KiB (262144) is the default. Applies to jobs that
+-- are enqueued from now on. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.set_payload_limit(queue text, payload_bytes_max integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -480,9 +483,9 @@ BEGIN
 END
 $$;
 
--- Sets for how many days finished jobs are kept whose queue has no retention of its own, and returns for how many days they were kept until
--- now. Workers drop what is older within the hour: applies to jobs that have ended, too. Leaves a record. Warns as rouse.set_retention; of
--- each day, the lookup of a job also locks the partition of finished jobs.
+-- Sets for how many days finished jobs are kept whose queue has no retention of its own, and returns for how many days
+-- they were kept until now. Workers drop what is older within the hour: applies to jobs that have ended, too. Leaves a
+-- record. Warns as rouse.set_retention; of each day, the lookup of a job also locks the partition of finished jobs.
 CREATE OR REPLACE FUNCTION rouse.set_default_retention(keep_days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -538,8 +541,8 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
-    -- Workers only check leases that have ended since their last check, so the leases of this queue's orphans are set to end in a moment,
-    -- after this commits. Served by job_lease.
+    -- Workers only check leases that have ended since their last check, so the leases of this queue's orphans are set
+    -- to end in a moment, after this commits. Served by job_lease.
     WITH orphan AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until < at
@@ -555,10 +558,11 @@ BEGIN
 END
 $$;
 
--- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled jobs are not
--- cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs of any queue that wait for the cancelled ones
--- are cancelled or released, as their on_failure says. One record contains the number of ready jobs, and each job has a record of its own.
--- Served by job_ready, after one read of the catalog of lanes.
+-- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled
+-- jobs are not cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs of any
+-- queue that wait for the cancelled ones are cancelled or released, as their on_failure says. One record contains the
+-- number of ready jobs, and each job has a record of its own. Served by job_ready, after one read of the catalog of
+-- lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -596,8 +600,8 @@ BEGIN
 END
 $$;
 
--- One host logs each admin action, with its next heartbeat: the trigger copies it to rouse.audit_outbox, and rouse.take_audit_outbox takes
--- it from there.
+-- One host logs each admin action, with its next heartbeat: the trigger copies it to rouse.audit_outbox, and
+-- rouse.take_audit_outbox takes it from there.
 CREATE OR REPLACE FUNCTION rouse._fill_audit_outbox() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -619,10 +623,11 @@ BEGIN
 END
 $$;
 
--- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives them. Actions that
--- are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no longer kept. Workers of a limited login
--- get none, unless it has the right to maintenance. The outbox is a copy for logs: an action that a worker takes and does not log is still
--- in rouse.record. Served by the primary keys and finished_id.
+-- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives
+-- them. Actions that are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no
+-- longer kept. Workers of a limited login get none, unless it has the right to maintenance. The outbox is a copy for
+-- logs: an action that a worker takes and does not log is still in rouse.record. Served by the primary keys and
+-- finished_id.
 CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_max integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

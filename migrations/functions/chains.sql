@@ -1,7 +1,8 @@
--- Chains: a job and those that continue it. Each function takes the id of any job of the chain. The id of a chain is that of its first job.
+-- Chains: a job and those that continue it. Each function takes the id of any job of the chain. The id of a chain is
+-- that of its first job.
 
--- The jobs of a chain, in order; no row if the job does not exist or is no longer kept. Served by finished_id, finished_chain, job_chain and
--- the primary key.
+-- The jobs of a chain, in order; no row if the job does not exist or is no longer kept. Served by finished_id,
+-- finished_chain, job_chain and the primary key.
 CREATE OR REPLACE FUNCTION rouse.chain(id bigint)
 RETURNS TABLE (job bigint, handler text, queue text, state rouse.state, attempt integer, retried_from bigint, requested_at timestamptz,
                finished_at timestamptz)
@@ -23,8 +24,8 @@ BEGIN
 END
 $$;
 
--- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is unknown. Served as
--- rouse.chain.
+-- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is
+-- unknown. Served as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -38,8 +39,8 @@ BEGIN
 END
 $$;
 
--- Locks the live job of a chain and returns it; null if there is none. Waits for a concurrent change of that job; if it has ended, goes on
--- with the job that continues the chain. Served as rouse.chain.
+-- Locks the live job of a chain and returns it; null if there is none. Waits for a concurrent change of that job; if it
+-- has ended, goes on with the job that continues the chain. Served as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse._lock_live_job(p_chain bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -55,8 +56,8 @@ BEGIN
 END
 $$;
 
--- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the caller commits. Waits for
--- a concurrent retry. An error if the chain does not exist or is no longer kept.
+-- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the
+-- caller commits. Waits for a concurrent retry. An error if the chain does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,7 +82,8 @@ BEGIN
 END
 $$;
 
--- Completes a chain without a worker: its live job. True: the chain has succeeded with this result, by this call or by an earlier one.
+-- Completes a chain without a worker: its live job. True: the chain has succeeded with this result, by this call or by
+-- an earlier one.
 CREATE OR REPLACE FUNCTION rouse.complete_chain(id bigint, result jsonb DEFAULT 'null') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -93,7 +95,8 @@ BEGIN
 END
 $$;
 
--- Cancels a chain: its live job. True: it is cancelled now, by this call or by an earlier one. False: it has ended in another way.
+-- Cancels a chain: its live job. True: it is cancelled now, by this call or by an earlier one. False: it has ended in
+-- another way.
 CREATE OR REPLACE FUNCTION rouse.cancel_chain(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -112,13 +115,15 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE 'jobs ' || array_to_string(p_ids[:10], ', ') || CASE WHEN cardinality(p_ids) > 10 THEN ' and others wait' ELSE ' wait' END END
 $$;
 
--- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs. Refused while other jobs
--- wait for it, unless `cascade` is true: then these are cancelled before, whatever their on_failure is, up to 1,000 in each call. True: the
--- chain is deleted. False: more jobs wait for it, and the next call goes on. Each call is a transaction of its own, so that many jobs hold up
--- nothing else. Jobs that another transaction has locked are left to the next call; if there are only such jobs, it is an error. Jobs that
--- wait for the cancelled ones follow their own on_failure. Between two calls, the chain is live as before: the next call also cancels jobs that
--- were enqueued after it meanwhile, and retries of the cancelled ones. A worker may start its job if it is ready: then the next call is
--- refused, and the jobs that still wait go on with the end of the chain. Served by dependency_chain.
+-- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs.
+-- Refused while other jobs wait for it, unless `cascade` is true: then these are cancelled before, whatever their
+-- on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next call
+-- goes on. Each call is a transaction of its own, so that many jobs hold up nothing else. Jobs that another transaction
+-- has locked are left to the next call; if there are only such jobs, it is an error. Jobs that wait for the cancelled
+-- ones follow their own on_failure. Between two calls, the chain is live as before: the next call also cancels jobs
+-- that were enqueued after it meanwhile, and retries of the cancelled ones. A worker may start its job if it is ready:
+-- then the next call is refused, and the jobs that still wait go on with the end of the chain. Served by
+-- dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

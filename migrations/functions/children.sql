@@ -1,4 +1,5 @@
--- Jobs that attempts enqueue: children, calls, and the next job of their own chain. They are committed with the settlement.
+-- Jobs that attempts enqueue: children, calls, and the next job of their own chain. They are committed with the
+-- settlement.
 
 -- The attenuation of a job that another one enqueues: what that one has left, and its own. Both apply.
 CREATE OR REPLACE FUNCTION rouse._both_grants(p_parent jsonb, p_own jsonb) RETURNS jsonb
@@ -21,8 +22,9 @@ LANGUAGE sql IMMUTABLE AS $$
             GROUP BY e.part) AS g) AS every
 $$;
 
--- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if there is one. p_queue and
--- p_priority are those of its parent, p_worker is the one that runs this. p_own: the children of the attempt that are enqueued already; `after` names them as -1, -2 ….
+-- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if
+-- there is one. p_queue and p_priority are those of its parent, p_worker is the one that runs this. p_own: the children
+-- of the attempt that are enqueued already; `after` names them as -1, -2 ….
 CREATE OR REPLACE FUNCTION rouse._enqueue_child(
     p_worker bigint, p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -67,7 +69,8 @@ BEGIN
 END
 $$;
 
--- Rejects a job that would wait for itself: one that waits for chains which wait for its own, p_chain. Served by dependency_job.
+-- Rejects a job that would wait for itself: one that waits for chains which wait for its own, p_chain. Served by
+-- dependency_job.
 CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -83,8 +86,8 @@ BEGIN
 END
 $$;
 
--- The origins of the jobs that attempts enqueue: they share evenly what their attempt may enqueue. A resumed attempt, and the next job of the
--- chain, may enqueue as many again. Raises an error if an attempt enqueues too many.
+-- The origins of the jobs that attempts enqueue: they share evenly what their attempt may enqueue. A resumed attempt,
+-- and the next job of the chain, may enqueue as many again. Raises an error if an attempt enqueues too many.
 CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -180,7 +183,8 @@ BEGIN
 END
 $$;
 
--- Those of the jobs that belong to these attempts: calls to those that are suspended, all others to those that have succeeded. In their order.
+-- Those of the jobs that belong to these attempts: calls to those that are suspended, all others to those that have
+-- succeeded. In their order.
 CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_succeeded rouse.parent_job[], p_suspended rouse.parent_job[]) RETURNS rouse.new_job[]
 -- In PL/pgSQL, because SQL functions that are not inlined are planned in each call.
 LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
@@ -195,7 +199,8 @@ BEGIN
 END
 $$;
 
--- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue anything.
+-- Rejects jobs for handlers or queues that the limited login of a worker does not serve, unless it may enqueue
+-- anything.
 CREATE OR REPLACE FUNCTION rouse._check_children(p_worker bigint, p_jobs rouse.new_job[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -19,8 +19,9 @@
 -- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
 -- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
 -- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such indexes too. The commit does not
--- wait for the disk, unless a gate throttles the jobs: a claim that is lost in a server crash is simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
+-- is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such indexes too.
+-- The commit does not wait for the disk, unless a gate throttles the jobs: a claim that is lost in a server crash is
+-- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
 -- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
 -- Orphans go first. If a lease has ended since `p_checked_at`, nothing is claimed, and the answer is one row without an
@@ -31,9 +32,10 @@
 --
 -- `p_in_batches`: all lanes have a gate of kind batch, and `p_wanted` is a number of batches.
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were enqueued together are
--- updated together, whatever lanes they are of. The caller knows the order of the lanes. After these, a row without an id for each lane from
--- which gates let no job start now: `lease_ms` is for how many milliseconds; null: until a job of its key has ended; `closed_by`: these gates.
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were
+-- enqueued together are updated together, whatever lanes they are of. The caller knows the order of the lanes. After
+-- these, a row without an id for each lane from which gates let no job start now: `lease_ms` is for how many
+-- milliseconds; null: until a job of its key has ended; `closed_by`: these gates.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)

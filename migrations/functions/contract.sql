@@ -1,13 +1,15 @@
--- Contracts: `rouse contract publish` makes one from the input schema of each handler. A contract is a predicate that every enqueue checks its
--- payload against, and a typed function that calls rouse.enqueue.
+-- Contracts: `rouse contract publish` makes one from the input schema of each handler. A contract is a predicate that
+-- every enqueue checks its payload against, and a typed function that calls rouse.enqueue.
 --
--- The text of a schema comes from untrusted modules. It is never executed: the predicate is a jsonpath, a value in a table, and the function
--- contains names and constants of the schema as quoted identifiers and literals only. A predicate is true only for payloads that the
--- handler's host refuses too; what jsonpath cannot say exactly is left out. Where it cannot be decided (null), the payload is accepted.
+-- The text of a schema comes from untrusted modules. It is never executed: the predicate is a jsonpath, a value in a
+-- table, and the function contains names and constants of the schema as quoted identifiers and literals only. A
+-- predicate is true only for payloads that the handler's host refuses too; what jsonpath cannot say exactly is left
+-- out. Where it cannot be decided (null), the payload is accepted.
 --
 -- Only the owner publishes and drops contracts: no role has the right to call these functions.
 
--- True if enqueuing for a handler without a contract is reported: rouse.limits does not silence it, and no live worker has the handler.
+-- True if enqueuing for a handler without a contract is reported: rouse.limits does not silence it, and no live worker
+-- has the handler.
 CREATE OR REPLACE FUNCTION rouse._is_unknown(p_handler text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -16,7 +18,8 @@ BEGIN
 END
 $$;
 
--- Raises what rouse.limits demands for a handler without a contract: an error, a notice, or nothing. Nothing if nothing was published.
+-- Raises what rouse.limits demands for a handler without a contract: an error, a notice, or nothing. Nothing if nothing
+-- was published.
 CREATE OR REPLACE FUNCTION rouse._report_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -41,7 +44,8 @@ BEGIN
 END
 $$;
 
--- The first rule of a node of rouse.contract_version.rules that a value violates, and where; null if it violates none. A node is an object:
+-- The first rule of a node of rouse.contract_version.rules that a value violates, and where; null if it violates none.
+-- A node is an object:
 --
 --   checks      [{"refuses": a predicate, "problem": …, "shows": whether the value is part of the message}, …]
 --   known       the names of all properties that are allowed; absent: any
@@ -102,8 +106,8 @@ BEGIN
 END
 $$;
 
--- Raises the error for a payload that the contract of its handler refuses: by the version that was published last. `p_place`: its place in a
--- call of rouse.enqueue_many.
+-- Raises the error for a payload that the contract of its handler refuses: by the version that was published last.
+-- `p_place`: its place in a call of rouse.enqueue_many.
 CREATE OR REPLACE FUNCTION rouse._refuse_payload(p_handler text, p_payload jsonb, p_place bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -160,7 +164,8 @@ BEGIN
 END
 $$;
 
--- Published contracts, for people and programs: the typed function of each handler, and its versions, the last one first.
+-- Published contracts, for people and programs: the typed function of each handler, and its versions, the last one
+-- first.
 CREATE OR REPLACE VIEW rouse.contracts AS
 SELECT c.handler, format('%I.%I', c.function_schema, c.function_name) AS function, c.parameters, c.refuses IS NOT NULL AS checked,
        c.removed_at, c.published_at, c.published_by,
@@ -179,8 +184,8 @@ BEGIN
 END
 $$;
 
--- The name of the typed function of a handler: dots and hyphens become underscores. A name that is too long, or that another handler's
--- function has, ends in a part of the handler's SHA-256 instead. A function keeps its name.
+-- The name of the typed function of a handler: dots and hyphens become underscores. A name that is too long, or that
+-- another handler's function has, ends in a part of the handler's SHA-256 instead. A function keeps its name.
 CREATE OR REPLACE FUNCTION rouse._function_name(p_handler text, p_schema name) RETURNS name
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -198,7 +203,8 @@ BEGIN
 END
 $$;
 
--- The function of this name in this schema; null if there is none. There is at most one: rouse._put_function adds no second one.
+-- The function of this name in this schema; null if there is none. There is at most one: rouse._put_function adds no
+-- second one.
 CREATE OR REPLACE FUNCTION rouse._function_of(p_schema name, p_name name) RETURNS oid
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -207,8 +213,8 @@ BEGIN
 END
 $$;
 
--- The statement that creates the typed function of a handler. `p_contract` as for rouse.publish_contracts; every name and constant in it is
--- quoted, and types are those of a list.
+-- The statement that creates the typed function of a handler. `p_contract` as for rouse.publish_contracts; every name
+-- and constant in it is quoted, and types are those of a list.
 CREATE OR REPLACE FUNCTION rouse._function_definition(p_schema name, p_name name, p_contract jsonb) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -387,11 +393,12 @@ EXCEPTION
 END
 $$;
 
--- Publishes contracts in one transaction, and returns what that changes, as a list of {"handler", "change", "function", "version", "fields",
--- "versions", "versions_ended"}.
+-- Publishes contracts in one transaction, and returns what that changes, as a list of {"handler", "change", "function",
+-- "version", "fields", "versions", "versions_ended"}.
 --
---   contracts      [{"handler", "version", "sha256": of its module, "schema": its text, "refuses": a predicate or null, "rules", "comment",
---                  "parameters": [{"name", "type", "required", "default"}, …], or "payload_type": for a payload that is passed as a whole}, …]
+--   contracts      [{"handler", "version", "sha256": of its module, "schema": its text, "refuses": a predicate or null,
+--                  "rules", "comment", "parameters": [{"name", "type", "required", "default"}, …], or "payload_type":
+--                  for a payload that is passed as a whole}, …]
 --   schema         where the typed functions are; the owner needs the right to create functions there
 --   complete       true: contracts of all other handlers that no live worker has are removed
 CREATE OR REPLACE FUNCTION rouse.publish_contracts(contracts jsonb, schema name DEFAULT 'jobs', complete boolean DEFAULT false) RETURNS jsonb
@@ -436,8 +443,8 @@ BEGIN
 END
 $$;
 
--- The copy of the contract of a handler in its lanes. If only others have one, it is true for every payload: then rouse._report_unknown_handler
--- decides each time. Served by contract_pkey.
+-- The copy of the contract of a handler in its lanes. If only others have one, it is true for every payload: then
+-- rouse._report_unknown_handler decides each time. Served by contract_pkey.
 CREATE OR REPLACE FUNCTION rouse._contract_of_lane(p_handler text) RETURNS jsonpath
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -446,9 +453,9 @@ BEGIN
 END
 $$;
 
--- Copies contracts to the lanes whose copy differs: after each change, and in rouse.maintain_lanes, because a lane that a transaction adds
--- while contracts are published may have an old copy. Such a copy lets payloads pass that the host refuses later; it refuses none, since
--- rouse._check_contract has the last word. Reads the whole catalog.
+-- Copies contracts to the lanes whose copy differs: after each change, and in rouse.maintain_lanes, because a lane that
+-- a transaction adds while contracts are published may have an old copy. Such a copy lets payloads pass that the host
+-- refuses later; it refuses none, since rouse._check_contract has the last word. Reads the whole catalog.
 CREATE OR REPLACE FUNCTION rouse._copy_contracts() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

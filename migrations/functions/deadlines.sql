@@ -1,7 +1,7 @@
 -- Deadlines: a job that was enqueued with a job timeout, and has not ended when that is over, fails.
 --
--- Its deadline is a row of rouse.deadline, because few jobs have one: claims and settlements neither read nor write it. When a job ends
--- earlier, its row stays until the deadline, and is then deleted.
+-- Its deadline is a row of rouse.deadline, because few jobs have one: claims and settlements neither read nor write it.
+-- When a job ends earlier, its row stays until the deadline, and is then deleted.
 
 -- A time in words: '3 days', '1 hour 30 minutes', '0.5 seconds'.
 CREATE OR REPLACE FUNCTION rouse._time_in_words(p_ms bigint) RETURNS text
@@ -20,21 +20,24 @@ BEGIN
 END
 $$;
 
--- Ends jobs whose deadline has passed, the earliest deadlines first: each fails, whatever its state, as if rouse.fail had ended it. Also
--- deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled none. Never waits for the lock of a
--- job: a locked one is tried again after a second, and later and later, as in rouse.continue_releases.
+-- Ends jobs whose deadline has passed, the earliest deadlines first: each fails, whatever its state, as if rouse.fail
+-- had ended it. Also deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled
+-- none. Never waits for the lock of a job: a locked one is tried again after a second, and later and later, as in
+-- rouse.continue_releases.
 --
---   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has 64 KiB to report,
---            leaves the others to the next one
---   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps what was handled since
---            then, and a call for all of them reads that again
+--   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has
+--            64 KiB to report, leaves the others to the next one
+--   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps
+--            what was handled since then, and a call for all of them reads that again
 --   handled  how many were handled: their jobs have ended, or are locked
 --   next_ms  in how many milliseconds the next deadline passes; null: there is none
 --   looked_at  the time up to which it has handled deadlines
---   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those that it serves
+--   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those
+--            that it serves
 --
--- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is left to that. What is
--- reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and the primary keys.
+-- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is
+-- left to that. What is reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and
+-- the primary keys.
 CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz DEFAULT NULL,
     OUT handled integer, OUT next_ms bigint, OUT looked_at timestamptz, OUT ended jsonb)

@@ -1,16 +1,17 @@
 -- Dependencies: a job waits for the end of other chains, and is released by the transaction that ends the last of them.
 --
--- A chain is a job and those that continue it, one after another; most jobs are a chain of their own. It has succeeded or failed with its
--- last job. rouse.dependency has a row for each chain that a job waits for, and `blockers` of the job counts them. A job that waits has no
--- turn, so claims do not see it.
+-- A chain is a job and those that continue it, one after another; most jobs are a chain of their own. It has succeeded
+-- or failed with its last job. rouse.dependency has a row for each chain that a job waits for, and `blockers` of the
+-- job counts them. A job that waits has no turn, so claims do not see it.
 --
 -- No release is lost:
---   - An enqueue locks the live job of each chain that it names (FOR KEY SHARE) until it commits. So the settlement of that job waits for
---     it, and then sees the dependency; or the enqueue waits for the settlement, and then sees how the chain ended.
+--   - An enqueue locks the live job of each chain that it names (FOR KEY SHARE) until it commits. So the settlement of
+--     that job waits for it, and then sees the dependency; or the enqueue waits for the settlement, and then sees how
+--     the chain ended.
 --   - A release locks the waiting job before it subtracts, and subtracts only dependencies that it has deleted itself.
---   - A release never waits for a lock. A chain with dependencies that are left, because another transaction has locked their jobs or because
---     there are too many, is noted in rouse.pending_release in the same transaction. The host that settled continues at once, and any other
---     host after a second.
+--   - A release never waits for a lock. A chain with dependencies that are left, because another transaction has locked
+--     their jobs or because there are too many, is noted in rouse.pending_release in the same transaction. The host
+--     that settled continues at once, and any other host after a second.
 
 -- The chain of a job; null if the job does not exist or is no longer kept. Served by the primary key,
 -- job_chain, finished_id and finished_chain.
@@ -43,9 +44,10 @@ BEGIN
 END
 $$;
 
--- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of the chain may be kept
--- longer than the last one, because its queue has another retention. Not STABLE: after waiting for the drop of a partition, it has to see the
--- end that was kept. Served as rouse._last_ended, and by the primary key.
+-- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of
+-- the chain may be kept longer than the last one, because its queue has another retention. Not STABLE: after waiting
+-- for the drop of a partition, it has to see the end that was kept. Served as rouse._last_ended, and by the primary
+-- key.
 CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -61,8 +63,8 @@ BEGIN
 END
 $$;
 
--- Before partitions of rouse.finished are dropped: keeps the ends of chains that live jobs have waited for, with `after` or in a call, and
--- deletes those that no live job needs any more. Reads all live jobs once.
+-- Before partitions of rouse.finished are dropped: keeps the ends of chains that live jobs have waited for, with
+-- `after` or in a call, and deletes those that no live job needs any more. Reads all live jobs once.
 CREATE OR REPLACE FUNCTION rouse._keep_ends(p_partitions text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,7 +79,8 @@ BEGIN
         SELECT (d.job #>> '{}')::bigint AS chain
         FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
         UNION
-        -- Also of an attempt that has failed since: the next one asks for these calls again. A job with a call was suspended once.
+        -- Also of an attempt that has failed since: the next one asks for these calls again. A job with a call was
+        -- suspended once.
         SELECT (s.wait ->> 'chain')::bigint
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT s.name, s.wait FROM rouse.step AS s WHERE s.job = ANY (ARRAY[j.id]) AND s.wait ->> 'kind' = 'call') AS s
@@ -104,15 +107,15 @@ BEGIN
 END
 $$;
 
--- Locks a live job against its end until the caller commits, and returns its chain; null if it is not live. Waits for a settlement that is
--- about to commit. Served by the primary key.
+-- Locks a live job against its end until the caller commits, and returns its chain; null if it is not live. Waits for a
+-- settlement that is about to commit. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock_live(p_id bigint) RETURNS bigint
 LANGUAGE sql AS $$
     SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id FOR KEY SHARE
 $$;
 
--- The entries of an `after`: the name, the job that it names, what its failure does, and the entry itself. None if it is null. The job of a
--- wrong entry is null or no id.
+-- The entries of an `after`: the name, the job that it names, what its failure does, and the entry itself. None if it
+-- is null. The job of a wrong entry is null or no id.
 CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, on_failure jsonb, entry jsonb)
 LANGUAGE sql IMMUTABLE ROWS 10 AS $$
     SELECT e.name, CASE jsonb_typeof(e.entry) WHEN 'object' THEN coalesce(e.entry -> 'job', 'null') ELSE e.entry END,
@@ -155,9 +158,10 @@ BEGIN
 END
 $$;
 
--- Locks the chain of a job until the caller commits, as described above; null if the job does not exist or is no longer kept. `waits`: the
--- chain has not ended, or it has failed and p_on_failure waits for a retry. `has_failed`: it has failed, and p_on_failure cancels. Waits for a
--- settlement of the chain that is about to commit. Served by the primary key, job_chain, finished_chain and finished_id.
+-- Locks the chain of a job until the caller commits, as described above; null if the job does not exist or is no longer
+-- kept. `waits`: the chain has not ended, or it has failed and p_on_failure waits for a retry. `has_failed`: it has
+-- failed, and p_on_failure cancels. Waits for a settlement of the chain that is about to commit. Served by the primary
+-- key, job_chain, finished_chain and finished_id.
 CREATE OR REPLACE FUNCTION rouse._lock_parent(p_id bigint, p_on_failure text, OUT chain bigint, OUT waits boolean, OUT has_failed boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -184,7 +188,8 @@ BEGIN
                 USING ERRCODE = 'feature_not_supported',
                       HINT = 'Enqueue it in a transaction with that level, which is the default, or with on_failure cancel or run.';
         END IF;
-        -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed, and may have ended too.
+        -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed, and
+        -- may have ended too.
         PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE;
         waits := rouse._live_job(chain) IS NULL AND (rouse._last_ended(chain)).id = ended.id;
         EXIT WHEN waits;
@@ -226,8 +231,8 @@ BEGIN
             chains := chains || locked.chain;
             on_failures := on_failures || parent.on_failure;
         ELSE
-            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it before. A row that is
-            -- there already is locked: _keep_ends may be about to delete it.
+            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it
+            -- before. A row that is there already is locked: _keep_ends may be about to delete it.
             WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
                 INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
                 SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
@@ -252,8 +257,8 @@ BEGIN
 END
 $$;
 
--- Adds the dependencies of a new job, as rouse._find_parents has found them. If one of its chains has failed, the job is cancelled. Nothing
--- waits for the job yet. Served by dependency_chain.
+-- Adds the dependencies of a new job, as rouse._find_parents has found them. If one of its chains has failed, the job
+-- is cancelled. Nothing waits for the job yet. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._add_dependencies(p_job bigint, p_chains bigint[], p_on_failures text[], p_failed bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -265,8 +270,9 @@ BEGIN
 END
 $$;
 
--- Ends queued jobs, which the caller has locked, and returns their chains. Their dependencies are deleted. The caller releases the jobs that
--- wait for these chains (rouse._chains_ended). Served by the primary key, dependency_job and queue_keeps.
+-- Ends queued jobs, which the caller has locked, and returns their chains. Their dependencies are deleted. The caller
+-- releases the jobs that wait for these chains (rouse._chains_ended). Served by the primary key, dependency_job and
+-- queue_keeps.
 CREATE OR REPLACE FUNCTION rouse._end_queued(p_ids bigint[], p_state rouse.state, p_result jsonb, p_error jsonb, p_at timestamptz) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -292,9 +298,9 @@ BEGIN
 END
 $$;
 
--- Notes those of these chains, which have ended, that have dependencies, for rouse.continue_releases; returns whether there are any. Under
--- one snapshot for the whole transaction, dependencies that producers have committed since are invisible: then all are noted. Served by
--- dependency_chain.
+-- Notes those of these chains, which have ended, that have dependencies, for rouse.continue_releases; returns whether
+-- there are any. Under one snapshot for the whole transaction, dependencies that producers have committed since are
+-- invisible: then all are noted. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._note_releases(p_chains bigint[], p_succeeded boolean[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -312,8 +318,9 @@ BEGIN
 END
 $$;
 
--- Cancels jobs, which the caller has locked, because chains that they wait for have failed. Jobs that wait for these are left to
--- rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are any. Served by dependency_chain.
+-- Cancels jobs, which the caller has locked, because chains that they wait for have failed. Jobs that wait for these
+-- are left to rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are
+-- any. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._cancel_dependents(p_ids bigint[], p_failed bigint[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -328,10 +335,11 @@ BEGIN
 END
 $$;
 
--- Releases jobs that wait for these chains, which have ended, at most `p_max`: a chain that has succeeded counts down the blockers of each
--- job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel', and leaves those with 'wait' alone. Jobs
--- that wait for nothing else become ready, or wait for their run_at. Never waits for a lock. Returns how many dependencies were resolved, the
--- chains that have some left, and whether rouse.continue_releases has anything to do. Served by the primary keys.
+-- Releases jobs that wait for these chains, which have ended, at most `p_max`: a chain that has succeeded counts down
+-- the blockers of each job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel',
+-- and leaves those with 'wait' alone. Jobs that wait for nothing else become ready, or wait for their run_at. Never
+-- waits for a lock. Returns how many dependencies were resolved, the chains that have some left, and whether
+-- rouse.continue_releases has anything to do. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._release(
     p_chains bigint[], p_succeeded boolean[], p_max integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
 LANGUAGE plpgsql
@@ -428,9 +436,10 @@ BEGIN
 END
 $$;
 
--- Releases more of the jobs that wait for chains that have ended, at most `p_max`. Returns whether there is more to do at once. A chain whose
--- jobs are locked by other transactions is tried again after a second, and later and later: after a tenth of the time since it was noted, a
--- minute at most. Any worker may call it. Served by pending_release_due.
+-- Releases more of the jobs that wait for chains that have ended, at most `p_max`. Returns whether there is more to do
+-- at once. A chain whose jobs are locked by other transactions is tried again after a second, and later and later:
+-- after a tenth of the time since it was noted, a minute at most. Any worker may call it. Served by
+-- pending_release_due.
 CREATE OR REPLACE FUNCTION rouse.continue_releases(p_worker bigint, p_key bytea, p_max integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -460,8 +469,8 @@ BEGIN
 END
 $$;
 
--- Lets the failure of a chain cancel all jobs that wait for it, whatever their on_failure is, except those that another transaction has locked.
--- Served by dependency_chain.
+-- Lets the failure of a chain cancel all jobs that wait for it, whatever their on_failure is, except those that another
+-- transaction has locked. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._cancel_on_failure(p_chain bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
@@ -473,10 +482,11 @@ BEGIN
 END
 $$;
 
--- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known interleaving leaves behind. A
--- chain that is no longer kept counts as failed, and cancels also the jobs that wait for a retry of it, which can never come. Looks at up to
--- `p_max` chains, from a random one on, for a quarter of a second, and returns how many it has noted. Served by the primary keys: while many
--- releases are made, a chain that has some left may be behind thousands of dead entries, which this transaction keeps.
+-- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
+-- interleaving leaves behind. A chain that is no longer kept counts as failed, and cancels also the jobs that wait for
+-- a retry of it, which can never come. Looks at up to `p_max` chains, from a random one on, for a quarter of a second,
+-- and returns how many it has noted. Served by the primary keys: while many releases are made, a chain that has some
+-- left may be behind thousands of dead entries, which this transaction keeps.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -512,8 +522,9 @@ BEGIN
 END
 $$;
 
--- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, from a random one on: it looks
--- at up to 10,000 signals and 1,000 flows. For workers; those of a limited login without the right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
+-- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, from a
+-- random one on: it looks at up to 10,000 signals and 1,000 flows. For workers; those of a limited login without the
+-- right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
 CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$

@@ -1,11 +1,12 @@
--- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. It may have died just before:
--- that is known when the heartbeat of another worker has found it out.
+-- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. It may
+-- have died just before: that is known when the heartbeat of another worker has found it out.
 --
--- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The inbox is an index, and
--- the job a row like any other: cursors and counted gates apply as before, fair shares and orders of claims within each worker. Only that
--- worker claims from its inbox and is notified; all workers of the queue claim from the shared lane, which has the same key without
--- `worker`. A job leaves the inbox if its attempt does not end it, and if its worker ends or no longer takes such jobs. Then it is in the
--- shared lane, and no worker is chosen again.
+-- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The
+-- inbox is an index, and the job a row like any other: cursors and counted gates apply as before, fair shares and
+-- orders of claims within each worker. Only that worker claims from its inbox and is notified; all workers of the queue
+-- claim from the shared lane, which has the same key without `worker`. A job leaves the inbox if its attempt does not
+-- end it, and if its worker ends or no longer takes such jobs. Then it is in the shared lane, and no worker is chosen
+-- again.
 
 -- Copies a worker to rouse.taker, or deletes it there: it has ended, or drains.
 CREATE OR REPLACE FUNCTION rouse._copy_taker() RETURNS trigger
@@ -47,8 +48,8 @@ BEGIN
 END
 $$;
 
--- The workers that take jobs of this kind, in the order of their ids: they are not known to be dead, do not drain, have the handler, the tags
--- and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey.
+-- The workers that take jobs of this kind, in the order of their ids: they are not known to be dead, do not drain, have
+-- the handler, the tags and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey.
 CREATE OR REPLACE FUNCTION rouse._takers(p_queue text, p_handler text, p_tags text[], OUT workers bigint[], OUT worker_ids text[])
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -72,13 +73,15 @@ BEGIN
 END
 $$;
 
--- Chooses the worker for a job, by the policy of its queue; null: none, because none takes such jobs, or the job has no value of the key.
+-- Chooses the worker for a job, by the policy of its queue; null: none, because none takes such jobs, or the job has no
+-- value of the key.
 --
---   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and from a random number on, so that producers
---                do not wait for each other
+--   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and from a random
+--                number on, so that producers do not wait for each other
 --   random       any
---   hash         the same one for the same values: that with the highest hash of key and worker id (rendezvous hashing). Only the keys of a
---                worker that ends go to others, and only those go to a new worker that it has from then on. A restart changes nothing
+--   hash         the same one for the same values: that with the highest hash of key and worker id (rendezvous
+--                hashing). Only the keys of a worker that ends go to others, and only those go to a new worker that it
+--                has from then on. A restart changes nothing
 CREATE OR REPLACE FUNCTION rouse._choose_worker(
     p_lane bigint, p_handler text, p_queue text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -117,8 +120,8 @@ BEGIN
 END
 $$;
 
--- The lane for a job whose shared lane is p_lane: the inbox of the worker that is chosen for it, which is added to the catalog if it is new;
--- or the shared lane, if none is chosen or no further lane may be added. Served by lane_id.
+-- The lane for a job whose shared lane is p_lane: the inbox of the worker that is chosen for it, which is added to the
+-- catalog if it is new; or the shared lane, if none is chosen or no further lane may be added. Served by lane_id.
 CREATE OR REPLACE FUNCTION rouse._inbox(
     p_lane bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -174,13 +177,15 @@ BEGIN
 END
 $$;
 
--- Moves up to p_wanted queued jobs from these inboxes, one inbox after the other, to their shared lanes: ready ones at the end, in their order,
--- and those that wait as they are. Returns how many it has moved, how many of them had been ready for more than a day, and where it has stopped:
--- the inbox, and the last turn that it has read there; null: at the end. In inbox p_inbox it starts after p_turn: with the place where the last
--- call has stopped, it does not pass again the index entries of the jobs that were moved, which an open transaction keeps.
+-- Moves up to p_wanted queued jobs from these inboxes, one inbox after the other, to their shared lanes: ready ones at
+-- the end, in their order, and those that wait as they are. Returns how many it has moved, how many of them had been
+-- ready for more than a day, and where it has stopped: the inbox, and the last turn that it has read there; null: at
+-- the end. In inbox p_inbox it starts after p_turn: with the place where the last call has stopped, it does not pass
+-- again the index entries of the jobs that were moved, which an open transaction keeps.
 --
--- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that another transaction has locked;
--- each row is checked again under its lock, so two calls never move the same job. Served by job_ready, job_waiting and lane_id.
+-- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that
+-- another transaction has locked; each row is checked again under its lock, so two calls never move the same job.
+-- Served by job_ready, job_waiting and lane_id.
 CREATE OR REPLACE FUNCTION rouse._move_to_shared(
     p_inboxes bigint[], p_wanted integer, p_inbox bigint, p_turn bigint, OUT moved integer, OUT late integer, OUT last_inbox bigint, OUT last_turn bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -238,8 +243,8 @@ BEGIN
 END
 $$;
 
--- Moves the first jobs from the inboxes of a worker that has ended, or drains, by priority. The rest, and jobs that are committed later, are left to
--- rouse.recover_direct. Served by lane_inbox.
+-- Moves the first jobs from the inboxes of a worker that has ended, or drains, by priority. The rest, and jobs that are
+-- committed later, are left to rouse.recover_direct. Served by lane_inbox.
 CREATE OR REPLACE FUNCTION rouse._empty_inboxes(p_worker bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -252,13 +257,14 @@ BEGIN
 END
 $$;
 
--- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they have ended, or do not have
--- the handler any more. Those of high priority go first. Returns how many it has moved, how many of them had been ready for more than a day, and
--- where to go on at once: the inbox and the turn for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call.
--- Any worker may call it at any time, also at the same time as others: an inbox that another call is emptying is left out, and so is a job
--- that another call has moved or locked.
--- Reads the inboxes in the catalog, and whether each has jobs. An inbox that was closed more than a day ago is left out: only a transaction that
--- was open for that long can leave a job in it, and then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
+-- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they
+-- have ended, or do not have the handler any more. Those of high priority go first. Returns how many it has moved, how
+-- many of them had been ready for more than a day, and where to go on at once: the inbox and the turn for p_inbox and
+-- p_turn of the next call; null: there is no more. Both are null in the first call. Any worker may call it at any time,
+-- also at the same time as others: an inbox that another call is emptying is left out, and so is a job that another
+-- call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox that was closed more
+-- than a day ago is left out: only a transaction that was open for that long can leave a job in it, and then
+-- rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
     p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
     OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)
@@ -276,7 +282,8 @@ BEGIN
         RETURN;
     END IF;
     WITH inboxes AS MATERIALIZED (
-        -- Closed ones too: a producer may have found one open. Of those that are retired, rouse.maintain_lanes opens the ones that have jobs.
+        -- Closed ones too: a producer may have found one open. Of those that are retired, rouse.maintain_lanes opens
+        -- the ones that have jobs.
         SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l
         WHERE l.worker IS NOT NULL AND (l.closed_at IS NULL OR l.closed_at > clock_timestamp() - interval '1 day')),
     takers AS MATERIALIZED (
@@ -298,12 +305,12 @@ BEGIN
 END
 $$;
 
--- Sets how workers are chosen for the jobs of a queue; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now
--- on; those in inboxes stay there. Leaves a record.
+-- Sets how workers are chosen for the jobs of a queue; null: unchanged. Returns the settings. They apply to jobs that
+-- are enqueued from now on; those in inboxes stay there. Leaves a record.
 --
 --   dispatch  shared: none is chosen; round-robin, hash or random: see rouse._choose_worker
---   key       hash: up to three of tenant, source and paths of the payload such as $.customer.id; jobs with the same values go to the same
---             worker, and jobs without a value to the shared lane
+--   key       hash: up to three of tenant, source and paths of the payload such as $.customer.id; jobs with the same
+--             values go to the same worker, and jobs without a value to the shared lane
 CREATE OR REPLACE FUNCTION rouse.set_dispatch(queue text, INOUT dispatch text DEFAULT NULL, INOUT key text[] DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

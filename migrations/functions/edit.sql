@@ -1,4 +1,5 @@
--- Admin actions of operators that change what a queued job is: rouse.set_priority and rouse.replace_payload. Errors as in admin.sql.
+-- Admin actions of operators that change what a queued job is: rouse.set_priority and rouse.replace_payload. Errors as
+-- in admin.sql.
 
 -- Locks a queued job for a change by function `p_name`, and refuses any other. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock_queued(p_name text, p_id bigint, p_done text) RETURNS rouse.job
@@ -20,8 +21,8 @@ BEGIN
 END
 $$;
 
--- Changes the priority of a queued job. True: it has this priority now, by this call or by an earlier one. A ready job goes to the end of
--- those with its new priority.
+-- Changes the priority of a queued job. True: it has this priority now, by this call or by an earlier one. A ready job
+-- goes to the end of those with its new priority.
 CREATE OR REPLACE FUNCTION rouse.set_priority(id bigint, priority text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -54,10 +55,10 @@ BEGIN
 END
 $$;
 
--- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and its log. Returns the id
--- of the new job, which goes on with the chain: jobs that wait for the old one wait for it. It has the same queue, priority, tags, tenant,
--- source, unique key, limits, deadline and signals, waits for the same jobs, and starts no earlier. If the old one was suspended, it is ready
--- at once, because its steps start over.
+-- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and
+-- its log. Returns the id of the new job, which goes on with the chain: jobs that wait for the old one wait for it. It
+-- has the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals, waits for the same
+-- jobs, and starts no earlier. If the old one was suspended, it is ready at once, because its steps start over.
 CREATE OR REPLACE FUNCTION rouse.replace_payload(id bigint, payload jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -138,8 +139,8 @@ BEGIN
 END
 $$;
 
--- Lets the new job take the place of the old one behind the gates that see enqueues. Refuses a payload with another key: the job would have to
--- pass the gate of that key.
+-- Lets the new job take the place of the old one behind the gates that see enqueues. Refuses a payload with another
+-- key: the job would have to pass the gate of that key.
 CREATE OR REPLACE FUNCTION rouse._move_gates(p_was rouse.job, p_lane rouse.lane, p_payload jsonb, p_made bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

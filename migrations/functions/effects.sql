@@ -1,13 +1,16 @@
--- Effects: statements that a handler's module has declared, committed together with the outcome of an attempt or with a recorded step.
+-- Effects: statements that a handler's module has declared, committed together with the outcome of an attempt or with a
+-- recorded step.
 --
--- A host runs them in a session of the handler's own login, in one transaction that starts with one of these functions. So the effects are
--- committed if, and only if, the attempt still holds the job: both functions raise an error (RW007) instead of returning a refusal, which
--- ends the transaction before any effect. The worker is known by its key alone, because the login is not the worker's.
+-- A host runs them in a session of the handler's own login, in one transaction that starts with one of these functions.
+-- So the effects are committed if, and only if, the attempt still holds the job: both functions raise an error (RW007)
+-- instead of returning a refusal, which ends the transaction before any effect. The worker is known by its key alone,
+-- because the login is not the worker's.
 --
 -- rouse.confirm runs in the worker's own session. It answers what became of a commit whose answer was lost.
 
--- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases has anything to do.
--- Waits 250 ms for a locked row; then the call fails with lock_not_available. Served by the primary key of rouse.job.
+-- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases
+-- has anything to do. Waits 250 ms for a locked row; then the call fails with lock_not_available. Served by the primary
+-- key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse.settle_with_effects(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[]) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -37,7 +40,8 @@ BEGIN
 END
 $$;
 
--- Records the result of a step, like rouse.record_step. A step that is recorded already is an error (RW008): its effects have been committed.
+-- Records the result of a step, like rouse.record_step. A step that is recorded already is an error (RW008): its
+-- effects have been committed.
 CREATE OR REPLACE FUNCTION rouse.record_step_with_effects(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -55,9 +59,10 @@ BEGIN
 END
 $$;
 
--- What became of an attempt whose settlement was not answered: 'held' if the worker still holds the job under this fence, so that nothing
--- was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits for the transaction in question, which has locked the
--- row: 250 ms, then the call fails with lock_not_available. Served by the primary keys.
+-- What became of an attempt whose settlement was not answered: 'held' if the worker still holds the job under this
+-- fence, so that nothing was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits for the
+-- transaction in question, which has locked the row: 250 ms, then the call fails with lock_not_available. Served by the
+-- primary keys.
 CREATE OR REPLACE FUNCTION rouse.confirm(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_attempt integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$

@@ -1,9 +1,10 @@
 -- rouse.enqueue, rouse.enqueue_unique and rouse.enqueue_many: add a job to its lane, in the caller's transaction.
 --
--- They look up their lane through its index, whatever the statistics say (enable_seqscan): a session that planned while the catalog had one
--- or two pages would otherwise keep reading all of it when it has 10,000 rows.
+-- They look up their lane through its index, whatever the statistics say (enable_seqscan): a session that planned while
+-- the catalog had one or two pages would otherwise keep reading all of it when it has 10,000 rows.
 
--- Enforces the payload limit, in bytes of the JSON text that a handler gets. Callers serialise the payload once and pass its size.
+-- Enforces the payload limit, in bytes of the JSON text that a handler gets. Callers serialise the payload once and
+-- pass its size.
 CREATE OR REPLACE FUNCTION rouse._check_payload(p_bytes integer, p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -24,15 +25,16 @@ LANGUAGE sql IMMUTABLE AS $$
          + coalesce(octet_length(p_trace), 0)
 $$;
 
--- True for a valid traceparent, as in https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, span id and flags in
--- lower-case hexadecimal.
+-- True for a valid traceparent, as in https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, span
+-- id and flags in lower-case hexadecimal.
 CREATE OR REPLACE FUNCTION rouse._is_traceparent(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_text ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
 $$;
 
--- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction. A wrong argument is an
--- error. A wrong setting is ignored, as that specification demands: instrumentation sets it, and it must not fail what it observes.
+-- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction.
+-- A wrong argument is an error. A wrong setting is ignored, as that specification demands: instrumentation sets it, and
+-- it must not fail what it observes.
 CREATE OR REPLACE FUNCTION rouse._trace(p_trace text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -73,8 +75,8 @@ BEGIN
 END
 $$;
 
--- Rejects grants that no host would enforce, so that the error shows where they are written. Whether names and hosts exist is not checked:
--- a job never gets what the handler does not have.
+-- Rejects grants that no host would enforce, so that the error shows where they are written. Whether names and hosts
+-- exist is not checked: a job never gets what the handler does not have.
 CREATE OR REPLACE FUNCTION rouse._check_grants(p_grants jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -131,8 +133,9 @@ BEGIN
 END
 $$;
 
--- A lease, a run timeout or a job timeout, `p_name`, in milliseconds; rejects values that no host would honour. A lease shorter than two
--- seconds could not be renewed in time. A job timeout may be ten years long, so that it can include any wait of practical use.
+-- A lease, a run timeout or a job timeout, `p_name`, in milliseconds; rejects values that no host would honour. A lease
+-- shorter than two seconds could not be renewed in time. A job timeout may be ten years long, so that it can include
+-- any wait of practical use.
 CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -155,8 +158,8 @@ BEGIN
 END
 $$;
 
--- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves nothing, and no worker sees the job before the
--- commit. A null argument means its default.
+-- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves nothing, and no worker sees
+-- the job before the commit. A null argument means its default.
 --
 --   queue         the queue; the lane is (handler, queue, priority, tags)
 --   tenant        the tenant that it belongs to
@@ -164,20 +167,25 @@ $$;
 --   priority      high, normal or low
 --   run_at        not before this time; a time in the past means now, and does not count as time waited
 --   max_attempts  the maximum number of attempts; null: the handler's own
---   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job exists,
---                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the two has happened
+--   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job
+--                 exists, its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the
+--                 two has happened
 --   tags          only workers that have all of these take the job
---   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "enqueue": handlers,
---                 "sql": statements, "state": false, "memory_mb": …, "cpu": …, "timeout": …}; entries that a given list does not name are removed; a list of such objects: all of them apply
+--   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env":
+--                 names, "enqueue": handlers, "sql": statements, "state": false, "memory_mb": …, "cpu": …, "timeout":
+--                 …}; entries that a given list does not name are removed; a list of such objects: all of them apply
 --   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
---   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
---                 handler, the shorter of the two counts
---   job_timeout   the time within which the job has to end, from run_at, or from now if that is later; 1 millisecond to 3,660 days; null:
---                 any. A job that has not ended by then fails, whatever its state (rouse.enforce_deadlines)
---   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each, {"charge": 17} or
---                 {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their chains. `on_failure`: a failed chain
---                 cancels the job (cancel, the default), counts as ended (run), or the job waits until it was retried and has succeeded (wait)
---   trace         the trace context of the caller, a W3C traceparent; null: the setting rouse.traceparent of the transaction, if it is set
+--   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets
+--                 one for the handler, the shorter of the two counts
+--   job_timeout   the time within which the job has to end, from run_at, or from now if that is later; 1 millisecond to
+--                 3,660 days; null: any. A job that has not ended by then fails, whatever its state
+--                 (rouse.enforce_deadlines)
+--   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each,
+--                 {"charge": 17} or {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their
+--                 chains. `on_failure`: a failed chain cancels the job (cancel, the default), counts as ended (run), or
+--                 the job waits until it was retried and has succeeded (wait)
+--   trace         the trace context of the caller, a W3C traceparent; null: the setting rouse.traceparent of the
+--                 transaction, if it is set
 CREATE OR REPLACE FUNCTION rouse.enqueue(
     handler      text,
     payload      jsonb       DEFAULT '{}',
@@ -209,8 +217,8 @@ DECLARE
     stored_at      timestamptz;
     job_id         bigint := nextval('rouse.turn_seq');
 BEGIN
-    -- A condition is prepared again in each transaction that reaches it, whether or not its parts are needed. So conditions that most calls
-    -- do not need are in a branch that they do not enter.
+    -- A condition is prepared again in each transaction that reaches it, whether or not its parts are needed. So
+    -- conditions that most calls do not need are in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT e.id FROM rouse._enqueue(
             job_id, handler, payload, bytes, NULL, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout,
@@ -244,10 +252,11 @@ BEGIN
     IF coalesce(lease, timeout, job_timeout) IS NOT NULL OR after IS NOT NULL THEN
         valid := false;
     END IF;
-    -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
+    -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no
+    -- lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
-        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do jobs of fair queues,
-        -- whose lane _enqueue finds by their key. Served by lane_key.
+        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do
+        -- jobs of fair queues, whose lane _enqueue finds by their key. Served by lane_key.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants, trace)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, greatest(run_at, at),
                max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants, trace
@@ -267,10 +276,10 @@ BEGIN
 END
 $$;
 
--- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the functions of producers,
--- under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key of the payload if it is in rouse.payload
--- already. `p_may_refuse`: a gate may refuse the job with an error; otherwise it gives way without one. Waits for a transaction that is
--- enqueuing the same key. Served by job_unique_key.
+-- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the
+-- functions of producers, under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key
+-- of the payload if it is in rouse.payload already. `p_may_refuse`: a gate may refuse the job with an error; otherwise
+-- it gives way without one. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
@@ -394,13 +403,16 @@ BEGIN
 END
 $$;
 
--- Enqueues a job like rouse.enqueue, and returns what has happened. A null key means none: then only a gate can make the job give way.
+-- Enqueues a job like rouse.enqueue, and returns what has happened. A null key means none: then only a gate can make
+-- the job give way.
 --
---   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a gate let through before.
---            That has perhaps ended, if the gate is a singleton with during => 'period'
---   created  true: this call has enqueued it; false: it was there before. Nothing was added; a gate may have replaced its arguments
---   differs  the arguments of this call in which the live job with the key differs: payload, queue, source, priority, max_attempts, tags,
---            grants, lease, timeout, job_timeout and after; not run_at, which each retry changes. Empty if a gate has decided
+--   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a
+--            gate let through before. That has perhaps ended, if the gate is a singleton with during => 'period'
+--   created  true: this call has enqueued it; false: it was there before. Nothing was added; a gate may have replaced
+--            its arguments
+--   differs  the arguments of this call in which the live job with the key differs: payload, queue, source, priority,
+--            max_attempts, tags, grants, lease, timeout, job_timeout and after; not run_at, which each retry changes.
+--            Empty if a gate has decided
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
     unique_key   text,
@@ -431,8 +443,8 @@ BEGIN
 END
 $$;
 
--- Enqueues one job for each payload, in order, and returns their ids in the same order. A null argument means its default, except handler
--- and payloads, which have none.
+-- Enqueues one job for each payload, in order, and returns their ids in the same order. A null argument means its
+-- default, except handler and payloads, which have none.
 CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     handler      text,
     payloads     jsonb[],

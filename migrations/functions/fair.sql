@@ -1,10 +1,11 @@
 -- Fair queues (rouse.queue.policy = 'drr'): the keys of a queue share its workers, whatever the number of their jobs.
 --
--- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one without reading those of others. The
--- worker decides whose turn it is (host/turns/src/turns.rs). Here are the settings. The lanes, and the limit of jobs in flight, are those of
--- gates (gates.sql).
+-- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one without reading
+-- those of others. The worker decides whose turn it is (host/turns/src/turns.rs). Here are the settings. The lanes, and
+-- the limit of jobs in flight, are those of gates (gates.sql).
 
--- Applies a change of rouse.queue to its lanes. Their new positions in the catalog tell workers to read the settings again.
+-- Applies a change of rouse.queue to its lanes. Their new positions in the catalog tell workers to read the settings
+-- again.
 CREATE OR REPLACE FUNCTION rouse._queue_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -41,17 +42,19 @@ CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
                         new.dispatch))
     EXECUTE FUNCTION rouse._queue_changed();
 
--- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on, and within seconds
--- to those that wait in lanes of their own already. Leaves a record.
+-- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on,
+-- and within seconds to those that wait in lanes of their own already. Leaves a record.
 --
 --   policy          drr: the keys take turns, by deficit round robin; fifo: the lanes do
 --   key             tenant, handler, source or tenant-and-handler; jobs without it share a key
 --   quantum         jobs of a key of weight 1 in each round, 1 to 1000
---   weights         {"acme": 3, …}: weights of keys, 0.001 to 1000; replaces those that were set. A key of tenant-and-handler is acme/email.send
+--   weights         {"acme": 3, …}: weights of keys, 0.001 to 1000; replaces those that were set. A key of
+--                   tenant-and-handler is acme/email.send
 --   default_weight  the weight of all other keys
 --   starvation      jobs that have waited this long go first, the oldest ahead; 0: none do
 --   max_in_flight   running jobs of a key on all workers; 0: any number
---   charge          jobs: a job costs its key one turn; cpu: as much as the last jobs of its lane have used of the CPU, compared with others
+--   charge          jobs: a job costs its key one turn; cpu: as much as the last jobs of its lane have used of the CPU,
+--                   compared with others
 CREATE OR REPLACE FUNCTION rouse.set_fair_share(
     queue text, INOUT policy text DEFAULT NULL, INOUT key text DEFAULT NULL, INOUT quantum integer DEFAULT NULL, INOUT weights jsonb DEFAULT NULL,
     INOUT default_weight double precision DEFAULT NULL, INOUT starvation interval DEFAULT NULL, INOUT max_in_flight integer DEFAULT NULL,
@@ -111,8 +114,8 @@ BEGIN
 END
 $$;
 
--- rouse.set_fair_share by a worker whose settings say so. A limited worker does so for its own queues only. Waits 5 s for other changes of
--- queues and gates, as rouse.declare_gates does.
+-- rouse.set_fair_share by a worker whose settings say so. A limited worker does so for its own queues only. Waits 5 s
+-- for other changes of queues and gates, as rouse.declare_gates does.
 CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
     p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void

@@ -6,17 +6,18 @@
 --   handler, queue, tenant, source, unique_key   the name
 --   tag              one of the tags that the job requires
 --   error            a text that the error message contains, case-insensitive
---   kind             the kind of the error, such as timed_out or denied, or the handler's own (guest_kind), such as empty-order
+--   kind             the kind of the error, such as timed_out or denied, or the handler's own (guest_kind), such as
+--                    empty-order
 --   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
 --   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were
 --
--- A search examines the jobs from the newest id on, and at most `look_at` of them in one call: it returns where it stopped, and the next
--- call continues from there (`before`). `since` and `until` exclude whole days of history, and a search for jobs that did not succeed reads
--- only those (finished_unsuccessful).
+-- A search examines the jobs from the newest id on, and at most `look_at` of them in one call: it returns where it
+-- stopped, and the next call continues from there (`before`). `since` and `until` exclude whole days of history, and a
+-- search for jobs that did not succeed reads only those (finished_unsuccessful).
 
--- A time of a filter: a point in time, or an age. An age needs units: otherwise Postgres would read 2026-11 as 2026 years and 11 months,
--- and a bare number as seconds.
+-- A time of a filter: a point in time, or an age. An age needs units: otherwise Postgres would read 2026-11 as 2026
+-- years and 11 months, and a bare number as seconds.
 CREATE OR REPLACE FUNCTION rouse._filter_time(p_name text, p_key text, p_value jsonb) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -64,7 +65,8 @@ BEGIN
 END
 $$;
 
--- Checks a filter for function `p_name`, and returns it as SQL: the tables that it applies to, and a condition on a row `k` of them.
+-- Checks a filter for function `p_name`, and returns it as SQL: the tables that it applies to, and a condition on a row
+-- `k` of them.
 CREATE OR REPLACE FUNCTION rouse._read_filter(
     p_name text, p_filter jsonb, OUT is_live boolean, OUT is_ended boolean, OUT is_unsuccessful boolean,
     OUT since timestamptz, OUT until timestamptz, OUT retried boolean, OUT condition text)
@@ -154,10 +156,11 @@ BEGIN
 END
 $$;
 
--- The ids of up to `max` jobs that match a filter, the newest first, with ids below `before` (null: all). `next_before`: the search
--- stopped there, because it had found that many or examined `look_at` jobs, and can continue from it; null: there are no more.
--- `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job and the partitions of rouse.finished in the order of
--- their ids, served by the primary key, and finished_id or finished_unsuccessful; sorts nothing.
+-- The ids of up to `max` jobs that match a filter, the newest first, with ids below `before` (null: all).
+-- `next_before`: the search stopped there, because it had found that many or examined `look_at` jobs, and can continue
+-- from it; null: there are no more. `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job
+-- and the partitions of rouse.finished in the order of their ids, served by the primary key, and finished_id or
+-- finished_unsuccessful; sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.search_jobs(
     filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT ids bigint[], OUT looked_at integer, OUT next_before bigint, OUT looked_back_to bigint)
@@ -181,8 +184,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     f := rouse._read_filter('search_jobs', filter);
-    -- Whole days, by columns that only ended jobs have. Every row that is read counts as examined, including those that ended before
-    -- `since` on the same day, and live ones.
+    -- Whole days, by columns that only ended jobs have. Every row that is read counts as examined, including those that
+    -- ended before `since` on the same day, and live ones.
     IF f.since IS NOT NULL THEN
         among := among || format(' AND k.not_before >= %L',
             date_trunc('day', f.since AT TIME ZONE 'UTC') AT TIME ZONE 'UTC');
@@ -210,7 +213,8 @@ BEGIN
     IF parts = '{}' THEN
         RETURN;
     END IF;
-    -- Conditions are outside the UNION: a part with its own condition is sorted instead of merged in the order of the ids.
+    -- Conditions are outside the UNION: a part with its own condition is sorted instead of merged in the order of the
+    -- ids.
     FOR found_job IN EXECUTE format('SELECT k.id, (%s) AS fits FROM (%s) AS k WHERE %s ORDER BY k.id DESC LIMIT $2',
                               f.condition, array_to_string(parts, ' UNION ALL '), among)
         USING coalesce(before, 9223372036854775807), look_at
@@ -236,8 +240,8 @@ BEGIN
 END
 $$;
 
--- The rows of the view rouse.jobs that match a filter, the newest first, as found by rouse.search_jobs. If the search stopped because of
--- `look_at`, a notice explains how to continue.
+-- The rows of the view rouse.jobs that match a filter, the newest first, as found by rouse.search_jobs. If the search
+-- stopped because of `look_at`, a notice explains how to continue.
 CREATE OR REPLACE FUNCTION rouse.find_jobs(
     filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000)
 RETURNS SETOF rouse.jobs
@@ -261,13 +265,14 @@ BEGIN
 END
 $$;
 
--- Retries jobs that have ended, match a filter and were never retried: one batch, the newest first. A batch is selected by
--- rouse.search_jobs; if `next_before` is not null, pass it to the next call. Each job is enqueued as a new job and leaves a record, as with
--- rouse.retry. Repeating a batch finds nothing to do, because its jobs have been retried. The filter has to name states.
+-- Retries jobs that have ended, match a filter and were never retried: one batch, the newest first. A batch is selected
+-- by rouse.search_jobs; if `next_before` is not null, pass it to the next call. Each job is enqueued as a new job and
+-- leaves a record, as with rouse.retry. Repeating a batch finds nothing to do, because its jobs have been retried. The
+-- filter has to name states.
 --
 --   retried, made   the jobs, and the new job of each
---   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has failed: an older batch may
---                   retry it, and then the job can be retried too
+--   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has
+--                   failed: an older batch may retry it, and then the job can be retried too
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)

@@ -14,13 +14,13 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
--- Lists up to `p_max` schedules that are due, of those that became so after `p_since` (null: all), the most overdue first, and those whose
--- due times no host has computed yet:
+-- Lists up to `p_max` schedules that are due, of those that became so after `p_since` (null: all), the most overdue
+-- first, and those whose due times no host has computed yet:
 --
 --   now_us     the time of the database
 --   wait_ms    when the next schedule is due that is not listed; null: none is
---   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started; running, if it has;
---              null, if its chain has ended
+--   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started;
+--              running, if it has; null, if its chain has ended
 --   backfills  up to ten that are not finished; null: none
 --
 -- Locks nothing. Served by schedule_due and backfill_open.
@@ -70,10 +70,10 @@ BEGIN
 END
 $$;
 
--- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those that have changed
--- since they were listed, or that another host is firing at this moment. All or nothing: if one of the jobs is refused, nothing is written.
--- Fails after 250 ms of waiting for another transaction, which has locked a previous job or enqueues a job of the same key of a gate. Served
--- by the primary keys.
+-- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those
+-- that have changed since they were listed, or that another host is firing at this moment. All or nothing: if one of
+-- the jobs is refused, nothing is written. Fails after 250 ms of waiting for another transaction, which has locked a
+-- previous job or enqueues a job of the same key of a gate. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -150,8 +150,9 @@ BEGIN
 END
 $$;
 
--- Enqueues jobs for due times of a backfill, unless another host has gone on with it since it was listed. `p_finished`: it is done, or has
--- failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules. Served by the primary keys.
+-- Enqueues jobs for due times of a backfill, unless another host has gone on with it since it was listed. `p_finished`:
+-- it is done, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules.
+-- Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_backfill(
     p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean, p_error text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms'
@@ -191,7 +192,8 @@ END
 $$;
 
 -- Deletes up to 10,000 rows about due times, and finished backfills, that are older than keep_days of rouse.limits,
--- except about the last job of a schedule. For workers; those of a limited login without the right to maintenance delete nothing. Returns how many. Served by schedule_run_at.
+-- except about the last job of a schedule. For workers; those of a limited login without the right to maintenance
+-- delete nothing. Returns how many. Served by schedule_run_at.
 CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

@@ -1,4 +1,5 @@
--- Flows: graphs of jobs that are enqueued in one call. A flow has no state of its own: it is counted from its jobs when somebody asks.
+-- Flows: graphs of jobs that are enqueued in one call. A flow has no state of its own: it is counted from its jobs when
+-- somebody asks.
 
 -- Rejects a graph, with the name of the job at fault.
 CREATE OR REPLACE FUNCTION rouse._refuse_flow(p_message text, p_hint text DEFAULT NULL) RETURNS void
@@ -10,8 +11,8 @@ BEGIN
 END
 $$;
 
--- The jobs of a graph in an order in which each comes after those that it waits for: their places in `p_names`. `p_children` wait for
--- `p_parents`, also places. Raises an error with the names of a circle.
+-- The jobs of a graph in an order in which each comes after those that it waits for: their places in `p_names`.
+-- `p_children` wait for `p_parents`, also places. Raises an error with the names of a circle.
 CREATE OR REPLACE FUNCTION rouse._in_order(p_names text[], p_parents integer[], p_children integer[]) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -75,14 +76,14 @@ $$;
 -- Enqueues a graph of jobs, and returns the id of the flow. `jobs` is a list of 1 to 10,000 objects:
 --
 --   name, handler   required; names have 1 to 200 characters and are unique in the flow
---   payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout
---                   as in rouse.enqueue
---   after           as in rouse.enqueue, with names of this flow as strings, and ids of other jobs as numbers: ["charge", 17], or
---                   {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
+--   payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants, lease, timeout,
+--   job_timeout     as in rouse.enqueue
+--   after           as in rouse.enqueue, with names of this flow as strings, and ids of other jobs as numbers:
+--                   ["charge", 17], or {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
 --
--- `name` describes the flow; `queue`, `tenant`, `source` and `priority` apply to jobs that have none. All or nothing is enqueued, in the
--- transaction of the caller. If a live job has the unique key of one of them, that job is used: it is not listed in the flow, and the others
--- wait for it.
+-- `name` describes the flow; `queue`, `tenant`, `source` and `priority` apply to jobs that have none. All or nothing is
+-- enqueued, in the transaction of the caller. If a live job has the unique key of one of them, that job is used: it is
+-- not listed in the flow, and the others wait for it.
 CREATE OR REPLACE FUNCTION rouse.enqueue_flow(
     jobs     jsonb,
     name     text DEFAULT NULL,
@@ -197,8 +198,9 @@ EXCEPTION
 END
 $$;
 
--- The jobs of a flow: of each name the latest one, each after those that it waits for. `job` is its id, and `chain` the chain that `after` and
--- `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it waits for has failed, until it is retried. Served by job_flow, finished_flow, dependency_job and lane_id.
+-- The jobs of a flow: of each name the latest one, each after those that it waits for. `job` is its id, and `chain` the
+-- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
+-- waits for has failed, until it is retried. Served by job_flow, finished_flow, dependency_job and lane_id.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
 RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
@@ -223,8 +225,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET e
     ORDER BY e.chain
 $$;
 
--- How many jobs of a flow do what, for rouse.flows; with the same jobs and words as rouse.flow, from which it would read ten times as much.
--- Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
+-- How many jobs of a flow do what, for rouse.flows; with the same jobs and words as rouse.flow, from which it would
+-- read ten times as much. Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
     OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
@@ -266,9 +268,9 @@ BEGIN
 END
 $$;
 
--- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs; `scheduled`: for their time;
--- `stuck`: those that wait for a chain that has failed, until somebody retries it. `finished_at`: when the last job ended; null while one
--- is live.
+-- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs;
+-- `scheduled`: for their time; `stuck`: those that wait for a chain that has failed, until somebody retries it.
+-- `finished_at`: when the last job ended; null while one is live.
 CREATE OR REPLACE VIEW rouse.flows AS
 SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, c.age, c.state,
        c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
@@ -292,9 +294,10 @@ BEGIN
 END
 $$;
 
--- Cancels up to `max` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is live: each call is a
--- transaction of its own, so that a large flow holds up nothing else. Jobs that another transaction has locked at this moment are left to the
--- next call; if there are only such jobs, it waits for one. Served by job_flow.
+-- Cancels up to `max` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is
+-- live: each call is a transaction of its own, so that a large flow holds up nothing else. Jobs that another
+-- transaction has locked at this moment are left to the next call; if there are only such jobs, it waits for one.
+-- Served by job_flow.
 CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -339,14 +342,16 @@ BEGIN
 END
 $$;
 
--- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns how many. The others keep their results. Call it
--- until it returns 0: each call is a transaction of its own, which ends 30 ms after its first retry, because a retry locks the jobs that it waits for against
--- their ends. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each
--- job once, even if it fails again meanwhile.
+-- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns how many. The others keep
+-- their results. Call it until it returns 0: each call is a transaction of its own, which ends 30 ms after its first
+-- retry, because a retry locks the jobs that it waits for against their ends. Jobs that ended at or after `before`
+-- (null: the time of the call) are left alone: pass the time of the first call to retry each job once, even if it fails
+-- again meanwhile.
 --
--- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs come after those that
--- they wait for. If another transaction has locked a job or one of these, the call ends before that job; if that is the first one, it waits, so
--- that it never waits for a lock while others may wait for its own. Served by job_flow, finished_flow and finished_id.
+-- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs
+-- come after those that they wait for. If another transaction has locked a job or one of these, the call ends before
+-- that job; if that is the first one, it waits, so that it never waits for a lock while others may wait for its own.
+-- Served by job_flow, finished_flow and finished_id.
 CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, max integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -416,8 +421,8 @@ BEGIN
 END
 $$;
 
--- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused while one of its jobs
--- runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_chain.
+-- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused
+-- while one of its jobs runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

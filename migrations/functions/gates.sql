@@ -1,21 +1,24 @@
 -- Gates (rouse.gate): limits of how many jobs run, how often jobs start, and which jobs are enqueued at all.
 --
--- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a value of the payload, or
--- by several of these. Three kinds act in the claim:
+-- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a
+-- value of the payload, or by several of these. Three kinds act in the claim:
 --
 --   max_concurrent  at most `max` jobs of a key run at the same time, on all workers
---   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at once
---   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first has waited for a `period`
+--   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at
+--                   once
+--   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first
+--                   has waited for a `period`
 --
 -- and two in the enqueue:
 --
 --   singleton       while a job of a key is queued (or runs, or for a `period`), there is no other
 --   debounce        a burst of jobs of a key becomes one, that starts when none has been enqueued for a `period`
 --
--- The jobs of each key have a lane of their own, as those of each tenant in a fair queue, so that a claim need not read jobs that it may not
--- take. The limit of jobs in flight of fair queues is a gate of its own.
+-- The jobs of each key have a lane of their own, as those of each tenant in a fair queue, so that a claim need not read
+-- jobs that it may not take. The limit of jobs in flight of fair queues is a gate of its own.
 
--- A value by which jobs are divided: of the job, or null. `$.a.b` is a value of the payload; a long one is replaced by its hash.
+-- A value by which jobs are divided: of the job, or null. `$.a.b` is a value of the payload; a long one is replaced by
+-- its hash.
 CREATE OR REPLACE FUNCTION rouse._key_value(p_by text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -45,8 +48,8 @@ BEGIN
 END
 $$;
 
--- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it has direct dispatch, and those
--- of gates. Null: by none, and no gate acts in the enqueue. Empty: by none, but one does.
+-- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it has
+-- direct dispatch, and those of gates. Null: by none, and no gate acts in the enqueue. Empty: by none, but one does.
 CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT d.by ORDER BY d.by) FILTER (WHERE d.by NOT IN ('', 'handler', 'queue'))
@@ -64,8 +67,8 @@ LANGUAGE sql STABLE AS $$
           WHERE g.kind IN ('singleton', 'debounce') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler) AS d
 $$;
 
--- Copies to the lanes of a queue, or of all (null), by what they are divided. A lane that a transaction adds during a change may have the
--- old copy until rouse.maintain_lanes calls this. Reads the whole catalog.
+-- Copies to the lanes of a queue, or of all (null), by what they are divided. A lane that a transaction adds during a
+-- change may have the old copy until rouse.maintain_lanes calls this. Reads the whole catalog.
 CREATE OR REPLACE FUNCTION rouse._divide_lanes(p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -76,9 +79,10 @@ BEGIN
 END
 $$;
 
--- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open row is added to the
--- catalog, unless there are already keyed_lanes_max of these (rouse.limits): then all further keys share one, `*`, and do so until it has had
--- no job for a day, so that no key ever has two lanes. With direct dispatch, the inbox of a worker for this lane. Served by lane_key.
+-- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open
+-- row is added to the catalog, unless there are already keyed_lanes_max of these (rouse.limits): then all further keys
+-- share one, `*`, and do so until it has had no job for a day, so that no key ever has two lanes. With direct dispatch,
+-- the inbox of a worker for this lane. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text[], p_tenant text, p_source text,
     p_payload jsonb) RETURNS bigint
@@ -100,7 +104,8 @@ BEGIN
     IF own = '' THEN
         RETURN p_base;
     END IF;
-    -- One key each: with a list of keys, a plan that was made while there were few lanes reads all lanes of the handler.
+    -- One key each: with a list of keys, a plan that was made while there were few lanes reads all lanes of the
+    -- handler.
     FOREACH asked IN ARRAY ARRAY[own, '*'] LOOP
         SELECT min(l.id) INTO known FROM rouse.lane AS l
         WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = asked
@@ -119,9 +124,9 @@ BEGIN
 END
 $$;
 
--- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these are counted for
--- themselves, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a session counts again only a minute
--- after it has found that many.
+-- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these
+-- are counted for themselves, because each worker has some for each key. Counting lanes takes up to two milliseconds,
+-- so a session counts again only a minute after it has found that many.
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -156,15 +161,17 @@ LANGUAGE sql STABLE AS $$
     FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0
 $$;
 
--- A value by which a gate divides the jobs of a lane. Empty if the jobs do not have it, or share the lane of further keys, or were enqueued
--- before the lane was divided by it. These are inlined: p_key of the lane is JSON, or * for shared lanes.
+-- A value by which a gate divides the jobs of a lane. Empty if the jobs do not have it, or share the lane of further
+-- keys, or were enqueued before the lane was divided by it. These are inlined: p_key of the lane is JSON, or * for
+-- shared lanes.
 CREATE OR REPLACE FUNCTION rouse._lane_value(p_by text, p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_by WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
            ELSE CASE WHEN p_key IN ('', '*') THEN '' ELSE coalesce(p_key::jsonb ->> p_by, '') END END
 $$;
 
--- The key of a gate for the jobs of a lane: a value, or two with the length of the first. The cast makes it immutable, so that Postgres inlines it.
+-- The key of a gate for the jobs of a lane: a value, or two with the length of the first. The cast makes it immutable,
+-- so that Postgres inlines it.
 CREATE OR REPLACE FUNCTION rouse._gate_key(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_gate[2] IS NOT NULL
@@ -174,7 +181,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ELSE '' END
 $$;
 
--- The values of a key of a gate that acts in claims, in the order of the gate; empty for the only key of a gate without values.
+-- The values of a key of a gate that acts in claims, in the order of the gate; empty for the only key of a gate without
+-- values.
 CREATE OR REPLACE FUNCTION rouse._gate_key_values(p_gate text[], p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE cardinality(p_gate)
@@ -184,15 +192,15 @@ LANGUAGE sql IMMUTABLE AS $$
               FROM (SELECT substr(p_key, strpos(p_key, ':') + 1) AS both, substring(p_key FROM '^([0-9]{1,4}):')::integer AS first) AS k) END
 $$;
 
--- The queues and handlers of the gates that a lane may be behind; empty: those of all. Gates are joined by these, not compared with each lane:
--- that would cost lanes times gates. Inlined.
+-- The queues and handlers of the gates that a lane may be behind; empty: those of all. Gates are joined by these, not
+-- compared with each lane: that would cost lanes times gates. Inlined.
 CREATE OR REPLACE FUNCTION rouse._scopes(p_queue text, p_handler text) RETURNS TABLE (queue text, handler text)
 LANGUAGE sql IMMUTABLE ROWS 4 AS $$
     VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
 $$;
 
--- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they are adopted, or fail.
--- Served by job_lease and lane_id.
+-- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they
+-- are adopted, or fail. Served by job_lease and lane_id.
 CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[]) RETURNS TABLE (gate text, key text, jobs integer)
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql ROWS 500 AS $$
@@ -210,9 +218,9 @@ BEGIN
 END
 $$;
 
--- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most `p_max` start in any
--- period: p_starts has the last starts; those more than a period ahead do not count, because the clock was set back since. With one, p_until
--- is the time at which the bucket is full again.
+-- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most
+-- `p_max` start in any period: p_starts has the last starts; those more than a period ahead do not count, because the
+-- clock was set back since. With one, p_until is the time at which the bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
     p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
@@ -232,10 +240,11 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
           OFFSET 0) AS t
 $$;
 
--- How many of the ready jobs of a lane after this turn make batches: as many whole ones as there are, or all, if one of the others has waited for
--- the period (null: they do not wait). `wait_ms`: when to look again for the others; null: there are none. That is when the batch will be full if
--- jobs come as fast as they have so far, in 10 ms to 5 s, and at the latest when the period is over. `size`: how many jobs one attempt takes; 1 if
--- some of them cannot be in one with others, because of their tenant or of limits of their own. Served by job_ready.
+-- How many of the ready jobs of a lane after this turn make batches: as many whole ones as there are, or all, if one of
+-- the others has waited for the period (null: they do not wait). `wait_ms`: when to look again for the others; null:
+-- there are none. That is when the batch will be full if jobs come as fast as they have so far, in 10 ms to 5 s, and at
+-- the latest when the period is over. `size`: how many jobs one attempt takes; 1 if some of them cannot be in one with
+-- others, because of their tenant or of limits of their own. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
     p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
@@ -264,16 +273,16 @@ BEGIN
 END
 $$;
 
--- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its lane permit. If several
--- lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get what is left. Lanes that p_lanes (null: none)
--- leaves out get nothing. Waits for other claims through the same gates, so that two never count the same room: `at` is a time after that, the
--- time of the claim, and what it leaves is exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may
--- close, for rouse._charge_gates; null: no gate acts. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted batches, the jobs of as many
--- attempts.
--- Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time that a host waits for an answer (ANSWER_WITHIN in
--- host/src/store.rs). A claim that waited longer would still wait when the host tries again, and each try would add a session, as long as
--- another transaction has changed the gate and stays open.
--- Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
+-- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its
+-- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
+-- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
+-- so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact
+-- until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
+-- rouse._charge_gates; null: no gate acts. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted batches, the
+-- jobs of as many attempts. Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time
+-- that a host waits for an answer (ANSWER_WITHIN in host/src/store.rs). A claim that waited longer would still wait
+-- when the host tries again, and each try would add a session, as long as another transaction has changed the gate and
+-- stays open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
@@ -287,8 +296,8 @@ DECLARE
     whole   integer := CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END;
     -- The number of running jobs by gate and key.
     running jsonb;
-    -- The pairs of an order and a gate that may have less room than the claim wants; groups are numbered by gate and key. A batch is of one lane,
-    -- whose id is its key here.
+    -- The pairs of an order and a gate that may have less room than the claim wants; groups are numbered by gate and
+    -- key. A batch is of one lane, whose id is its key here.
     pairs   record;
     -- By group: how much room is left.
     rooms   integer[];
@@ -326,9 +335,10 @@ BEGIN
     PERFORM rouse._lock('gate', n.gate)
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
-    -- From here on, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the lanes of these gates are read only
-    -- now, and stay what they are; others, which were added to these lanes meanwhile, do not count this claim.
-    -- A limit that is above the number of all running jobs, with those that this claim may take, is not reached by any key.
+    -- From here on, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the lanes of
+    -- these gates are read only now, and stay what they are; others, which were added to these lanes meanwhile, do not
+    -- count this claim. A limit that is above the number of all running jobs, with those that this claim may take, is
+    -- not reached by any key.
     names := ARRAY(
         WITH gates AS MATERIALIZED (
             SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
@@ -466,9 +476,10 @@ BEGIN
 END
 $$;
 
--- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job. Returns the lanes from
--- which no job may start now: for how many milliseconds, or null: until a job of its key has ended; and the gates that have no room for it.
--- Waits 5 s for a change of the gate, which changes its keys. Served by gate_key_pkey.
+-- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
+-- Returns the lanes from which no job may start now: for how many milliseconds, or null: until a job of its key has
+-- ended; and the gates that have no room for it. Waits 5 s for a change of the gate, which changes its keys. Served by
+-- gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
 -- As rouse._within_gates.
@@ -511,8 +522,8 @@ BEGIN
 END
 $$;
 
--- The same for rouse.claim_bound: null for lanes that get nothing; and how many jobs may be claimed in all: as many as the others permit each,
--- because rouse.claim_bound has no limit for a single lane.
+-- The same for rouse.claim_bound: null for lanes that get nothing; and how many jobs may be claimed in all: as many as
+-- the others permit each, because rouse.claim_bound has no limit for a single lane.
 CREATE OR REPLACE FUNCTION rouse._bound_within_gates(p_sources text[], INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -530,7 +541,8 @@ BEGIN
 END
 $$;
 
--- The key of a gate for a job that is being enqueued: a JSON list of its tenant, as with unique keys, and of the values of the gate.
+-- The key of a gate for a job that is being enqueued: a JSON list of its tenant, as with unique keys, and of the values
+-- of the gate.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(
     p_gate text[], p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -542,11 +554,12 @@ BEGIN
 END
 $$;
 
--- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job that it gives way to; null:
--- none, and it is enqueued, not before `run_at`; if it is not after all, the caller opens `gates` again (rouse._open_gates). `replaced`: that
--- job is to become this one, due at `run_at`. Jobs of other tenants do not count, as with unique keys.
--- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is enqueuing the same key.
--- Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
+-- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job
+-- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not after all, the caller opens
+-- `gates` again (rouse._open_gates). `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants
+-- do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well.
+-- Waits for a transaction that is enqueuing the same key. Served by gate_enqueues, gate_key_pkey and the primary key of
+-- rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
     p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
     INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT gates text[], OUT keys text[])
@@ -627,8 +640,8 @@ BEGIN
 END
 $$;
 
--- Gives a queued job, which the caller has locked, the arguments of a newer one of the same tenant that a gate has merged with it. Its
--- unique key, its job timeout, and what waits for it stay.
+-- Gives a queued job, which the caller has locked, the arguments of a newer one of the same tenant that a gate has
+-- merged with it. Its unique key, its job timeout, and what waits for it stay.
 CREATE OR REPLACE FUNCTION rouse._replace_queued(
     p_id bigint, p_lane bigint, p_payload jsonb, p_bytes integer, p_source text, p_max_attempts integer, p_grants jsonb,
     p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz, p_trace text) RETURNS void
@@ -656,8 +669,8 @@ BEGIN
 END
 $$;
 
--- Applies a change of rouse.gate to the lanes: by what they are divided, and new positions in the catalog, which tell workers to read the gates
--- again.
+-- Applies a change of rouse.gate to the lanes: by what they are divided, and new positions in the catalog, which tell
+-- workers to read the gates again.
 CREATE OR REPLACE FUNCTION rouse._gate_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -674,7 +687,8 @@ BEGIN
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
         PERFORM rouse._lock('gate', old.name);
-        -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just now.
+        -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just
+        -- now.
         UPDATE rouse.gate_key AS k
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.max]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.max END
@@ -743,25 +757,29 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once; the division by a new key applies to
--- jobs that are enqueued from now on, and those that wait already share one. Leaves a record.
+-- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once;
+-- the division by a new key applies to jobs that are enqueued from now on, and those that wait already share one.
+-- Leaves a record.
 --
 --   kind         max_concurrent, throttle, batch, singleton or debounce
 --   handler      its jobs only; null: those of all handlers. batch, singleton and debounce need one
 --   queue        the jobs of this queue only; null: of all queues
---   key          what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as $.customer.id; empty: there
---                is one limit. Jobs without the value share one. batch: tenant, which need not be written, and at most one more
---   max          max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch: jobs of one attempt; 1 to 1,000
---   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: how long the first job waits for others; null:
---                it does not wait
---   burst        throttle: how many may start at once after a pause, at an average of `max` in a period. Null: never more than `max` (up to
---                1,000) in any period
---   during       singleton: queued (while the job waits, for its first start or a retry; default), running (until it has ended) or period (from its
---                enqueue on)
---   on_conflict  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace (the same, and the earlier job
---                gets the arguments of the new job; one that has started, or waits for others, does not count) or refuse (an error)
---   edge         debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default) or leading (the first one runs,
---                at once)
+--   key          what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as
+--                $.customer.id; empty: there is one limit. Jobs without the value share one. batch: tenant, which need
+--                not be written, and at most one more
+--   max          max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch:
+--                jobs of one attempt; 1 to 1,000
+--   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: how long the
+--                first job waits for others; null: it does not wait
+--   burst        throttle: how many may start at once after a pause, at an average of `max` in a period. Null: never
+--                more than `max` (up to 1,000) in any period
+--   during       singleton: queued (while the job waits, for its first start or a retry; default), running (until it
+--                has ended) or period (from its enqueue on)
+--   on_conflict  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace
+--                (the same, and the earlier job gets the arguments of the new job; one that has started, or waits for
+--                others, does not count) or refuse (an error)
+--   edge         debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default)
+--                or leading (the first one runs, at once)
 --   max_wait     debounce: how long a burst may last; null: any time
 CREATE OR REPLACE FUNCTION rouse.set_gate(
     name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', max integer DEFAULT NULL,
@@ -811,7 +829,8 @@ BEGIN
 END
 $$;
 
--- Removes a gate, and returns whether there was one. One that a module declares comes back with the next worker that has it. Leaves a record.
+-- Removes a gate, and returns whether there was one. One that a module declares comes back with the next worker that
+-- has it. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.drop_gate(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -829,8 +848,9 @@ BEGIN
 END
 $$;
 
--- The rows of rouse.gate that a handler gets by the gates of its module, in the order of their names: `<handler>/<kind>`, and `.2`, `.3` … for
--- further ones of a kind. Leaves out those whose name has a gate that an operator has set.
+-- The rows of rouse.gate that a handler gets by the gates of its module, in the order of their names:
+-- `<handler>/<kind>`, and `.2`, `.3` … for further ones of a kind. Leaves out those whose name has a gate that an
+-- operator has set.
 CREATE OR REPLACE FUNCTION rouse._declared_gates(p_handler text, p_gates jsonb) RETURNS SETOF rouse.gate
 LANGUAGE sql STABLE AS $$
     SELECT d.name, d.kind, NULL, p_handler, coalesce(d.key, '{}'), d.max, d.period_ms, d.burst, d.during, d.on_conflict, d.edge, d.max_wait_ms, p_handler
@@ -843,10 +863,10 @@ LANGUAGE sql STABLE AS $$
     ORDER BY d.name
 $$;
 
--- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of at most 8 objects with
--- columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are. Returns whether it has changed a gate; if
--- not, it writes nothing and takes no lock, because hosts call this at every start. Otherwise it waits 5 s for other changes of gates. Leaves a
--- record for each change.
+-- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of
+-- at most 8 objects with columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are.
+-- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this at every
+-- start. Otherwise it waits 5 s for other changes of gates. Leaves a record for each change.
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN

@@ -1,15 +1,16 @@
--- All rights of all roles, granted from scratch: applying this file restores rights that were revoked or dropped. Rights of other roles are
--- not changed.
+-- All rights of all roles, granted from scratch: applying this file restores rights that were revoked or dropped.
+-- Rights of other roles are not changed.
 --
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
 --   rouse_operator  the same; reads what observers read, and performs all admin actions
 --   rouse_worker    the functions that hosts call
---   rouse_handler   the two functions with which hosts start a transaction in a session of a handler's login; they check the worker's key
+--   rouse_handler   the two functions with which hosts start a transaction in a session of a handler's login; they
+--                   check the worker's key
 --   rouse_observer  reads everything except keys and fences, changes nothing
 --
--- Each right is granted to every role that has it. If a role were a member of another, it would have that role's rights in every database
--- of the server, and only an administrator could repair that.
+-- Each right is granted to every role that has it. If a role were a member of another, it would have that role's rights
+-- in every database of the server, and only an administrator could repair that.
 
 REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
@@ -38,7 +39,8 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
--- Workers. Each function checks the worker's key, except reads, and rouse.prepare_partitions, which only creates tables that are missing.
+-- Workers. Each function checks the worker's key, except reads, and rouse.prepare_partitions, which only creates tables
+-- that are missing.
 GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.declare_fair_share, rouse.lease_shards, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.newest_lanes, rouse.promote, rouse.continue_releases, rouse.enforce_deadlines, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth, rouse.fair_keys,

@@ -1,8 +1,9 @@
--- History is immutable: triggers reject UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt, rouse.step and
--- rouse.record, even by their owner. Old partitions are dropped (partitions.sql), which fires no trigger. Inserts pay nothing.
+-- History is immutable: triggers reject UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
+-- rouse.step and rouse.record, even by their owner. Old partitions are dropped (partitions.sql), which fires no
+-- trigger. Inserts pay nothing.
 
--- Rejects changes of history, unless this transaction has called rouse.unlock_history. The record of that call always remains: it can
--- neither be changed nor deleted, and rouse.record is never truncated.
+-- Rejects changes of history, unless this transaction has called rouse.unlock_history. The record of that call always
+-- remains: it can neither be changed nor deleted, and rouse.record is never truncated.
 CREATE OR REPLACE FUNCTION rouse._keep_history() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -28,8 +29,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT p_who || coalesce(' for ' || p_reader, '')
 $$;
 
--- Allows this transaction to change history, and records the login and the reason. For the owner: other roles lack the rights to the tables
--- anyway.
+-- Allows this transaction to change history, and records the login and the reason. For the owner: other roles lack the
+-- rights to the tables anyway.
 CREATE OR REPLACE FUNCTION rouse.unlock_history(reason text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -45,8 +46,8 @@ BEGIN
 END
 $$;
 
--- Partitions inherit row triggers, but not TRUNCATE triggers: rouse.prepare_partitions creates those. Disabled triggers are enabled again
--- when these definitions are applied.
+-- Partitions inherit row triggers, but not TRUNCATE triggers: rouse.prepare_partitions creates those. Disabled triggers
+-- are enabled again when these definitions are applied.
 DO $$
 DECLARE
     parent   text;
@@ -67,12 +68,14 @@ BEGIN
 END
 $$;
 
--- The events since a time, the newest first: ended jobs and attempts, and other events (records). `max` rows, and those with the same time
--- as the last. Filtered by queue, handler or login if given; only admin actions have a login. Rows of the time `before` and later are left
--- out, for the next page. A job is listed with its end, which includes the time of its request; live jobs are not listed.
+-- The events since a time, the newest first: ended jobs and attempts, and other events (records). `max` rows, and those
+-- with the same time as the last. Filtered by queue, handler or login if given; only admin actions have a login. Rows
+-- of the time `before` and later are left out, for the next page. A job is listed with its end, which includes the time
+-- of its request; live jobs are not listed.
 --
--- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the events of at most
--- about five times its span, however far back `since` is. Served by finished_at, attempt_ended and record_at.
+-- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the
+-- events of at most about five times its span, however far back `since` is. Served by finished_at, attempt_ended and
+-- record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
     max integer DEFAULT 1000)

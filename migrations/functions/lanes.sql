@@ -3,16 +3,18 @@
 -- A row of rouse.lane is open, then closed, then removed:
 --
 --   open     producers find it, workers poll it
---   closed   rouse.maintain_lanes has found no job in it for a day. Producers do not find it: the next one adds a new row.
---            Workers poll it for another day, because a producer that found it open may not have committed yet. After that no
---            worker polls it, and the row provides the names for finished jobs. If a job appears in it after all, the next
---            maintenance reopens it.
+--   closed   rouse.maintain_lanes has found no job in it for a day. Producers do not find it: the next one adds a new
+--            row. Workers poll it for another day, because a producer that found it open may not have committed yet.
+--            After that no worker polls it, and the row provides the names for finished jobs. If a job appears in it
+--            after all, the next maintenance reopens it.
 --   removed  no kept row can refer to it
 --
--- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql). So have workers, if a queue has direct dispatch (direct.sql).
+-- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql). So have workers, if a queue has
+-- direct dispatch (direct.sql).
 
--- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
--- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
+-- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their
+-- defaults. A lane without an open row is added to the catalog, with a notice if no live worker knows the handler or a
+-- key of p_payload.
 CREATE OR REPLACE FUNCTION rouse._lane(
     p_handler text, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_tags text[], p_payload jsonb) RETURNS bigint
@@ -101,13 +103,13 @@ LANGUAGE sql IMMUTABLE AS $$
         concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(p_tags, E'\n'), CASE WHEN p_key <> '' THEN E'\n' || p_key END), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
--- Rejects a lane beyond the limits. Lanes of concurrent transactions are invisible: together they may exceed the limits. Served by
--- lane_key.
+-- Rejects a lane beyond the limits. Lanes of concurrent transactions are invisible: together they may exceed the
+-- limits. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._check_room_for_lane(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- By its key: a scan, which the settings of producers forbid, counts as so expensive that Postgres would JIT-compile the plan each
-    -- time, for 30 ms.
+    -- By its key: a scan, which the settings of producers forbid, counts as so expensive that Postgres would
+    -- JIT-compile the plan each time, for 30 ms.
     limits rouse.limits := (SELECT l FROM rouse.limits AS l WHERE l.only_row);
 BEGIN
     IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.key = '' AND l.closed_at IS NULL)
@@ -126,8 +128,8 @@ BEGIN
 END
 $$;
 
--- True if a live worker has the handler, or one that is loading its modules may have it soon; null if no worker is alive. Served by
--- worker_live.
+-- True if a live worker has the handler, or one that is loading its modules may have it soon; null if no worker is
+-- alive. Served by worker_live.
 CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -143,8 +145,8 @@ BEGIN
 END
 $$;
 
--- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or if there are
--- contracts: then rouse._report_unknown_handler decides.
+-- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or
+-- if there are contracts: then rouse._report_unknown_handler decides.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -155,8 +157,8 @@ BEGIN
 END
 $$;
 
--- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice if a worker with
--- the handler has not registered its keys. Served by worker_live.
+-- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice
+-- if a worker with the handler has not registered its keys. Served by worker_live.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -180,8 +182,8 @@ BEGIN
         RAISE NOTICE 'rouse.enqueue: no live worker knows % in a payload of %', unknown, p_handler
             USING HINT = left(format('Check the key. Known keys: %s.', (
                 SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key
-                -- Workers provide them, and they appear in the terminal of a producer, so control characters and marks that change the
-                -- direction of writing are left out.
+                -- Workers provide them, and they appear in the terminal of a producer, so control characters and marks
+                -- that change the direction of writing are left out.
                 WHERE key !~ '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')), 600);
     END IF;
 END
@@ -199,11 +201,13 @@ BEGIN
 END
 $$;
 
--- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for two hours), reopens closed lanes in which a job has appeared, and
--- removes unreferenced rows; returns how many rows of each. Also repairs the copies of contracts (rouse._copy_contracts) and of how lanes are
--- divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with their last use. Neither
--- producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is being
--- vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and job_lease.
+-- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for
+-- two hours), reopens closed lanes in which a job has appeared, and removes unreferenced rows; returns how many rows of
+-- each. Also repairs the copies of contracts (rouse._copy_contracts) and of how lanes are divided
+-- (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with their last use. Neither producers nor
+-- workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is
+-- being vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and
+-- job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -253,8 +257,8 @@ BEGIN
                    SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND w.stopped_at IS NULL AND w.dead_at IS NULL)));
     GET DIAGNOSTICS closed = ROW_COUNT;
 
-    -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. And transactions that may
-    -- have found the lane open have to have ended.
+    -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. And
+    -- transactions that may have found the lane open have to have ended.
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (
         DELETE FROM rouse.lane AS l
@@ -274,7 +278,8 @@ BEGIN
     SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
     FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
           WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED) AS k;
-    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot has not got its job.
+    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot has not
+    -- got its job.
     DELETE FROM rouse.gate_key AS k USING unnest(gates, keys) AS g(gate, key)
     WHERE k.gate = g.gate AND k.key = g.key AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
 END

@@ -1,7 +1,8 @@
 -- Enforces rouse.worker_login: the limits of workers' logins.
 --
--- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that registered it, and
--- rouse._known, which every function for workers calls, returns whether that login is limited. Unlimited logins cost a claim nothing.
+-- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that
+-- registered it, and rouse._known, which every function for workers calls, returns whether that login is limited.
+-- Unlimited logins cost a claim nothing.
 --
 --   RW006  the login has no right to the call
 
@@ -18,14 +19,16 @@ LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM rouse.worker_login AS l WHERE l.login = to_regrole(quote_ident(session_user))
 $$;
 
--- Those of the login that has registered a worker: effects are committed in sessions of other logins. Served by primary keys.
+-- Those of the login that has registered a worker: effects are committed in sessions of other logins. Served by primary
+-- keys.
 CREATE OR REPLACE FUNCTION rouse._limits_of(p_worker bigint) RETURNS SETOF rouse.worker_login
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT l.* FROM rouse.worker AS w JOIN rouse.worker_login AS l ON l.login = to_regrole(quote_ident(w.login)) WHERE w.incarnation = p_worker
 $$;
 
--- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the limits until the
--- registration has committed: a concurrent change is either seen here, or sees the new row of rouse.worker.
+-- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the
+-- limits until the registration has committed: a concurrent change is either seen here, or sees the new row of
+-- rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -60,8 +63,8 @@ BEGIN
 END
 $$;
 
--- The lanes in the same order, with null instead of those that the limited worker may not claim: by its login's queues, tags and handlers,
--- and by the queues and tags that it has registered. Served by lane_id and primary keys.
+-- The lanes in the same order, with null instead of those that the limited worker may not claim: by its login's queues,
+-- tags and handlers, and by the queues and tags that it has registered. Served by lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._permitted(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(lane.id ORDER BY asked.place)
@@ -162,8 +165,8 @@ BEGIN
 END
 $$;
 
--- True if these are at most 1,000 valid queue names. In plpgsql, which caches its plan for the session: a SQL function that Postgres cannot
--- inline is planned in each transaction.
+-- True if these are at most 1,000 valid queue names. In plpgsql, which caches its plan for the session: a SQL function
+-- that Postgres cannot inline is planned in each transaction.
 CREATE OR REPLACE FUNCTION rouse._are_queue_names(p_words text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -172,7 +175,8 @@ BEGIN
 END
 $$;
 
--- Rejects JSON of a worker that is larger than any host sends. The size is the in-memory size, which is known without parsing.
+-- Rejects JSON of a worker that is larger than any host sends. The size is the in-memory size, which is known without
+-- parsing.
 CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_max bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,10 +1,10 @@
--- Daily partitions (UTC) of the history: created ahead, dropped when they are old. Functions whose name starts with _ are only called by
--- other functions, under their search_path.
+-- Daily partitions (UTC) of the history: created ahead, dropped when they are old. Functions whose name starts with _
+-- are only called by other functions, under their search_path.
 
--- Finished jobs of a queue with its own retention are in separate partitions, so that they too are removed by dropping: rouse.finished has
--- the partitions finished_default (0 days: the general retention) and finished_keep_N (N days). Those have daily partitions,
--- finished_20270131 and finished_keep_90_20270101. Beyond 31 days they are monthly, because each partition makes looking up a job by its id
--- slower.
+-- Finished jobs of a queue with its own retention are in separate partitions, so that they too are removed by dropping:
+-- rouse.finished has the partitions finished_default (0 days: the general retention) and finished_keep_N (N days).
+-- Those have daily partitions, finished_20270131 and finished_keep_90_20270101. Beyond 31 days they are monthly,
+-- because each partition makes looking up a job by its id slower.
 
 -- The days of the partition for a retention and a day: that day, or its month.
 CREATE OR REPLACE FUNCTION rouse._partition_days(p_keep_days integer, p_day date, OUT first_day date, OUT end_day date)
@@ -60,8 +60,8 @@ LANGUAGE sql STABLE AS $$
     SELECT make_interval(days => l.keep_days) FROM rouse.limits AS l WHERE l.only_row
 $$;
 
--- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its partition is missing,
--- because no worker has run for a week, the general retention applies.
+-- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its
+-- partition is missing, because no worker has run for a week, the general retention applies.
 CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -76,9 +76,9 @@ BEGIN
 END
 $$;
 
--- Creates the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is created on its own and then
--- attached, so that inserts and reads of other partitions continue. Concurrent calls wait for each other with a lock on a table that only
--- its owner can take, because any login of the database can hold an advisory lock.
+-- Creates the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is created on its
+-- own and then attached, so that inserts and reads of other partitions continue. Concurrent calls wait for each other
+-- with a lock on a table that only its owner can take, because any login of the database can hold an advisory lock.
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s'
@@ -154,16 +154,18 @@ $$;
 CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
     FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._ensure_retention_partitions();
 
--- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more than that retention.
--- Partitions of attempts and records are dropped once no older finished job is left, and those of payloads two days after the finished jobs
--- that were enqueued with them, by a later call. Returns how many were dropped, and how many were in use: a later call drops those.
--- Dropping waits for a lock for at most 50 ms, because settlements queue behind it.
+-- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more
+-- than that retention. Partitions of attempts and records are dropped once no older finished job is left, and those of
+-- payloads two days after the finished jobs that were enqueued with them, by a later call. Returns how many were
+-- dropped, and how many were in use: a later call drops those. Dropping waits for a lock for at most 50 ms, because
+-- settlements queue behind it.
 --
--- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied in vain, and before anything is
--- locked for long. The locks of a drop are held until the commit, and settlements queue behind everything that it waits for afterwards. If
--- a partition comes into use in between, that wait happens at most once, and the rest is left to a later call. Steps of live jobs are
--- copied to today's partition, as are payloads of live jobs, and of finished jobs with a longer retention. The ends that live jobs have
--- waited for are kept (rouse._keep_ends).
+-- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied in vain, and
+-- before anything is locked for long. The locks of a drop are held until the commit, and settlements queue behind
+-- everything that it waits for afterwards. If a partition comes into use in between, that wait happens at most once,
+-- and the rest is left to a later call. Steps of live jobs are copied to today's partition, as are payloads of live
+-- jobs, and of finished jobs with a longer retention. The ends that live jobs have waited for are kept
+-- (rouse._keep_ends).
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -227,8 +229,8 @@ BEGIN
 
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
         copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;
-        -- All or none, because copied rows whose original remained would exist twice. All are copied before the first is dropped: from then
-        -- on no session can record a step.
+        -- All or none, because copied rows whose original remained would exist twice. All are copied before the first
+        -- is dropped: from then on no session can record a step.
         BEGIN
             FOREACH part IN ARRAY copied LOOP
                 -- Partitions this old are no longer written to.
@@ -274,8 +276,9 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers, with keep_days of rouse.limits: no host has a retention of its own. Workers of a limited login without the right to maintenance drop nothing. Also removes stale progress
--- and usage of attempts whose worker is gone.
+-- rouse.drop_partitions for workers, with keep_days of rouse.limits: no host has a retention of its own. Workers of a
+-- limited login without the right to maintenance drop nothing. Also removes stale progress and usage of attempts whose
+-- worker is gone.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,9 +1,10 @@
--- Large payloads are in rouse.payload: claims and settlements rewrite the row of a job, and its end moves the row to the history, and with
--- the payload in it, they would write the payload each time. Small payloads stay in the row, where a claim reads them at once.
+-- Large payloads are in rouse.payload: claims and settlements rewrite the row of a job, and its end moves the row to
+-- the history, and with the payload in it, they would write the payload each time. Small payloads stay in the row,
+-- where a claim reads them at once.
 
--- The key under which a payload of this size, enqueued now, is written to rouse.payload; null if it stays in the row, because it is small,
--- or because today's partition is missing (no worker has run for a week). The threshold was measured
--- (docs/decisions/payloads-are-written-once.md).
+-- The key under which a payload of this size, enqueued now, is written to rouse.payload; null if it stays in the row,
+-- because it is small, or because today's partition is missing (no worker has run for a week). The threshold was
+-- measured (docs/decisions/payloads-are-written-once.md).
 CREATE OR REPLACE FUNCTION rouse._payload_at(p_bytes integer, p_at timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -14,9 +15,10 @@ BEGIN
 END
 $$;
 
--- The payload of a job, from the columns of its row. Null if it was removed. Served by payload_job, in the partition of its day, or in those of
--- later days. The row at payload_at; if its partition was dropped, the last one after it, which is its copy. Others are payloads that a gate has
--- replaced, and may also be later: a new job that has waited for the gate has an earlier time than those that passed it meanwhile.
+-- The payload of a job, from the columns of its row. Null if it was removed. Served by payload_job, in the partition of
+-- its day, or in those of later days. The row at payload_at; if its partition was dropped, the last one after it, which
+-- is its copy. Others are payloads that a gate has replaced, and may also be later: a new job that has waited for the
+-- gate has an earlier time than those that passed it meanwhile.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

@@ -1,8 +1,9 @@
 -- Schedules: each enqueues a job whenever it is due.
 --
--- SQL cannot read cron expressions: a host computes the due times of a schedule and writes the next ones to its row. Any host fires what is
--- due: it lists the due schedules (rouse.due_schedules), decides the outcome of each due time (host/src/job/firing.rs), and writes that
--- (rouse.fire_schedules in fire.sql) if the row has not changed since. A due time never has two jobs (schedule_run_due).
+-- SQL cannot read cron expressions: a host computes the due times of a schedule and writes the next ones to its row.
+-- Any host fires what is due: it lists the due schedules (rouse.due_schedules), decides the outcome of each due time
+-- (host/src/job/firing.rs), and writes that (rouse.fire_schedules in fire.sql) if the row has not changed since. A due
+-- time never has two jobs (schedule_run_due).
 
 -- Rejects a name that no schedule can have, and a null one.
 CREATE OR REPLACE FUNCTION rouse._check_schedule_name(p_name text) RETURNS void
@@ -16,7 +17,8 @@ BEGIN
 END
 $$;
 
--- Checks what SQL can check of a cron expression, and returns it with single spaces. Only a host can tell whether the fields are valid.
+-- Checks what SQL can check of a cron expression, and returns it with single spaces. Only a host can tell whether the
+-- fields are valid.
 CREATE OR REPLACE FUNCTION rouse._check_cron(p_cron text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -33,8 +35,9 @@ BEGIN
 END
 $$;
 
--- Rejects a time zone that Postgres does not know. For most names, Postgres finds the file of the zone. Other names could be abbreviations or
--- rules, which hosts do not know; for them, this reads the names of all zones, for some ten milliseconds.
+-- Rejects a time zone that Postgres does not know. For most names, Postgres finds the file of the zone. Other names
+-- could be abbreviations or rules, which hosts do not know; for them, this reads the names of all zones, for some ten
+-- milliseconds.
 CREATE OR REPLACE FUNCTION rouse._check_time_zone(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -111,8 +114,9 @@ BEGIN
 END
 $$;
 
--- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. A schedule that a login has created is never
--- replaced by a module's (`foreign`). If its due times change, they count from now; otherwise those that are due are not lost.
+-- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. A schedule that a login
+-- has created is never replaced by a module's (`foreign`). If its due times change, they count from now; otherwise
+-- those that are due are not lost.
 CREATE OR REPLACE FUNCTION rouse._put_schedule(p_schedule rouse.schedule) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -185,19 +189,20 @@ BEGIN
 END
 $$;
 
--- Creates or replaces the schedule `name`, in the caller's transaction, and returns created, replaced, or unchanged if it was the same
--- before. A null argument means its default. A paused schedule stays paused.
+-- Creates or replaces the schedule `name`, in the caller's transaction, and returns created, replaced, or unchanged if
+-- it was the same before. A null argument means its default. A paused schedule stays paused.
 --
 --   cron             five fields: minute, hour, day of the month, month, day of the week; or six, with seconds first
 --   time_zone        in which they are read, by its IANA name
---   overlap          if the previous job is live when the next one is due: skip the new one, queue it behind that one (one at a time),
---                    allow both, or cancel the previous one
---   catch_up         due times that are more than a minute old before a host handles them are missed: none of them gets a job, or one (the
---                    latest, unless a later one is due), or all
+--   overlap          if the previous job is live when the next one is due: skip the new one, queue it behind that one
+--                    (one at a time), allow both, or cancel the previous one
+--   catch_up         due times that are more than a minute old before a host handles them are missed: none of them gets
+--                    a job, or one (the latest, unless a later one is due), or all
 --   catch_up_window  older missed due times get no job; null: whatever their age
 --   jitter           each job starts up to this much later, by an amount that depends on schedule and due time only
 --   due_key          the key of the payload that gets the due time, as text in UTC; null: none
---   source           of its jobs; null: 'schedule:' and the name, and the payload is checked against the contract of the handler
+--   source           of its jobs; null: 'schedule:' and the name, and the payload is checked against the contract of
+--                    the handler
 -- The other arguments are those of rouse.enqueue.
 CREATE OR REPLACE FUNCTION rouse.schedule(
     name            text,
@@ -310,8 +315,8 @@ BEGIN
 END
 $$;
 
--- Pauses a schedule, and returns since when it is paused. Nothing is enqueued for times that are due while it is paused; jobs that it has
--- enqueued run.
+-- Pauses a schedule, and returns since when it is paused. Nothing is enqueued for times that are due while it is
+-- paused; jobs that it has enqueued run.
 CREATE OR REPLACE FUNCTION rouse.pause_schedule(name text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -327,7 +332,8 @@ BEGIN
 END
 $$;
 
--- Resumes a paused schedule, and returns whether it was paused. Times that were due in between are not caught up: a backfill does that.
+-- Resumes a paused schedule, and returns whether it was paused. Times that were due in between are not caught up: a
+-- backfill does that.
 CREATE OR REPLACE FUNCTION rouse.resume_schedule(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -355,9 +361,9 @@ LANGUAGE sql STABLE AS $$
              || jsonb_build_object((p_schedule).due_key, to_char(p_due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')) END
 $$;
 
--- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null if the due time has a
--- job already. Without a due time, it is enqueued in any case. If a gate merges it with an earlier job, the id is that of the earlier one.
--- Served by schedule_run_due.
+-- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null
+-- if the due time has a job already. Without a due time, it is enqueued in any case. If a gate merges it with an
+-- earlier job, the id is that of the earlier one. Served by schedule_run_due.
 CREATE OR REPLACE FUNCTION rouse._enqueue_run(
     p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -399,9 +405,9 @@ BEGIN
 END
 $$;
 
--- Requests jobs for the due times of a schedule from `since` to before `before`, both in the past, and returns the id of the backfill. Hosts
--- enqueue them, the oldest first. Due times that already have a job get no other; overlap and jitter do not apply. A backfill with more than
--- 10,000 due times enqueues nothing and shows an error.
+-- Requests jobs for the due times of a schedule from `since` to before `before`, both in the past, and returns the id
+-- of the backfill. Hosts enqueue them, the oldest first. Due times that already have a job get no other; overlap and
+-- jitter do not apply. A backfill with more than 10,000 due times enqueues nothing and shows an error.
 CREATE OR REPLACE FUNCTION rouse.backfill_schedule(name text, since timestamptz, before timestamptz) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -431,9 +437,10 @@ BEGIN
 END
 $$;
 
--- Every schedule, with its next five due times and the outcomes of the last five. `state`: active; paused; error: nothing is enqueued, as
--- `error` says. `last_runs`: [{"due_at", "at", "outcome", "job", "state", "error"}, …], the latest first; `state` is that of the job.
--- `backfills`: those that are not finished, and the last one that is. Served by schedule_run_last and backfill_schedule.
+-- Every schedule, with its next five due times and the outcomes of the last five. `state`: active; paused; error:
+-- nothing is enqueued, as `error` says. `last_runs`: [{"due_at", "at", "outcome", "job", "state", "error"}, …], the
+-- latest first; `state` is that of the job. `backfills`: those that are not finished, and the last one that is. Served
+-- by schedule_run_last and backfill_schedule.
 CREATE OR REPLACE VIEW rouse.schedules AS
 SELECT s.name, s.handler, s.cron, s.time_zone,
        CASE WHEN s.paused_at IS NOT NULL THEN 'paused' WHEN s.error IS NOT NULL THEN 'error' ELSE 'active' END AS state,

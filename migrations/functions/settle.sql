@@ -1,16 +1,18 @@
--- Settlement ends attempts. A running job leaves its state only through rouse._settle, rouse.adopt (lost jobs) and rouse._end (admin
--- actions, deadlines). rouse._settle is fenced: the caller has to show the fence of the claim. It returns which jobs were accepted.
+-- Settlement ends attempts. A running job leaves its state only through rouse._settle, rouse.adopt (lost jobs) and
+-- rouse._end (admin actions, deadlines). rouse._settle is fenced: the caller has to show the fence of the claim. It
+-- returns which jobs were accepted.
 
--- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was changed for them.
--- `p_worker`: only jobs that this worker has claimed; null: jobs of any worker. `p_jobs`: jobs that the attempts enqueue (children.sql).
+-- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was
+-- changed for them. `p_worker`: only jobs that this worker has claimed; null: jobs of any worker. `p_jobs`: jobs that
+-- the attempts enqueue (children.sql).
 --
 -- The time of each end is read after its row was locked, so it is later than a renewal that the lock waited for.
 --
--- Jobs that wait for these are released in the same transaction (dependencies.sql); a null id is returned if some of them are left to
--- rouse.continue_releases.
+-- Jobs that wait for these are released in the same transaction (dependencies.sql); a null id is returned if some of
+-- them are left to rouse.continue_releases.
 --
--- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, chosen by the queue's retention
--- (partitions.sql).
+-- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, chosen by the
+-- queue's retention (partitions.sql).
 CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[], p_jobs rouse.new_job[] DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
@@ -136,8 +138,9 @@ BEGIN
         RETURN QUERY SELECT * FROM rouse._suspend(p_worker, p_settlements, coalesce(calls, '[]'));
     END IF;
 
-    -- Released claims: the job gets a new turn, and a record. An attempt that has not started gives its number back. One that has started
-    -- keeps it, and is not counted: it may have recorded steps and log lines. The jobs are ready at once, so sleepers are notified.
+    -- Released claims: the job gets a new turn, and a record. An attempt that has not started gives its number back.
+    -- One that has started keeps it, and is not counted: it may have recorded steps and log lines. The jobs are ready
+    -- at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,
@@ -155,16 +158,16 @@ BEGIN
                jsonb_strip_nulls(jsonb_build_object('claimed_at', b.claimed_at, 'started_at', b.started_at))
         FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
-    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of locks. So for many
-    -- lanes no lock is taken.
+    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of
+    -- locks. So for many lanes no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
 END
 $$;
 
--- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: those of the jobs p_continuing, which are not the
--- first of theirs. `p_continued`: jobs whose chain goes on, so that it has not ended.
+-- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: those of the jobs
+-- p_continuing, which are not the first of theirs. `p_continued`: jobs whose chain goes on, so that it has not ended.
 CREATE OR REPLACE FUNCTION rouse._ended_chains(
     p_ended bigint[], p_continuing bigint[], p_chains bigint[], p_failed bigint[], p_continued bigint[], OUT chains bigint[], OUT succeeded boolean[])
 -- In PL/pgSQL, which plans it once; with hash joins, because the lists have no index.
@@ -188,10 +191,12 @@ BEGIN
 END
 $$;
 
--- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are locked. A row that
--- another transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls again with
--- p_skip_locked, which skips locked rows and returns them as locked. Then it waits 20 ms for other locks, or 100 ms if it is of one attempt, and fails. An id that is not returned has lost its lease, or never belonged to
--- this worker; the worker's row counts these. A null id asks the worker to call rouse.continue_releases.
+-- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are
+-- locked. A row that another transaction has locked (a cancellation that is not committed yet) fails the call after 250
+-- ms. The worker then calls again with p_skip_locked, which skips locked rows and returns them as locked. Then it waits
+-- 20 ms for other locks, or 100 ms if it is of one attempt, and fails. An id that is not returned has lost its lease,
+-- or never belonged to this worker; the worker's row counts these. A null id asks the worker to call
+-- rouse.continue_releases.
 CREATE OR REPLACE FUNCTION rouse.settle(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
@@ -211,8 +216,9 @@ BEGIN
         PERFORM rouse._check_settlements(p_settlements);
     END IF;
     IF p_skip_locked THEN
-        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by halves: each failure costs this long. Those
-        -- that it has found wait longer, so that they get their turn after other transactions that wait.
+        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by halves: each failure
+        -- costs this long. Those that it has found wait longer, so that they get their turn after other transactions
+        -- that wait.
         PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
         FROM unnest(p_settlements) AS s
@@ -243,10 +249,11 @@ BEGIN
 END
 $$;
 
--- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another transaction is changing
--- the job at this moment (call again), or else the reason why the job no longer belongs to this worker (a word of the abort reasons). It
--- never waits for a lock. Each renewal leaves a record. It commits as durably as an outcome, because the worker trusts the longer lease at
--- once: after a crash of the server, the earlier end of the lease would let another worker adopt the job.
+-- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another
+-- transaction is changing the job at this moment (call again), or else the reason why the job no longer belongs to this
+-- worker (a word of the abort reasons). It never waits for a lock. Each renewal leaves a record. It commits as durably
+-- as an outcome, because the worker trusts the longer lease at once: after a crash of the server, the earlier end of
+-- the lease would let another worker adopt the job.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,10 +1,11 @@
--- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two of them claim from the same lane.
+-- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two of them claim from
+-- the same lane.
 --
--- A lane belongs to a shard by its id. A worker leases its part of the shards, and renews the lease every second. If the worker is gone, its
--- lease ends, and the others take over its shards.
+-- A lane belongs to a shard by its id. A worker leases its part of the shards, and renews the lease every second. If
+-- the worker is gone, its lease ends, and the others take over its shards.
 --
--- No claim is committed from a shard after another worker has leased it, because the claim locks the lease (rouse.shard_lease) until it
--- commits, and everything that takes a shard from a worker locks the same row first:
+-- No claim is committed from a shard after another worker has leased it, because the claim locks the lease
+-- (rouse.shard_lease) until it commits, and everything that takes a shard from a worker locks the same row first:
 --
 --   claim                 FOR KEY SHARE, and only if the lease has not ended
 --   renewal               an update of the worker's own row: claims and renewals do not wait for each other
@@ -13,12 +14,12 @@
 --   leaving a queue       deletes the worker's own row; waits for its claims
 --   new number of shards  deletes all rows of the queue; waits for all claims
 --
--- Shards are taken, and leases added, by one call at a time for each queue: the one that has the lock of the queue. The other calls do not
--- wait for it: they renew their leases, and divide the queue at one of their next calls. So nobody waits for a lock that the call of another
--- worker holds.
+-- Shards are taken, and leases added, by one call at a time for each queue: the one that has the lock of the queue. The
+-- other calls do not wait for it: they renew their leases, and divide the queue at one of their next calls. So nobody
+-- waits for a lock that the call of another worker holds.
 --
--- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides them with those that
--- have the same ones as it has, so that no lane is without a worker that can serve it.
+-- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides
+-- them with those that have the same ones as it has, so that no lane is without a worker that can serve it.
 
 -- The shard of a lane. The same as shard_of (host/src/job/shard.rs). Ids of lanes are hashes.
 CREATE OR REPLACE FUNCTION rouse._shard_of(p_lane bigint, p_shards integer) RETURNS integer
@@ -26,9 +27,10 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT abs(p_lane % p_shards)::integer
 $$;
 
--- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes (direct.sql) belong to no shard:
--- only their worker claims from them. Nobody else can lease its shards until the caller commits. Waits 5 s for a change of the shards, as
--- rouse._within_gates does. Served by shard_lease_worker, shard_worker, lane_id and primary keys.
+-- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes
+-- (direct.sql) belong to no shard: only their worker claims from them. Nobody else can lease its shards until the
+-- caller commits. Waits 5 s for a change of the shards, as rouse._within_gates does. Served by shard_lease_worker,
+-- shard_worker, lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
@@ -51,8 +53,9 @@ BEGIN
 END
 $$;
 
--- Takes the part of a worker of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has none. Returns whether it
--- has one. The caller has the lock of the queue. Served by shard_lease_queue, shard_lease_worker and primary keys.
+-- Takes the part of a worker of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has
+-- none. Returns whether it has one. The caller has the lock of the queue. Served by shard_lease_queue,
+-- shard_lease_worker and primary keys.
 CREATE OR REPLACE FUNCTION rouse._divide_shards(p_worker bigint, p_queue text, p_serves bigint, p_lease_ms bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -112,14 +115,15 @@ BEGIN
 END
 $$;
 
--- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues. Returns the shards that the
--- worker has now, for each of the queues that is divided into shards.
+-- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues.
+-- Returns the shards that the worker has now, for each of the queues that is divided into shards.
 --
--- The part of each worker is the same, or differs by one; the workers that registered first have the larger one. A worker that has more gives
--- up those with the highest numbers. One that has fewer takes free ones, which may be there only after the next calls of the others.
+-- The part of each worker is the same, or differs by one; the workers that registered first have the larger one. A
+-- worker that has more gives up those with the highest numbers. One that has fewer takes free ones, which may be there
+-- only after the next calls of the others.
 --
--- `p_serves` is a hash of what the worker can run. Waits only for the worker's own claims (if it leaves a queue), and for rouse.set_shards. Served
--- by shard_lease_worker, shard_worker and primary keys.
+-- `p_serves` is a hash of what the worker can run. Waits only for the worker's own claims (if it leaves a queue), and
+-- for rouse.set_shards. Served by shard_lease_worker, shard_worker and primary keys.
 CREATE OR REPLACE FUNCTION rouse.lease_shards(p_worker bigint, p_key bytea, p_queues text[], p_serves bigint)
 RETURNS TABLE (queue text, shards integer, own integer[], lease_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 1
@@ -166,8 +170,9 @@ BEGIN
 END
 $$;
 
--- Divides the lanes of a queue into this many shards, 2 to 1024; 0: all workers serve all lanes. Workers lease new shards within seconds.
--- Claims that are under way when a queue gets shards for the first time do not count. Leaves a record.
+-- Divides the lanes of a queue into this many shards, 2 to 1024; 0: all workers serve all lanes. Workers lease new
+-- shards within seconds. Claims that are under way when a queue gets shards for the first time do not count. Leaves a
+-- record.
 CREATE OR REPLACE FUNCTION rouse.set_shards(queue text, shards integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -1,7 +1,8 @@
--- State that handlers keep between jobs: bytes under keys, for each handler and tenant (jobs without a tenant share one namespace).
+-- State that handlers keep between jobs: bytes under keys, for each handler and tenant (jobs without a tenant share one
+-- namespace).
 
--- The value under a key, for the worker that runs the job; or one row with the reason why the job is not this worker's. No row if there is
--- no value. Served by the primary keys.
+-- The value under a key, for the worker that runs the job; or one row with the reason why the job is not this worker's.
+-- No row if there is no value. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.get_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
 RETURNS TABLE (refusal text, value bytea, version bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -24,7 +25,8 @@ BEGIN
 END
 $$;
 
--- At most `p_max` keys with this prefix, in the order of their bytes, after `p_after` (null: from the first); or one row with the refusal.
+-- At most `p_max` keys with this prefix, in the order of their bytes, after `p_after` (null: from the first); or one
+-- row with the refusal.
 CREATE OR REPLACE FUNCTION rouse.state_keys(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_max integer)
 RETURNS TABLE (refusal text, name text)
@@ -58,15 +60,16 @@ $$;
 -- Stores a value under a key, and returns the result:
 --
 --   refusal  the reason why the job is not this worker's: nothing is changed
---   outcome  set; conflict: the current version is not p_expected; keys, bytes: it would exceed p_keys_max or p_bytes_max, of which
---            the other keys use `used`; again: a concurrent write has changed it, try again
+--   outcome  set; conflict: the current version is not p_expected; keys, bytes: it would exceed p_keys_max or
+--            p_bytes_max, of which the other keys use `used`; again: a concurrent write has changed it, try again
 --
--- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, drawn by the caller for each write: a
--- repeated call with the same version changes nothing, because the answer to the first was lost.
+-- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, drawn by the caller
+-- for each write: a repeated call with the same version changes nothing, because the answer to the first was lost.
 --
--- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The quota is exact under
--- concurrency: writes that make the namespace larger wait for each other, and only then sum; other writes need no permission, and never wait
--- for that lock while they hold the row. Waits 250 ms for each lock; then the call fails with lock_not_available. Served by the primary keys.
+-- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
+-- quota is exact under concurrency: writes that make the namespace larger wait for each other, and only then sum; other
+-- writes need no permission, and never wait for that lock while they hold the row. Waits 250 ms for each lock; then the
+-- call fails with lock_not_available. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.set_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
@@ -131,8 +134,9 @@ BEGIN
 END
 $$;
 
--- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like rouse.set_state. If the answer
--- was lost, a repeated call returns false: nothing is left by which it could recognise that the first one has removed the key.
+-- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like
+-- rouse.set_state. If the answer was lost, a repeated call returns false: nothing is left by which it could recognise
+-- that the first one has removed the key.
 CREATE OR REPLACE FUNCTION rouse.delete_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -154,8 +158,8 @@ BEGIN
 END
 $$;
 
--- Admin action: stores a value under a key, regardless of the existing value and the quota. Running attempts see it with their next read. A
--- null tenant means the namespace of jobs without one.
+-- Admin action: stores a value under a key, regardless of the existing value and the quota. Running attempts see it
+-- with their next read. A null tenant means the namespace of jobs without one.
 CREATE OR REPLACE FUNCTION rouse.put_state(handler text, tenant text, key text, value bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

@@ -1,7 +1,8 @@
--- Records of an attempt while it runs: steps, progress, usage, log lines. Only the worker that has claimed the job may write them.
+-- Records of an attempt while it runs: steps, progress, usage, log lines. Only the worker that has claimed the job may
+-- write them.
 
--- Why a job is not this worker's under this fence (as an abort reason); null if it is. Counts attempts of a worker to write to another
--- worker's job.
+-- Why a job is not this worker's under this fence (as an abort reason); null if it is. Counts attempts of a worker to
+-- write to another worker's job.
 CREATE OR REPLACE FUNCTION rouse._refusal(p_worker bigint, p_id bigint, p_fence bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,14 +22,15 @@ BEGIN
 END
 $$;
 
--- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them: one row for each job. `place` is its
--- position in the call, from 1; one that is not this worker's has the reason. A worker that has read the steps of a job before names the time
--- of the newest one (p_known_until), and gets those that are newer. `known` identifies the versions of the other rows: the worker asks for all
--- if it is not the sum of `known` and `added` of its last answer, because rows were removed, changed or dated back since. A null time: all.
+-- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them: one row for each
+-- job. `place` is its position in the call, from 1; one that is not this worker's has the reason. A worker that has
+-- read the steps of a job before names the time of the newest one (p_known_until), and gets those that are newer.
+-- `known` identifies the versions of the other rows: the worker asks for all if it is not the sum of `known` and
+-- `added` of its last answer, because rows were removed, changed or dated back since. A null time: all.
 --
--- A result of up to 1,024 bytes is in the answer; rouse.recorded_results returns larger ones. A step that waits has a kind instead
--- of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. In no order; the row of a step with the latest `at` counts,
--- unless another one has its result. Served by step_job, in each partition.
+-- A result of up to 1,024 bytes is in the answer; rouse.recorded_results returns larger ones. A step that waits has a
+-- kind instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. In no order; the row of
+-- a step with the latest `at` counts, unless another one has its result. Served by step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
 RETURNS TABLE (place bigint, refusal text, known bigint, added bigint, names text[], bytes integer[], results text[], waits text[], until_ms bigint[], at timestamptz[])
 LANGUAGE plpgsql SECURITY DEFINER
@@ -43,7 +45,8 @@ BEGIN
         SELECT a.place, a.id, a.known_until, rouse._refusal(p_worker, a.id, a.fence) AS refusal
         FROM unnest(p_ids, p_fences, p_known_until) WITH ORDINALITY AS a(id, fence, known_until, place)) AS asked
     CROSS JOIN LATERAL (
-        -- Arrays in one row: a row for each step costs more to send and to read than to find. Not sorted, for the same reason.
+        -- Arrays in one row: a row for each step costs more to send and to read than to find. Not sorted, for the same
+        -- reason.
         SELECT coalesce(sum(r.version) FILTER (WHERE NOT r.is_new), 0) AS known, coalesce(sum(r.version) FILTER (WHERE r.is_new), 0) AS added,
                array_agg(r.name) FILTER (WHERE r.is_new) AS names,
                array_agg(octet_length(r.result)) FILTER (WHERE r.is_new) AS bytes,
@@ -63,8 +66,8 @@ BEGIN
 END
 $$;
 
--- The results of these recorded steps, in the order of p_names, until they have 1 MiB together: at least one, if any is recorded. Steps
--- that are not recorded are left out. Or one row with the refusal. Served by step_job.
+-- The results of these recorded steps, in the order of p_names, until they have 1 MiB together: at least one, if any is
+-- recorded. Steps that are not recorded are left out. Or one row with the refusal. Served by step_job.
 CREATE OR REPLACE FUNCTION rouse.recorded_results(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_names text[])
 RETURNS TABLE (refusal text, name text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -90,9 +93,9 @@ BEGIN
 END
 $$;
 
--- Records the result of a step. Returns false if it is recorded already, and null if the job is not this worker's under this fence. The row
--- lock keeps the job from being settled or adopted until this has committed, so that no attempt reads a result of an attempt whose lease had
--- ended. Served by the primary key and step_job.
+-- Records the result of a step. Returns false if it is recorded already, and null if the job is not this worker's under
+-- this fence. The row lock keeps the job from being settled or adopted until this has committed, so that no attempt
+-- reads a result of an attempt whose lease had ended. Served by the primary key and step_job.
 CREATE OR REPLACE FUNCTION rouse._record_step(p_worker bigint, p_id bigint, p_fence bigint, p_name text, p_result json) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -115,9 +118,9 @@ BEGIN
 END
 $$;
 
--- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is recorded. A repeated call
--- for the same step changes nothing: the answer to the first was lost. Waits 250 ms for the lock of the job; then the call fails with
--- lock_not_available.
+-- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is
+-- recorded. A repeated call for the same step changes nothing: the answer to the first was lost. Waits 250 ms for the
+-- lock of the job; then the call fails with lock_not_available.
 CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -132,10 +135,11 @@ BEGIN
 END
 $$;
 
--- Stores the progress of attempts, and returns the ids of the jobs that this worker has claimed. `p_ended` are jobs whose attempts have
--- ended: their progress is deleted.
+-- Stores the progress of attempts, and returns the ids of the jobs that this worker has claimed. `p_ended` are jobs
+-- whose attempts have ended: their progress is deleted.
 --
--- Existing rows of both lists are first locked in one order, so that two workers that disagree about jobs do not deadlock.
+-- Existing rows of both lists are first locked in one order, so that two workers that disagree about jobs do not
+-- deadlock.
 CREATE OR REPLACE FUNCTION rouse.report(
     p_worker bigint, p_key bytea, p_reports rouse.progress_report[], p_ended bigint[], p_ended_fences bigint[])
 RETURNS SETOF bigint
@@ -169,8 +173,8 @@ BEGIN
 END
 $$;
 
--- Stores the resource usage of a worker's attempts. The call contains all attempts that it reports on, so rows that it does not name are
--- deleted. Jobs that are not this worker's are ignored.
+-- Stores the resource usage of a worker's attempts. The call contains all attempts that it reports on, so rows that it
+-- does not name are deleted. Jobs that are not this worker's are ignored.
 CREATE OR REPLACE FUNCTION rouse.report_usage(p_worker bigint, p_key bytea, p_usages rouse.attempt_usage[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -194,11 +198,12 @@ BEGIN
 END
 $$;
 
--- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many lines are stored: a
--- worker may only write for jobs that it has claimed, or has ended an attempt of, or has released.
+-- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many
+-- lines are stored: a worker may only write for jobs that it has claimed, or has ended an attempt of, or has released.
 --
--- p_repeats: an earlier call may have stored some of the lines, because its answer was lost; these are left out, and count as stored. One
--- that has not committed yet is not noticed. Other calls do not read rouse.log. Served by log_job, in each partition.
+-- p_repeats: an earlier call may have stored some of the lines, because its answer was lost; these are left out, and
+-- count as stored. One that has not committed yet is not noticed. Other calls do not read rouse.log. Served by log_job,
+-- in each partition.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan

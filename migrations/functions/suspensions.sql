@@ -2,16 +2,19 @@
 --
 -- A job is suspended if it is queued, has no turn, and `wait` of its row says what it waits for:
 --
---   {"kind": "sleep", "step": …, "until_ms": …}               available_at is that time, and rouse.promote ends the wait
+--   {"kind": "sleep", "step": …, "until_ms": …}               available_at is that time, and rouse.promote ends the
+--                                                             wait
 --   {"kind": "signal", "step": …, "name": …, "until_ms": …}   the same, with the timeout; a signal ends it earlier
---   {"kind": "call", "step": …, "jobs": […]}                  it depends on the chains of these jobs, like a job with `after`
+--   {"kind": "call", "step": …, "jobs": […]}                  it depends on the chains of these jobs, like a job with
+--                                                             `after`
 --
--- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers do that name a parent. A
--- suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the sender waits, and sees the wait.
+-- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers do that name
+-- a parent. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
+-- sender waits, and sees the wait.
 
--- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as a list of
--- {"parent": …, "step": …, "id": …}. A resumed attempt that waits again for the same step has `begun` it. Served by the primary key and
--- signal_job.
+-- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
+-- a list of {"parent": …, "step": …, "id": …}. A resumed attempt that waits again for the same step has `begun` it.
+-- Served by the primary key and signal_job.
 CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -45,7 +48,8 @@ BEGIN
                     coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
             -- Without a timeout: a hundred years.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
-                           -- With a single snapshot, a signal that was waited for is invisible: the attempt looks again.
+                           -- With a single snapshot, a signal that was waited for is invisible: the attempt looks
+                           -- again.
                            WHEN s.result ->> 'kind' = 'signal' AND current_setting('transaction_isolation') <> 'read committed'
                                THEN least(coalesce(s.retry_at, 'infinity'), at + interval '5 seconds')
                            ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
@@ -104,8 +108,9 @@ BEGIN
 END
 $$;
 
--- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it begins. False: the
--- job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals that it has not waited for.
+-- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it
+-- begins. False: the job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals
+-- that it has not waited for.
 --
 -- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
 CREATE OR REPLACE FUNCTION rouse.signal(id bigint, name text, payload jsonb DEFAULT 'null') RETURNS boolean
@@ -145,17 +150,18 @@ BEGIN
 END
 $$;
 
--- Locks the row of a running job for a write of its attempt, as rouse.record_step does, and returns the attempt; null if the job is not
--- this worker's.
+-- Locks the row of a running job for a write of its attempt, as rouse.record_step does, and returns the attempt; null
+-- if the job is not this worker's.
 CREATE OR REPLACE FUNCTION rouse._lock_attempt(p_worker bigint, p_id bigint, p_fence bigint) RETURNS integer
 LANGUAGE sql AS $$
     SELECT j.attempt FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE
 $$;
 
--- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the result of the step,
--- {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A repeated call returns what is recorded.
--- A result of more than 1,024 bytes is null here: the job is locked until the answer has been sent, so that answer is small, and
--- rouse.recorded_results returns the result. Served by signal_job and step_job.
+-- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the
+-- result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A
+-- repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked until the
+-- answer has been sent, so that answer is small, and rouse.recorded_results returns the result. Served by signal_job
+-- and step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
 RETURNS TABLE (refusal text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -194,10 +200,11 @@ BEGIN
 END
 $$;
 
--- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps, {"output": …} or
--- {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call whose chain has not ended. A step that is not
--- returned was not called yet. As in rouse.take_signal, a result of more than 1,024 bytes is null, and so are those after the first 64 KiB.
--- Fails if the results together exceed p_bytes_max. Served by step_job, and as rouse.chain.
+-- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps,
+-- {"output": …} or {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call
+-- whose chain has not ended. A step that is not returned was not called yet. As in rouse.take_signal, a result of more
+-- than 1,024 bytes is null, and so are those after the first 64 KiB. Fails if the results together exceed p_bytes_max.
+-- Served by step_job, and as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
 RETURNS TABLE (refusal text, step text, result json, job bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -259,9 +266,9 @@ BEGIN
 END
 $$;
 
--- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, from after p_after, for the worker that
--- runs it; or one row with the refusal. At most 1,000, and not more after 1 MiB. `job` is null for a chain that is no longer kept. Served
--- as rouse.chain.
+-- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, from after p_after,
+-- for the worker that runs it; or one row with the refusal. At most 1,000, and not more after 1 MiB. `job` is null for
+-- a chain that is no longer kept. Served as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,8 +1,9 @@
--- The records that the functions for workers take. A field is defined in two places: in its type here, and in the struct of the same name
--- in host/src/store/.
+-- The records that the functions for workers take. A field is defined in two places: in its type here, and in the
+-- struct of the same name in host/src/store/.
 --
--- A type never changes after its release, because a record with another number of fields is rejected: a new field requires a new type
--- (settlement_2), a new signature of the function, and a new protocol number (PROTOCOL in host/src/store/migrate/sources.rs).
+-- A type never changes after its release, because a record with another number of fields is rejected: a new field
+-- requires a new type (settlement_2), a new signature of the function, and a new protocol number (PROTOCOL in
+-- host/src/store/migrate/sources.rs).
 DO $$
 BEGIN
     -- A lane to claim from: turns after `after`, with this lease.
@@ -76,7 +77,8 @@ BEGIN
             name text, revision bigint, handled_until timestamptz, next_at timestamptz, upcoming timestamptz[], error text);
     END IF;
     -- The outcome of a due time of a schedule.
-    --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no job
+    --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no
+    --           job
     --   run_at  the due time with jitter; null: at once
     --   error   with refuse: why
     IF to_regtype('rouse.schedule_firing') IS NULL THEN

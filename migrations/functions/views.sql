@@ -9,12 +9,14 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         'bytes_in', p_bytes_in, 'bytes_out', p_bytes_out, 'sha256', encode(p_digest, 'hex'))) END
 $$;
 
--- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report of the running
--- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
--- `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job timeout of a live job is over. `orphaned_at` is when
--- the lease of a running job ended: its worker is gone, and no other has adopted it yet. `after` are the chains that it waits or waited
--- for, by name; `waits_for` are those that have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job whose
--- attempt has enqueued it. `trace` is the trace context of its producer. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
+-- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report
+-- of the running attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's
+-- attenuated grants; `lease_ms` and `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job
+-- timeout of a live job is over. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
+-- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that
+-- have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job whose attempt has enqueued
+-- it. `trace` is the trace context of its producer. `ran` is the handler that ran, if its worker has bound the job's
+-- source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.uncounted, j.max_attempts, j.retried_from, j.worker,
@@ -44,9 +46,10 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
--- The number of jobs of each lane: ready; scheduled (including jobs that wait for others, and due ones that have no turn yet); running, and of these
--- `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000 for each lane, running ones up to 100,000 in all; if
--- there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
+-- The number of jobs of each lane: ready; scheduled (including jobs that wait for others, and due ones that have no
+-- turn yet); running, and of these `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000
+-- for each lane, running ones up to 100,000 in all; if there are more, `at_least` is true. Served by job_ready,
+-- job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
                ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz, orphans bigint)
@@ -80,9 +83,9 @@ BEGIN
 END
 $$;
 
--- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for each lane; if there are more,
--- `at_least` is true), running jobs, and since when the oldest ready one has been ready. Jobs without a key have the empty one. Served by
--- job_ready and job_lease, after a read of the catalog.
+-- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for
+-- each lane; if there are more, `at_least` is true), running jobs, and since when the oldest ready one has been ready.
+-- Jobs without a key have the empty one. Served by job_ready and job_lease, after a read of the catalog.
 CREATE OR REPLACE FUNCTION rouse.fair_keys(p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, key text, weight double precision, ready bigint, at_least boolean, in_flight bigint, oldest_ready_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -115,22 +118,24 @@ BEGIN
 END
 $$;
 
--- The gates, as they are in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate; null: an operator has set it.
+-- The gates, as they are in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate;
+-- null: an operator has set it.
 CREATE OR REPLACE VIEW rouse.gates AS
 SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms * interval '1 millisecond' AS period, g.burst, g.during, g.on_conflict, g.edge,
        g.max_wait_ms * interval '1 millisecond' AS max_wait, g.declared_by
 FROM rouse.gate AS g;
 
--- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits of jobs in flight of fair queues are left
--- out (rouse.fair_keys).
+-- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits of jobs in flight
+-- of fair queues are left out (rouse.fair_keys).
 --
 --   key       the values by which the gate divides its jobs, in its order; a job without a value has the empty one
 --   running   max_concurrent: running jobs
 --   left      max_concurrent, throttle: how many jobs may start now
---   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more, `at_least` is true. Jobs that were
---             enqueued before their lanes were divided by the key have the empty one
---   opens_at  throttle: when the next job may start. singleton with during => 'period', debounce with the leading edge: when the next job is
---             let through. debounce with the trailing edge: when its job is due. Null if it is open, or opens when a job starts or ends
+--   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more,
+--             `at_least` is true. Jobs that were enqueued before their lanes were divided by the key have the empty one
+--   opens_at  throttle: when the next job may start. singleton with during => 'period', debounce with the leading edge:
+--             when the next job is let through. debounce with the trailing edge: when its job is due. Null if it is
+--             open, or opens when a job starts or ends
 --   job       singleton, debounce: the job that was let through, which may have ended
 --
 -- Served by job_ready, job_lease and gate_key_pkey, after a read of the catalog.
@@ -229,10 +234,11 @@ LEFT JOIN (
            bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
     FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = s.name;
 
--- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that wait in vain. `orphans` are
--- running jobs whose worker is gone. `workers` and `slots` count the live workers that are not draining, have the handler and all of the
--- tags, and serve the queue. `known` is true if such a worker is alive, or was within the last 7 days and is not forgotten: otherwise the
--- jobs wait for a worker that has never been seen, and another host would not help.
+-- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that wait in vain.
+-- `orphans` are running jobs whose worker is gone. `workers` and `slots` count the live workers that are not draining,
+-- have the handler and all of the tags, and serve the queue. `known` is true if such a worker is alive, or was within
+-- the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and another host
+-- would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
@@ -254,9 +260,9 @@ CROSS JOIN LATERAL (
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
       AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
 
--- Every incarnation of every worker, including dead ones, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: the
--- number of attempts that have reached their run timeout since `timed_out_since`, the last one for `timed_out_job` (rouse.clear_timeouts).
--- Stats are shown for 120 s.
+-- Every incarnation of every worker, including dead ones, until they are forgotten. `timeouts` and `timed_out_…` are
+-- its timeout flag: the number of attempts that have reached their run timeout since `timed_out_since`, the last one
+-- for `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s.
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'
@@ -270,8 +276,8 @@ SELECT w.worker_id, w.incarnation,
 FROM rouse.worker AS w
 WHERE w.forgotten_at IS NULL;
 
--- The handlers that the fleet can run: one row for each handler of each live worker. `max_attempts` is the worker's setting for jobs that
--- have none of their own.
+-- The handlers that the fleet can run: one row for each handler of each live worker. `max_attempts` is the worker's
+-- setting for jobs that have none of their own.
 CREATE OR REPLACE VIEW rouse.handlers AS
 SELECT c.key AS handler, c.value->>'version' AS version, c.value->>'sha256' AS sha256,
        coalesce(c.value->'grants', '[]') AS grants,
@@ -315,7 +321,8 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_tem
     SELECT * FROM rouse.jobs AS j WHERE j.id = job.id
 $$;
 
--- The state of a job, and nothing else: for logins that may only enqueue. No row if it does not exist or is no longer kept.
+-- The state of a job, and nothing else: for logins that may only enqueue. No row if it does not exist or is no longer
+-- kept.
 CREATE OR REPLACE FUNCTION rouse.receipt(id bigint) RETURNS TABLE (state rouse.state, requested_at timestamptz, finished_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
     SELECT j.state, j.requested_at, NULL::timestamptz FROM rouse.job AS j WHERE j.id = receipt.id
@@ -329,13 +336,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT f.result FROM rouse.finished AS f WHERE f.id = result.id
 $$;
 
--- The events of one job, oldest first. They are immutable once it has ended. The login of an admin action that ended a job is `by` in the
--- detail of its end; `after` is the chain whose failure cancelled it.
+-- The events of one job, oldest first. They are immutable once it has ended. The login of an admin action that ended a
+-- job is `by` in the detail of its end; `after` is the chain whose failure cancelled it.
 --
--- The order is that of the attempts, even if the clock of the server was changed: `place` is 0 for the request, twice the attempt number
--- for its start and its events, and one more for its end. Released claims, and changes while the job was queued, count with the next
--- attempt. The end of the job comes after all of these, even if a claim with a higher number was released before, and a retry comes last.
--- Within a place they are ordered by time.
+-- The order is that of the attempts, even if the clock of the server was changed: `place` is 0 for the request, twice
+-- the attempt number for its start and its events, and one more for its end. Released claims, and changes while the job
+-- was queued, count with the next attempt. The end of the job comes after all of these, even if a claim with a higher
+-- number was released before, and a retry comes last. Within a place they are ordered by time.
 CREATE OR REPLACE FUNCTION rouse.history(id bigint)
 RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -386,7 +393,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     ORDER BY e.place, e.at
 $$;
 
--- Output and log lines of a job's attempts, in order, after this line of this attempt (0, 0: from the start), at most `max` lines.
+-- Output and log lines of a job's attempts, in order, after this line of this attempt (0, 0: from the start), at most
+-- `max` lines.
 CREATE OR REPLACE FUNCTION rouse.job_log(id bigint, after_attempt integer DEFAULT 0, after_line integer DEFAULT 0, max integer DEFAULT 1000)
 RETURNS TABLE (attempt integer, line integer, at timestamptz, level text, text text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

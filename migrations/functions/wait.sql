@@ -14,8 +14,8 @@ BEGIN
 END
 $$;
 
--- The states of these jobs, in the order of the list: one row for each job that exists and is still kept. `result` and `error` are null until
--- the job has ended. Served by the primary key and, in each partition, finished_id.
+-- The states of these jobs, in the order of the list: one row for each job that exists and is still kept. `result` and
+-- `error` are null until the job has ended. Served by the primary key and, in each partition, finished_id.
 CREATE OR REPLACE FUNCTION rouse.outcomes(ids bigint[])
 RETURNS TABLE (id bigint, state rouse.state, ended boolean, attempt integer, result jsonb, error jsonb)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -35,8 +35,8 @@ BEGIN
 END
 $$;
 
--- Whether the caller's transaction, or one of its savepoints, has written this version of a row, which the caller sees: a row that is
--- visible although its transaction is in progress can only be one's own.
+-- Whether the caller's transaction, or one of its savepoints, has written this version of a row, which the caller sees:
+-- a row that is visible although its transaction is in progress can only be one's own.
 CREATE OR REPLACE FUNCTION rouse._wrote(p_xmin xid) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -51,8 +51,9 @@ EXCEPTION
 END
 $$;
 
--- Refuses to wait for a live job that cannot end before the caller commits, because the caller's transaction has written its row, or has
--- enqueued a job that waits for it (which locks the row against its end). Served by the primary key and dependency_chain.
+-- Refuses to wait for a live job that cannot end before the caller commits, because the caller's transaction has
+-- written its row, or has enqueued a job that waits for it (which locks the row against its end). Served by the primary
+-- key and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._refuse_own(p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,12 +84,13 @@ BEGIN
 END
 $$;
 
--- Waits until all of these jobs have ended, or until the timeout: null means 30 seconds, and 5 minutes are the maximum, because the
--- transaction of the caller stays open for so long. Returns the rows of rouse.outcomes; `ended` is false for jobs that have not ended in time.
+-- Waits until all of these jobs have ended, or until the timeout: null means 30 seconds, and 5 minutes are the maximum,
+-- because the transaction of the caller stays open for so long. Returns the rows of rouse.outcomes; `ended` is false
+-- for jobs that have not ended in time.
 --
--- A function cannot listen for notifications, so it looks again and again: after a tenth of the time waited so far, at least 5 ms and at most
--- a second later. Each look has a snapshot of its own, as under READ COMMITTED each statement of a volatile function has. Cancellations and
--- statement_timeout end the wait.
+-- A function cannot listen for notifications, so it looks again and again: after a tenth of the time waited so far, at
+-- least 5 ms and at most a second later. Each look has a snapshot of its own, as under READ COMMITTED each statement of
+-- a volatile function has. Cancellations and statement_timeout end the wait.
 CREATE OR REPLACE FUNCTION rouse.wait(ids bigint[], timeout interval DEFAULT NULL)
 RETURNS TABLE (id bigint, state rouse.state, ended boolean, attempt integer, result jsonb, error jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan

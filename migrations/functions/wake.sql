@@ -1,14 +1,14 @@
 -- Wakeups: idle workers sleep, and enqueues notify them at commit.
 
--- False if more than half of the server's notification queue is in use: a listener that does not read, in any database, keeps it from being
--- emptied. When it is full, every notifying transaction fails.
+-- False if more than half of the server's notification queue is in use: a listener that does not read, in any database,
+-- keeps it from being emptied. When it is full, every notifying transaction fails.
 CREATE OR REPLACE FUNCTION rouse._may_notify() RETURNS boolean
 LANGUAGE sql AS $$
     SELECT pg_notification_queue_usage() <= 0.5
 $$;
 
--- Notifies if there is room. Notifications are hints: without them, workers find everything by polling and with their heartbeats and
--- renewals.
+-- Notifies if there is room. Notifications are hints: without them, workers find everything by polling and with their
+-- heartbeats and renewals.
 CREATE OR REPLACE FUNCTION rouse._hint(p_channel text, p_note text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -18,24 +18,24 @@ BEGIN
 END
 $$;
 
--- The key of the lock under which one transaction at a time sends this notification, for a tenth of a second. It reads no table, so that
--- Postgres inlines it: otherwise it would be planned in each transaction (70 to 200 µs).
+-- The key of the lock under which one transaction at a time sends this notification, for a tenth of a second. It reads
+-- no table, so that Postgres inlines it: otherwise it would be planned in each transaction (70 to 200 µs).
 CREATE OR REPLACE FUNCTION rouse._wake_key(p_salt bytea, p_note text, p_at timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT hashtextextended(encode(sha256(p_salt || convert_to(p_note || ' ' || floor(extract(epoch FROM p_at) * 10), 'UTF8')), 'hex'), 0)
 $$;
 
--- Notifies the workers that sleep on the lane's queue: '<queue> <lane>' for a ready job, '<queue>' for a scheduled one. Does not notify for
--- a paused queue: resuming it notifies. For the inbox of a worker (direct.sql), only that worker is notified, on its own channel, with the
--- same note after `wake`.
+-- Notifies the workers that sleep on the lane's queue: '<queue> <lane>' for a ready job, '<queue>' for a scheduled one.
+-- Does not notify for a paused queue: resuming it notifies. For the inbox of a worker (direct.sql), only that worker is
+-- notified, on its own channel, with the same note after `wake`.
 --
--- NOTIFY takes a lock that serialises all notifying commits of the server, including the flush of each. So if another session is committing
--- the same notification at this moment, this one is skipped: the sleeper is being woken, and finds this job at one of its next polls, which
--- are a few milliseconds apart. A job that was enqueued a while ago is not skipped: cursors may have passed it, and only its own
--- notification leads to it.
--- The lock's key contains the time, so that a transaction that decides early (SET CONSTRAINTS ALL IMMEDIATE) and stays open suppresses
--- other notifications for a tenth of a second, and not until its end. It is an advisory lock because rows cannot be locked without a write;
--- its key is computed with a secret, so that no other login can hold it beforehand.
+-- NOTIFY takes a lock that serialises all notifying commits of the server, including the flush of each. So if another
+-- session is committing the same notification at this moment, this one is skipped: the sleeper is being woken, and
+-- finds this job at one of its next polls, which are a few milliseconds apart. A job that was enqueued a while ago is
+-- not skipped: cursors may have passed it, and only its own notification leads to it. The lock's key contains the time,
+-- so that a transaction that decides early (SET CONSTRAINTS ALL IMMEDIATE) and stays open suppresses other
+-- notifications for a tenth of a second, and not until its end. It is an advisory lock because rows cannot be locked
+-- without a write; its key is computed with a secret, so that no other login can hold it beforehand.
 CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,9 +69,9 @@ BEGIN
 END
 $$;
 
--- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that time, however long ago
--- the job was enqueued. It is rolled back with its row, to a savepoint too. A busy system has no sleepers and pays for reading an empty
--- table.
+-- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that
+-- time, however long ago the job was enqueued. It is rolled back with its row, to a savepoint too. A busy system has no
+-- sleepers and pays for reading an empty table.
 CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -87,7 +87,8 @@ BEGIN
     RETURN NULL;
 END
 $$;
--- Not CREATE OR REPLACE: that would lock the table whenever a function changes. A trigger that has to change is dropped by a migration.
+-- Not CREATE OR REPLACE: that would lock the table whenever a function changes. A trigger that has to change is dropped
+-- by a migration.
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.job'::regclass AND tgname = 'wake') THEN

@@ -26,7 +26,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END
 $$;
 
--- The jobs that share a limit with a job, in words: ' of tenant acme'. Empty if all do. The values are those of the job; they are shortened.
+-- The jobs that share a limit with a job, in words: ' of tenant acme'. Empty if all do. The values are those of the
+-- job; they are shortened.
 CREATE OR REPLACE FUNCTION rouse._gated_jobs(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(' of ' || string_agg(CASE WHEN v.value = '' THEN 'no ' || g.by ELSE g.by || ' ' || left(v.value, 140) END, ' and ' ORDER BY g.n), '')
@@ -105,9 +106,9 @@ BEGIN
 END
 $$;
 
--- Why no running worker takes the jobs of a lane: a row for what keeps all workers from it, or none. A worker runs if it was seen within the
--- last 90 seconds. If none has the handler, also whether none serves the queue, and whether none has the tags: a worker that gets the
--- handler would not take the job either.
+-- Why no running worker takes the jobs of a lane: a row for what keeps all workers from it, or none. A worker runs if
+-- it was seen within the last 90 seconds. If none has the handler, also whether none serves the queue, and whether none
+-- has the tags: a worker that gets the handler would not take the job either.
 CREATE OR REPLACE FUNCTION rouse._why_unserved(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -176,7 +177,8 @@ BEGIN
 END
 $$;
 
--- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: why the handler is parked there.
+-- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: why the handler is
+-- parked there.
 CREATE OR REPLACE FUNCTION rouse._running_workers(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text)
 LANGUAGE sql STABLE AS $$
@@ -391,18 +393,19 @@ BEGIN
 END
 $$;
 
--- What is between a job and its start: a row for each thing, and one that says so if there is nothing. No row if the job does not exist or is
--- no longer kept.
+-- What is between a job and its start: a row for each thing, and one that says so if there is nothing. No row if the
+-- job does not exist or is no longer kept.
 --
---   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler, no_queue, no_tag,
---             not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox, shard; ahead, priority, queue_order, host_limit, busy: others are first;
---             ready: nothing
+--   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler,
+--             no_queue, no_tag, not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox,
+--             shard; ahead, priority, queue_order, host_limit, busy: others are first; ready: nothing
 --   sentence  the same in words
 --   remedy    what would change it; null: only time
 --   since     since when it has been so, if that is known
 --   until     when it ends by itself, if that is known
 --
--- Jobs are counted up to 10,000. Served by primary keys, job_ready, job_lease, lane_id and dependency_job, after a read of the catalog.
+-- Jobs are counted up to 10,000. Served by primary keys, job_ready, job_lease, lane_id and dependency_job, after a read
+-- of the catalog.
 CREATE OR REPLACE FUNCTION rouse.why(id bigint)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 3

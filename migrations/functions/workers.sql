@@ -1,8 +1,9 @@
 -- Workers: registration, heartbeats, challenges.
 --
--- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key: it
--- is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at once,
--- however long the leases. By then its host has stopped its attempts (host/src/worker/leases.rs), and starts over if it comes back.
+-- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes
+-- requires the key: it is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s
+-- is dead, and its claims are free at once, however long the leases. By then its host has stopped its attempts
+-- (host/src/worker/leases.rs), and starts over if it comes back.
 --
 -- Errors that a host handles have their own codes:
 --   RW001  this incarnation of the worker is over (dead, or unregistered): register again
@@ -15,8 +16,8 @@
 --   P0002  the worker does not exist
 --   55000  the state of the worker does not allow the action
 
--- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited (rouse.worker_login).
--- `p_any_login`: by its key alone. Served by the primary key.
+-- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited
+-- (rouse.worker_login). `p_any_login`: by its key alone. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea, p_any_login boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -44,7 +45,8 @@ BEGIN
 END
 $$;
 
--- Counts attempts of a worker to write to jobs that another worker has claimed, except jobs that it has lost to a later claim.
+-- Counts attempts of a worker to write to jobs that another worker has claimed, except jobs that it has lost to a later
+-- claim.
 CREATE OR REPLACE FUNCTION rouse._count_refused(p_worker bigint, p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -57,8 +59,9 @@ BEGIN
 END
 $$;
 
--- Flags the worker for each of these attempts that reached its run timeout and whose outcome was accepted: one write for the batch, or none
--- if there is no such attempt. With `skip_locked`, a locked row of rouse.worker is skipped, so that an outcome does not wait for it twice.
+-- Flags the worker for each of these attempts that reached its run timeout and whose outcome was accepted: one write
+-- for the batch, or none if there is no such attempt. With `skip_locked`, a locked row of rouse.worker is skipped, so
+-- that an outcome does not wait for it twice.
 CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_settlements rouse.settlement[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -90,7 +93,8 @@ BEGIN
 END
 $$;
 
--- A host serves at most 10,000 handlers (host/src/sandbox/catalog), with names of up to 128 characters and less than 400 bytes for each.
+-- A host serves at most 10,000 handlers (host/src/sandbox/catalog), with names of up to 128 characters and less than
+-- 400 bytes for each.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -145,8 +149,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(p_value::text ~ '^([0-9]{1,15}|null)$', true)
 $$;
 
--- The statistics of a worker are an object of at most 64 KiB. Those of all workers are added up: one that is not a number would fail the
--- statement for all.
+-- The statistics of a worker are an object of at most 64 KiB. Those of all workers are added up: one that is not a
+-- number would fail the statement for all.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -181,9 +185,10 @@ BEGIN
 END
 $$;
 
--- Expires a worker: its claims can be adopted in a moment. Its leases end 50 ms from now, usually after this commits: a claim checks the
--- leases that have ended since the previous check (rouse.claim). If the commit takes longer, the next sweep finds the orphans. Its running
--- jobs are found by job_lease, all of whose rows are read, which happens once in an incarnation. Its inboxes are emptied (direct.sql).
+-- Expires a worker: its claims can be adopted in a moment. Its leases end 50 ms from now, usually after this commits: a
+-- claim checks the leases that have ended since the previous check (rouse.claim). If the commit takes longer, the next
+-- sweep finds the orphans. Its running jobs are found by job_lease, all of whose rows are read, which happens once in
+-- an incarnation. Its inboxes are emptied (direct.sql).
 CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -213,12 +218,13 @@ BEGIN
 END
 $$;
 
--- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and the same login,
--- takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder.
+-- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
+-- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder.
 --
--- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover costs
--- every running job an attempt. So the replaced host reports that it was still alive (rouse.outlived). After that, the id stays with its
--- holder for 10 minutes, as long as it sends heartbeats. Waits for locks as a heartbeat does. Served by worker_replaced.
+-- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and
+-- each takeover costs every running job an attempt. So the replaced host reports that it was still alive
+-- (rouse.outlived). After that, the id stays with its holder for 10 minutes, as long as it sends heartbeats. Waits for
+-- locks as a heartbeat does. Served by worker_replaced.
 --
 --   key           32 bytes, random for each incarnation or pinned by the operator
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
@@ -286,11 +292,12 @@ BEGIN
 END
 $$;
 
--- Reports that a host is still alive although this incarnation of its worker is over: it was declared dead, or replaced by another host.
--- The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live incarnation. Waits for locks as a
--- heartbeat does.
+-- Reports that a host is still alive although this incarnation of its worker is over: it was declared dead, or replaced
+-- by another host. The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live
+-- incarnation. Waits for locks as a heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
--- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in host/src/store.rs).
+-- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in
+-- host/src/store.rs).
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
@@ -298,10 +305,11 @@ BEGIN
 END
 $$;
 
--- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is draining; and expires
--- workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout flag: its number of attempts. Waits 5 s for
--- a lock, a third of the time that a host waits for an answer (ANSWER_WITHIN in host/src/store.rs): rouse.clear_timeouts locks the row of the
--- worker. A call that waited longer would still wait when the host tries again, and each try would add a session.
+-- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
+-- draining; and expires workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout
+-- flag: its number of attempts. Waits 5 s for a lock, a third of the time that a host waits for an answer
+-- (ANSWER_WITHIN in host/src/store.rs): rouse.clear_timeouts locks the row of the worker. A call that waited longer
+-- would still wait when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -327,7 +335,8 @@ BEGIN
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
-    -- The clock was set back since the last heartbeat of these: it counts as sent now. Otherwise a dead one would count as alive for as long.
+    -- The clock was set back since the last heartbeat of these: it counts as sent now. Otherwise a dead one would count
+    -- as alive for as long.
     UPDATE rouse.worker AS w SET seen_at = at
     FROM (SELECT a.incarnation FROM rouse.worker AS a
           WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
@@ -355,9 +364,9 @@ BEGIN
 END
 $$;
 
--- Removes the ended incarnations of a worker from listings, and returns how many they were. Refused while one is alive. What it has
--- reported is deleted at once. The rows are deleted by a later call, once they are older than all history: until then the history of jobs
--- refers to them. Running jobs are found by job_lease.
+-- Removes the ended incarnations of a worker from listings, and returns how many they were. Refused while one is alive.
+-- What it has reported is deleted at once. The rows are deleted by a later call, once they are older than all history:
+-- until then the history of jobs refers to them. Running jobs are found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
@@ -436,10 +445,11 @@ BEGIN
 END
 $$;
 
--- Challenges a live worker to prove that it has the module of the handler; returns the unguessable nonce that its answer will quote. The
--- worker is notified at once if it is listening; otherwise it reads the challenge at its next heartbeat. About 100 challenges of a worker
--- may be open at a time (concurrent calls may exceed that slightly). Each call deletes up to 100 challenges that are older than a day.
--- Served by worker_live, challenge_open and challenge_asked.
+-- Challenges a live worker to prove that it has the module of the handler; returns the unguessable nonce that its
+-- answer will quote. The worker is notified at once if it is listening; otherwise it reads the challenge at its next
+-- heartbeat. About 100 challenges of a worker may be open at a time (concurrent calls may exceed that slightly). Each
+-- call deletes up to 100 challenges that are older than a day. Served by worker_live, challenge_open and
+-- challenge_asked.
 CREATE OR REPLACE FUNCTION rouse.challenge(worker_id text, handler text) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
