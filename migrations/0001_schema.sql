@@ -1,5 +1,5 @@
 -- The tables of Rouse: small live tables, and history in daily partitions that are dropped. Functions, views, triggers
--- and rights are in functions/, which `rouse migrate` applies after the migrations.
+-- and privileges are in functions/, which `rouse migrate` applies after the migrations.
 
 -- Legal moves: queued → running → succeeded | failed | timed_out | cancelled;
 -- running → queued (a retry, or a released claim); queued → cancelled. The last four are final.
@@ -17,28 +17,27 @@ CREATE TABLE rouse.queue (
     -- Every queue accepts a payload of up to 1 KiB, so that enqueue need not read the limit for it.
     payload_bytes_max integer NOT NULL DEFAULT 262144 CHECK (payload_bytes_max BETWEEN 1024 AND 67108864),
     created_at        timestamptz NOT NULL DEFAULT now(),
-    -- Null if the queue is not paused, otherwise since when.
+    -- The time since which the queue is paused; null if it is not.
     paused_at         timestamptz,
-    -- For a queue without lanes: when its last lane was used, recorded by rouse.maintain_lanes. Null if it was never
-    -- used, or has lanes.
+    -- For a queue without lanes: the time at which its last lane was used, recorded by rouse.maintain_lanes. Null if it
+    -- was never used, or has lanes.
     used_at           timestamptz,
-    -- For how many days its finished jobs are kept, and those that failed or timed out; null means as in all queues
-    -- (keep_days of rouse.limits), and as its other jobs.
+    -- The number of days for which its finished jobs are kept (null: keep_days of rouse.limits), and those that failed
+    -- or timed out (null: as its other jobs).
     keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
     keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650),
-    -- Which jobs of a priority go first: those of the keys in turns (drr, deficit round robin), or none (fifo: the
-    -- lanes take turns).
+    -- The order of the jobs of a priority: the keys take turns (drr, deficit round robin), or the lanes do (fifo).
     policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
-    -- The rest applies to drr only. By what its jobs are divided.
+    -- The rest applies to drr only. The property by which its jobs are divided.
     fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
-    -- What a job costs its key: a turn, or as much as the last jobs of its lane have used of the CPU.
+    -- The cost of a job for its key: a turn, or as much CPU time as the last jobs of its lane have used.
     charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu')),
     -- Jobs of a key of weight 1 in each round.
     quantum           integer NOT NULL DEFAULT 1 CHECK (quantum BETWEEN 1 AND 1000),
     -- {"key": weight, …}, above 0; all other keys have the default weight.
     weights           jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(weights) = 'object'),
     default_weight    double precision NOT NULL DEFAULT 1 CHECK (default_weight BETWEEN 0.001 AND 1000),
-    -- A job that has waited this long goes first, the oldest ahead; 0: none does.
+    -- Jobs that have waited this long go first, starting with the oldest; 0: none do.
     starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
     -- Running jobs of a key on all workers; 0: any number.
     max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
@@ -46,8 +45,8 @@ CREATE TABLE rouse.queue (
     dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
     -- hash only: the values whose jobs go to the same worker.
     dispatch_key      text[] NOT NULL DEFAULT '{tenant}',
-    -- Into how many shards its lanes are divided, which workers lease (functions/shards.sql); 0: into none, all workers
-    -- serve all lanes.
+    -- The number of shards into which its lanes are divided, and which workers lease (functions/shards.sql); 0: its
+    -- lanes are not divided, and all workers serve all of them.
     shards            integer NOT NULL DEFAULT 0 CHECK (shards = 0 OR shards BETWEEN 2 AND 1024)
 );
 -- Read by every claim: empty unless a queue is paused.
@@ -76,11 +75,11 @@ CREATE TABLE rouse.lane (
     key      text NOT NULL DEFAULT '',
     -- The incarnation of a worker whose inbox it is (functions/direct.sql), as in the key; null: any worker serves it.
     worker   bigint,
-    -- In a row without a key: producers use lanes with these values as their key instead. A copy of what rouse.queue
-    -- and rouse.gate say, kept in the row because every enqueue reads it. Null: they use this lane. Empty: this lane as
-    -- well, but a gate acts in the enqueue.
+    -- In a row without a key: producers use lanes with these values as their key instead. A copy of settings in
+    -- rouse.queue and rouse.gate, kept in the row because every enqueue reads it. Null: they use this lane. Empty: this
+    -- lane as well, but a gate acts when a job is enqueued.
     divided_by text[],
-    -- When it was added to the catalog, or when rouse.maintain_lanes last found a job in it.
+    -- The time at which it was added to the catalog, or at which rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
     closed_at timestamptz,
@@ -94,7 +93,7 @@ CREATE INDEX lane_id ON rouse.lane (id);
 -- Read by every retry, release and suspension: empty unless a queue has direct dispatch.
 CREATE INDEX lane_inbox ON rouse.lane (worker) WHERE worker IS NOT NULL;
 
--- Limits of which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by
+-- Limits on which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by
 -- modules.
 CREATE TABLE rouse.gate (
     name        text PRIMARY KEY,
@@ -118,17 +117,17 @@ CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', '
 -- Read by enqueues into lanes that have a gate.
 CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', 'debounce');
 
--- What gates know about their keys. A row without an effect (`until` is over, and `job` has ended) may be missing;
+-- The state of the keys of gates. A row without an effect (`until` has passed, and `job` has ended) may be missing;
 -- rouse.maintain_lanes removes such rows.
 CREATE TABLE rouse.gate_key (
     gate   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,
     -- throttle: the starts of the last period, or null with a burst.
     starts timestamptz[],
-    -- throttle: until when starts count, or when the bucket is full again. singleton and debounce: until when it is
-    -- closed, whatever the job does.
+    -- throttle: the time until which starts count, or at which the bucket is full again. singleton and debounce: the
+    -- time until which the gate is closed, whatever the job does.
     until  timestamptz NOT NULL,
-    -- singleton and debounce: the last job that was let through, and when.
+    -- singleton and debounce: the last job that was let through, and the time of that.
     job    bigint,
     since  timestamptz,
     PRIMARY KEY (gate, key)
@@ -138,7 +137,7 @@ CREATE TABLE rouse.gate_key (
 CREATE TABLE rouse.shard_lease (
     worker bigint NOT NULL,
     queue  text NOT NULL,
-    -- A hash of what the worker can run. Workers with the same one divide the shards among themselves.
+    -- A hash of what the worker can run. Workers with the same hash divide the shards among themselves.
     serves bigint NOT NULL,
     until  timestamptz NOT NULL,
     PRIMARY KEY (worker, queue)
@@ -150,7 +149,7 @@ CREATE TABLE rouse.shard_lease (
 CREATE INDEX shard_lease_worker ON rouse.shard_lease (worker, until);
 CREATE INDEX shard_lease_queue ON rouse.shard_lease (queue, until);
 
--- Leased shards. A shard without a row is free. A row ends with the lease.
+-- Leased shards. A shard without a row is free. A row is deleted with its lease.
 CREATE TABLE rouse.shard (
     queue  text NOT NULL,
     serves bigint NOT NULL,
@@ -172,17 +171,17 @@ CREATE TABLE rouse.limits (
     -- dispatch).
     keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
     gates_max             integer NOT NULL DEFAULT 200 CHECK (gates_max > 0),
-    -- Jobs that an attempt may enqueue, with those that these enqueue, and so on. A resumed attempt, and the next job
-    -- of its chain, count anew.
+    -- The number of jobs that an attempt may enqueue, including those that these enqueue in turn. The count starts over
+    -- with a resumed attempt, and with the next job of the chain.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
-    -- How deep these may be nested.
+    -- The maximum depth to which these may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
-    -- What an enqueue of an unknown handler gets, once a contract is published: an error, a notice, or silence. Null
-    -- means a notice. A handler is unknown if it has no contract and no live worker has it.
+    -- The response to an enqueue for an unknown handler, once a contract is published: an error, a notice, or silence.
+    -- Null means a notice. A handler is unknown if it has no contract and no live worker has it.
     unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence')),
-    -- For how many days finished jobs are kept, unless their queue has a retention of its own; steps, log lines and
-    -- rows about due times, too.
+    -- The number of days for which finished jobs are kept, unless their queue has a retention of its own; also applies
+    -- to steps, log lines and rows about due times.
     keep_days             smallint NOT NULL DEFAULT 7 CHECK (keep_days BETWEEN 1 AND 3650)
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
@@ -213,14 +212,14 @@ CREATE TABLE rouse.worker (
     dead_at       timestamptz,
     -- Another host has taken over the worker id, with the same key.
     replaced_at   timestamptz,
-    -- The host was seen alive after this incarnation was over: it has not crashed.
+    -- The time at which the host was seen alive after the end of this incarnation: it has not crashed.
     outlived_at   timestamptz,
     stats         jsonb,
     stats_at      timestamptz,
-    -- How often it has tried to write to a job that was not its own.
+    -- The number of times that it has tried to write to a job that was not its own.
     refused       bigint NOT NULL DEFAULT 0,
-    -- The timeout flag: how many of its attempts reached their run timeout, since when, and the last of them. 0 and
-    -- null before the first, and after the flag is cleared.
+    -- The timeout flag: the number of its attempts that reached their run timeout, the time of the first, and the last
+    -- one. 0 and null before the first, and after the flag is cleared.
     timeouts          bigint NOT NULL DEFAULT 0,
     timed_out_since   timestamptz,
     timed_out_at      timestamptz,
@@ -312,17 +311,17 @@ CREATE TABLE rouse.job (
     lease_until  timestamptz,
     -- The number of started attempts, including the running one.
     attempt      integer NOT NULL DEFAULT 0,
-    -- How many of them do not count towards max_attempts: they were lost with their worker, or suspended.
+    -- The number of these that do not count towards max_attempts: they were lost with their worker, or suspended.
     uncounted    integer NOT NULL DEFAULT 0,
     -- Null means the handler's own.
     max_attempts integer,
-    -- How many chains it waits for; null: none. While it waits, it has no turn.
+    -- The number of chains that it waits for; null: none. While it waits, it has no turn.
     blockers     integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- The size of the job in a claim's answer apart from the columns that every row has, bytes: payload, tenant,
+    -- The size of the job in the result of a claim apart from the columns that every row has, bytes: payload, tenant,
     -- source, grants and trace as text. Stored, because computing it would mean reading the payload, and the size in
-    -- the table is no guide: a number such as 1e100000 is small there, and compressed values shrink to as little as a
-    -- ninetieth. Not a generated column, because Postgres parses the expression again for every statement that writes.
+    -- the table is not a guide: a number such as 1e100000 is small there, and compressed values shrink to as little as
+    -- 1/90. Not a generated column, because Postgres parses the expression again for every statement that writes.
     bytes        integer NOT NULL,
     tenant       text,
     source       text,
@@ -345,7 +344,7 @@ CREATE TABLE rouse.job (
     -- The chains that it waits or waited for, by name: {"charge": 17, "reserve": {"job": 18, "on_failure": "run"}}.
     after        jsonb,
     -- While the job is suspended (queued, without a turn): what it waits for (functions/suspensions.sql). Otherwise
-    -- without a meaning.
+    -- meaningless.
     wait         jsonb,
     -- The job whose attempt has enqueued it, and how many jobs it may enqueue in turn, with theirs
     -- (functions/children.sql): {"parent": 17, "depth": 1, "descendants": 312}; null: none.
@@ -368,8 +367,8 @@ CREATE TABLE rouse.job (
         AND num_nulls(blockers, turn) > 0)
 ) WITH (
     -- Each page has space for a second version of every row on it, so that the claim's version is on the same page, and
-    -- its WAL contains only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is
-    -- larger by two fifths.
+    -- its WAL contains only the changes instead of the whole row: 345 bytes per claim instead of 442. The table is 40 %
+    -- larger.
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
@@ -398,8 +397,8 @@ CREATE UNIQUE INDEX job_chain ON rouse.job (chain) WHERE chain IS NOT NULL;
 -- Serves the removal of old payloads.
 CREATE INDEX job_payload ON rouse.job (payload_at) WHERE payload_at IS NOT NULL;
 
--- Chains that live jobs wait for, a row each (functions/dependencies.sql). Deleted when the chain has ended, or the
--- job.
+-- Chains that live jobs wait for, one row for each (functions/dependencies.sql). Deleted when the chain or the job has
+-- ended.
 CREATE TABLE rouse.dependency (
     chain      bigint NOT NULL,
     -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain was retried and has succeeded.
@@ -411,16 +410,17 @@ CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
 -- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row.
--- Deleted when the deadline has passed, even if the job has ended before: so the end of a job never looks for one.
+-- Deleted when the deadline has passed, even if the job has ended before, so that the end of a job never has to look
+-- for one.
 CREATE TABLE rouse.deadline (
     job         bigint PRIMARY KEY,
     deadline_at timestamptz NOT NULL,
-    -- When it is enforced: the same, or later if another transaction had locked the job.
+    -- The time at which it is enforced: the same, or later if another transaction had locked the job.
     try_at      timestamptz NOT NULL,
     -- The job timeout, for the error message.
     timeout_ms  bigint NOT NULL
 ) WITH (
-    -- As rouse.job: its dead rows are at the front of deadline_due, where each look reads.
+    -- As for rouse.job: dead rows are at the front of deadline_due, where each look reads.
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000
 );
@@ -433,7 +433,7 @@ CREATE TABLE rouse.flow (
     name         text CHECK (length(name) BETWEEN 1 AND 200),
     tenant       text,
     requested_at timestamptz NOT NULL,
-    -- With how many jobs it was enqueued. A listing reads about as many.
+    -- The number of jobs with which it was enqueued. A listing reads about as many.
     jobs         integer NOT NULL
 );
 
@@ -460,7 +460,7 @@ CREATE TABLE rouse.schedule (
     time_zone       text NOT NULL,
     overlap         text NOT NULL CHECK (overlap IN ('skip', 'queue', 'allow', 'cancel')),
     catch_up        text NOT NULL CHECK (catch_up IN ('none', 'one', 'all')),
-    -- Missed due times that are older are not caught up; null: whatever their age.
+    -- Missed due times that are older are not caught up; null: they are, whatever their age.
     catch_up_window interval CHECK (catch_up_window > interval '0'),
     jitter          interval NOT NULL CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
     -- The version of the module that has declared it; null: a login has created it.
@@ -469,7 +469,7 @@ CREATE TABLE rouse.schedule (
     login           name NOT NULL,
     created_at      timestamptz NOT NULL,
     changed_at      timestamptz NOT NULL,
-    -- Null if it is not paused, otherwise since when.
+    -- The time since which it is paused; null if it is not.
     paused_at       timestamptz,
     -- Drawn from rouse.turn_seq with each change, so that what a host has decided applies only to the row that it has
     -- read.
@@ -480,7 +480,7 @@ CREATE TABLE rouse.schedule (
     next_at         timestamptz,
     -- The next five due times.
     upcoming        timestamptz[] NOT NULL DEFAULT '{}',
-    -- Why no host can compute its due times, or why its last job was not enqueued; null: nothing is wrong.
+    -- The reason why no host can compute its due times, or why its last job was not enqueued; null: there is no error.
     error           text,
     -- The last job that it has enqueued.
     last_job        bigint
@@ -492,18 +492,18 @@ CREATE INDEX schedule_due ON rouse.schedule (coalesce(next_at, '-infinity')) WHE
 CREATE TABLE rouse.schedule_run (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schedule text COLLATE "C" NOT NULL,
-    -- Null if it was run by hand.
+    -- Null if a login started it (rouse.run_schedule).
     due_at   timestamptz,
     at       timestamptz NOT NULL,
     -- enqueued: a job was enqueued; queued: one that waits for the previous one; replaced: one after the previous one
-    -- was cancelled; backfilled; manual: run by hand. Without a job: skipped, because the previous one was live;
-    -- missed: this due time, and perhaps earlier ones, were too old; refused: rouse.enqueue has refused it.
+    -- was cancelled; backfilled; manual: started by a login. Without a job: skipped, because the previous one was live;
+    -- missed: this due time, and perhaps earlier ones, were too old; refused: rouse.enqueue raised an error.
     outcome  text NOT NULL CHECK (outcome IN ('enqueued', 'queued', 'replaced', 'backfilled', 'manual', 'skipped', 'missed', 'refused')),
     job      bigint,
     error    text,
     CHECK ((job IS NULL) = (outcome IN ('skipped', 'missed', 'refused')))
 );
--- A due time has one job.
+-- A due time has at most one job.
 CREATE UNIQUE INDEX schedule_run_due ON rouse.schedule_run (schedule, due_at) WHERE job IS NOT NULL;
 CREATE INDEX schedule_run_last ON rouse.schedule_run (schedule, id);
 CREATE INDEX schedule_run_at ON rouse.schedule_run (at);
@@ -519,7 +519,7 @@ CREATE TABLE rouse.backfill (
     before        timestamptz NOT NULL,
     -- Due times up to this one have been handled; null: none yet.
     handled_until timestamptz,
-    -- How many jobs were enqueued: a due time that had one before gets no other.
+    -- The number of jobs that were enqueued: a due time that already had one gets no other.
     enqueued      integer NOT NULL DEFAULT 0,
     requested_at  timestamptz NOT NULL,
     who           name NOT NULL,
@@ -535,12 +535,12 @@ CREATE TABLE rouse.pending_release (
     chain     bigint PRIMARY KEY,
     succeeded boolean NOT NULL,
     noted_at  timestamptz NOT NULL,
-    -- When it is tried next.
+    -- The time of the next try.
     try_at    timestamptz NOT NULL
 );
 CREATE INDEX pending_release_due ON rouse.pending_release (try_at);
 
--- How chains have ended whose rows in rouse.finished were dropped, as long as live jobs may read it
+-- The ends of chains whose rows in rouse.finished were dropped, as long as live jobs may read them
 -- (functions/dependencies.sql).
 CREATE TABLE rouse.kept_end (
     chain  bigint PRIMARY KEY,
@@ -551,8 +551,8 @@ CREATE TABLE rouse.kept_end (
     error  jsonb
 );
 
--- Large payloads (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to
--- them. Insert-only, one partition a day.
+-- Large payloads (functions/payloads.sql): written once, when the job is enqueued; rows of rouse.job and rouse.finished
+-- refer to them. Insert-only, one partition a day.
 CREATE TABLE rouse.payload (
     job     bigint NOT NULL,
     -- The JSON text for the handler. From jsonb, each claim would have to generate it again.
@@ -566,7 +566,7 @@ CREATE TABLE rouse.payload (
 CREATE INDEX payload_job ON rouse.payload (job, kept_at);
 -- Compressed, and in the same page as the other columns if it fits: no second lookup.
 ALTER TABLE rouse.payload ALTER COLUMN payload SET STORAGE MAIN;
--- lz4 is several times as fast as Postgres' own compression, but not in every build of the server.
+-- lz4 is several times as fast as Postgres' own compression, but not every build of the server has it.
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY (enumvals)) THEN
@@ -622,7 +622,7 @@ CREATE TABLE rouse.finished (
     after             jsonb,
     origin            jsonb,
     trace             text,
-    -- For how many days it is kept; 0 means the general retention.
+    -- The number of days for which it is kept; 0 means the general retention.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL)),
@@ -688,7 +688,7 @@ CREATE TABLE rouse.record (
     -- The login, unless a worker did it.
     who     text,
     detail  jsonb,
-    -- The reader of the dashboard on whose behalf the login acted, according to the login.
+    -- The reader of the dashboard on whose behalf the login acted, as reported by the login.
     reader  text DEFAULT nullif(left(current_setting('rouse.reader', true), 200), '')
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
@@ -714,8 +714,8 @@ CREATE TABLE rouse.step (
     name    text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
     -- As the handler wrote it: json, which preserves every byte, not jsonb.
     result  json,
-    -- When the wait of this step began: what it waits for. A result follows in another row, except after a sleep. The
-    -- last row counts.
+    -- In the row that was written when the wait of this step started: what it waits for. A result follows in another
+    -- row, except after a sleep. The last row counts.
     wait    jsonb,
     attempt integer NOT NULL,
     worker  bigint NOT NULL,
@@ -726,8 +726,8 @@ CREATE TABLE rouse.step (
 ) PARTITION BY RANGE (kept_at);
 CREATE INDEX step_job ON rouse.step (job, name);
 
--- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or some time after the job
--- has ended.
+-- Signals that no wait has taken yet (functions/suspensions.sql). Deleted when one takes it, or by maintenance after
+-- the job has ended.
 CREATE TABLE rouse.signal (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job     bigint NOT NULL,
@@ -761,7 +761,7 @@ CREATE UNLOGGED TABLE rouse.progress (
     at      timestamptz NOT NULL
 );
 
--- Resource usage of running attempts that have run for some seconds, reported every few seconds. Unlogged: after a
+-- Resource usage of running attempts that have run for a few seconds, reported every few seconds. Unlogged: after a
 -- crash of the server it is reported again. A row is ignored if its fence is not that of the job.
 CREATE UNLOGGED TABLE rouse.running (
     job          bigint PRIMARY KEY,
@@ -800,8 +800,8 @@ CREATE TABLE rouse.contract (
     -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. The lanes
     -- have copies.
     refuses         jsonpath,
-    -- When the handler was removed: no worker had it, and a publication left it out. Its function raises an error.
-    -- Null: it was not.
+    -- The time at which the handler was removed: no worker had it, and a publication left it out. Its function raises
+    -- an error. Null: it was not removed.
     removed_at      timestamptz,
     -- Its typed function, the only one of this name in this schema.
     function_schema name,
@@ -809,7 +809,7 @@ CREATE TABLE rouse.contract (
     -- [{"name": …, "type": …, "required": …, "default": …}, …], in order; empty if the function takes the payload as a
     -- whole.
     parameters      jsonb NOT NULL DEFAULT '[]',
-    -- The statement that has created the function, and its comment.
+    -- The statement that created the function, and its comment.
     definition      text NOT NULL DEFAULT '',
     comment         text NOT NULL DEFAULT '',
     published_at    timestamptz NOT NULL DEFAULT clock_timestamp(),

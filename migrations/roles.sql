@@ -1,10 +1,10 @@
--- The seven roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an
+-- The seven roles of Rouse. `rouse migrate` runs this automatically if its user may create roles; otherwise an
 -- administrator runs the output of `rouse migrate --roles-sql`, once per server. Safe to repeat, and to run
 -- concurrently.
 --
 --   rouse_owner     owns schema rouse; not for logins
---   rouse_enqueuer  enqueues, and reads the state of single jobs
---   rouse_producer  the same; cancels and reads single jobs
+--   rouse_enqueuer  enqueues, and reads the state of individual jobs
+--   rouse_producer  the same; cancels and reads individual jobs
 --   rouse_operator  the same; reads everything, and performs all admin actions
 --   rouse_worker    claims and settles
 --   rouse_handler   for the logins of handlers that run statements: commits these together with the outcome of a job
@@ -23,8 +23,8 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it, before that
-    -- every user with CREATEROLE; neither may act as the role without the grant.
+    -- The migrating user has to act as the owner. In Postgres 16 and later, the creator of a role may grant it; in
+    -- earlier versions, every user with CREATEROLE may; neither may act as the role without the grant.
     IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER) THEN
         BEGIN
             EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);

@@ -1,6 +1,6 @@
--- Admin actions of operators on a job or a queue; producers may use one of them, cancel. Every function is idempotent
--- and leaves a record with the calling login. It rejects an action that the job's state does not allow, with an error
--- that includes the state. Hosts log these actions.
+-- Admin actions of operators on a job or a queue; producers may call one of them, rouse.cancel. Every function is
+-- idempotent and leaves a record with the calling login. It rejects an action that the job's state does not allow, with
+-- an error that includes the state. Hosts log these actions.
 --
 --   P0002  the job does not exist, or is no longer kept
 --   55000  the state of the job does not allow the action
@@ -32,7 +32,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- Read after the row is locked: a change that this waited for came first.
+    -- Read after the row is locked: a change that this call waited for came first.
     at := clock_timestamp();
     PERFORM rouse._ensure_partitions(at);
     IF live.state = 'running' THEN
@@ -90,7 +90,7 @@ BEGIN
     IF rouse._end(cancel.id, 'cancelled', NULL, NULL, 'cancelled') THEN
         RETURN true;
     END IF;
-    -- A separate statement sees the result of a settlement that the first one waited for.
+    -- A separate statement sees the result of a settlement for which the first one waited.
     RETURN coalesce((SELECT f.state = 'cancelled' FROM rouse.finished AS f WHERE f.id = cancel.id LIMIT 1), false);
 END
 $$;
@@ -110,7 +110,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it for the JSON null, or pass ''null''.';
     END IF;
     IF octet_length(complete.result::text) > 4194304 THEN
-        RAISE EXCEPTION 'rouse.complete: the result has % bytes; at most 4194304 are stored', octet_length(complete.result::text)
+        RAISE EXCEPTION 'rouse.complete: the result is % bytes long; at most 4194304 are stored', octet_length(complete.result::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and pass a reference to it.';
     END IF;
     IF NOT rouse._end(complete.id, 'succeeded', complete.result, NULL, 'completed') THEN
@@ -135,7 +135,7 @@ DECLARE
 BEGIN
     PERFORM rouse._check_id('fail', fail.id);
     IF coalesce(fail.message, '') = '' OR octet_length(fail.message) > 16384 THEN
-        RAISE EXCEPTION 'rouse.fail: message must have 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
+        RAISE EXCEPTION 'rouse.fail: message must be 1 to 16384 bytes long' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'The message is shown as the reason why the job failed.';
     END IF;
     IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'admin', 'message', fail.message), 'failed') THEN
@@ -230,7 +230,7 @@ BEGIN
         END IF;
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
-        -- A chain that is no longer kept was over when this job was released or cancelled.
+        -- A chain that is no longer kept had ended when this job was released or cancelled.
         parents := rouse._find_parents((
             SELECT coalesce(jsonb_object_agg(d.name, d.entry), '{}') FROM rouse._dependencies_of(p_was.after) AS d
             WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL));
@@ -254,7 +254,7 @@ BEGIN
             IF blockers IS NOT NULL THEN
                 PERFORM rouse._add_dependencies(fresh, parents.chains, parents.on_failures, NULL);
             END IF;
-            -- Jobs that its failure has not reached yet wait for the retry.
+            -- Jobs that its failure has not reached yet then wait for the retry.
             DELETE FROM rouse.pending_release AS p WHERE p.chain = continued;
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
@@ -273,7 +273,7 @@ BEGIN
         IF FOUND THEN
             RETURN;
         END IF;
-        -- The other job finished between the statements.
+        -- The other job ended between the statements.
     END LOOP;
     RAISE EXCEPTION 'rouse: job % cannot be retried: its unique key is taken and freed faster than it can be read', p_was.id
         USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
@@ -321,8 +321,8 @@ BEGIN
 END
 $$;
 
--- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps
--- its turn. The deadline of a job with a job timeout does not change. Served by the primary key.
+-- Changes the time at which a queued job may start; null, or a time in the past: at once. A job that is ready and stays
+-- ready keeps its turn. The deadline of a job with a job timeout does not change. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.reschedule(id bigint, run_at timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -372,7 +372,7 @@ BEGIN
         IF live.turn IS NULL AND live.available_at = reschedule.run_at THEN
             RETURN true;
         END IF;
-        -- A job that has its turn waits for nothing any more.
+        -- A job that has its turn no longer waits for anything.
         UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at, wait = CASE WHEN j.turn IS NULL THEN j.wait END WHERE j.id = reschedule.id;
         PERFORM rouse._notify(live.lane, false, at);
     ELSE
@@ -400,8 +400,8 @@ BEGIN
 END
 $$;
 
--- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs. Claimed
--- jobs continue, and jobs can still be enqueued.
+-- Pauses a queue, and returns the time since which it is paused. Every claim that starts after the commit skips jobs of
+-- the queue. Claimed jobs continue, and jobs can still be enqueued.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -421,11 +421,11 @@ BEGIN
 END
 $$;
 
--- Sets for how many days finished jobs of a queue are kept, and those that failed or timed out. Null: unchanged; 0: the
--- general retention, or that of the queue's other jobs. Applies to jobs that end from now on. Returns the current
--- settings (null: the general retention). Leaves a record. Warns if the lookup of a job would need a fifth of the
--- server's locks: attempts and records are kept as long, and of each day it locks both partitions with their five
--- indexes.
+-- Sets the number of days for which finished jobs of a queue are kept, and those that failed or timed out. Null:
+-- unchanged; 0: the general retention, or that of the queue's other jobs. Applies to jobs that end after the change.
+-- Returns the current settings (null: the general retention). Leaves a record. Warns if the lookup of a job would need
+-- 20 % of the server's locks: attempts and records are kept as long, and for each day it locks both partitions with
+-- their five indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -456,8 +456,8 @@ BEGIN
 END
 $$;
 
--- Sets how large the payloads of a queue may be, 1 KiB to 64 MiB; 256 KiB (262144) is the default. Applies to jobs that
--- are enqueued from now on. Leaves a record.
+-- Sets the maximum size of the payloads of a queue, 1 KiB to 64 MiB; 256 KiB (262144) is the default. Applies to jobs
+-- that are enqueued after the change. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.set_payload_limit(queue text, payload_bytes_max integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -483,9 +483,9 @@ BEGIN
 END
 $$;
 
--- Sets for how many days finished jobs are kept whose queue has no retention of its own, and returns for how many days
--- they were kept until now. Workers drop what is older within the hour: applies to jobs that have ended, too. Leaves a
--- record. Warns as rouse.set_retention; of each day, the lookup of a job also locks the partition of finished jobs.
+-- Sets the number of days for which finished jobs are kept whose queue has no retention of its own, and returns the
+-- previous number. Workers drop what is older within an hour, including jobs that have already ended. Leaves a record.
+-- Warns as rouse.set_retention does; for each day, the lookup of a job also locks the partition of finished jobs.
 CREATE OR REPLACE FUNCTION rouse.set_default_retention(keep_days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -509,7 +509,7 @@ BEGIN
 END
 $$;
 
--- Warns if the lookup of a job takes a fifth of the locks of this server, with that many for each day of history.
+-- Warns if the lookup of a job takes 20 % of the locks of this server, with that many for each day of history.
 CREATE OR REPLACE FUNCTION rouse._warn_of_locks(p_function text, p_days integer, p_locks_per_day integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -542,7 +542,7 @@ BEGIN
     END IF;
     UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
     -- Workers only check leases that have ended since their last check, so the leases of this queue's orphans are set
-    -- to end in a moment, after this commits. Served by job_lease.
+    -- to end shortly, after this commits. Served by job_lease.
     WITH orphan AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until < at
@@ -558,11 +558,11 @@ BEGIN
 END
 $$;
 
--- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled
--- jobs are not cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs of any
--- queue that wait for the cancelled ones are cancelled or released, as their on_failure says. One record contains the
--- number of ready jobs, and each job has a record of its own. Served by job_ready, after one read of the catalog of
--- lanes.
+-- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns their number. Running and
+-- scheduled jobs are not cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs
+-- of any queue that wait for the cancelled ones are cancelled or released, as their on_failure says. One record
+-- contains the number of ready jobs, and each job has a record of its own. Served by job_ready, after one read of the
+-- catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -625,9 +625,8 @@ $$;
 
 -- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives
 -- them. Actions that are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no
--- longer kept. Workers of a limited login get none, unless it has the right to maintenance. The outbox is a copy for
--- logs: an action that a worker takes and does not log is still in rouse.record. Served by the primary keys and
--- finished_id.
+-- longer kept. Workers of a limited login get none, unless it may do maintenance. The outbox is a copy for logs: an
+-- action that a worker takes and does not log is still in rouse.record. Served by the primary keys and finished_id.
 CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_max integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,11 +1,12 @@
--- rouse.orphans and rouse.adopt: jobs whose worker is gone. A worker reads orphans with all that it needs to decide
--- what happens to each (host/src/job/loss.rs), and adopts them behind their old fences.
+-- rouse.orphans and rouse.adopt: jobs whose worker is dead. A worker reads orphans with all that it needs to decide the
+-- outcome of each (host/src/job/loss.rs), and adopts them by showing their old fences.
 
--- How often a job was lost in a crash of its worker. The attempt that is being lost counts if `p_worker` has sent
--- nothing since the lease ended; earlier lost attempts count as well. A loss is not a crash if the worker survived it:
--- an outage of the server, a freeze or a takeover of the worker id costs the job its attempt, but the job did not kill
--- the worker. A worker survived if it sent something between the end of the lease and the adoption (worker_lived), or
--- later (seen_at), or if it claimed this job again later. Served by attempt_job and the primary key of rouse.worker.
+-- The number of times that a job was lost in a crash of its worker. The attempt that is being lost counts if `p_worker`
+-- has sent nothing since the lease ended; earlier lost attempts count as well. A loss is not a crash if the worker
+-- survived it: an outage of the server, a freeze or a takeover of the worker id costs the job its attempt, but the job
+-- did not kill the worker. A worker survived if it sent something between the end of the lease and the adoption
+-- (worker_lived), or later (seen_at), or if it claimed this job again later. Served by attempt_job and the primary key
+-- of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_claimed_at timestamptz, p_lease_until timestamptz) RETURNS bigint
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     WITH had AS (
@@ -20,7 +21,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
           WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
 $$;
 
--- Those of the lanes from which this worker may adopt: its login permits them, and their queues are not paused.
+-- The lanes from which this worker may adopt, of those given: its login permits them, and their queues are not paused.
 CREATE OR REPLACE FUNCTION rouse._adoptable(p_worker bigint, p_key bytea, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -35,10 +36,10 @@ BEGIN
 END
 $$;
 
--- Lists up to `p_wanted` jobs whose lease has ended. `lost`: how many of their attempts were lost before. `crashes`:
--- how many losses were crashes, this one included. `lost_after_ms`: from the claim of the lost attempt to now. The
--- order is by priority, then by age, that is by id. It applies to the 1,000 jobs whose leases ended first (or 4 ×
--- p_wanted), which are read without a lock.
+-- Lists up to `p_wanted` jobs whose lease has ended. `lost`: the number of their attempts that were lost before.
+-- `crashes`: the number of losses that were crashes, including this one. `lost_after_ms`: the time since the claim of
+-- the lost attempt. The order is by priority, then by age, that is by id. It applies to the 1,000 jobs whose leases
+-- ended first (or 4 × p_wanted), which are read without a lock.
 --
 -- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null:
 -- all. It leaves out rows that another transaction has locked, jobs of paused queues, and lanes that this worker may
@@ -46,10 +47,10 @@ $$;
 --
 -- A job whose loss would be its crash number `p_crashes_max` is left out until its worker has sent nothing for
 -- `p_silence_ms` after the lease ended. So this loss, which decides whether the job fails, is judged like earlier ones:
--- when a living worker has had time to report.
+-- after a live worker has had time to report.
 --
--- Waits 250 ms for the worker's own row, then the call fails with lock_not_available; the host goes on with its other
--- claims meanwhile.
+-- Waits 250 ms for the worker's own row, then the call fails with lock_not_available; the host continues with its other
+-- claims in the meantime.
 CREATE OR REPLACE FUNCTION rouse.orphans(
     p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz, p_crashes_max bigint,
     p_silence_ms bigint)
@@ -97,7 +98,7 @@ $$;
 -- Takes over orphans as the calling worker has decided, in the order given, and returns the ids of those that were
 -- taken over. It leaves out a job if its fence has changed, its lease was renewed, another transaction has locked it,
 -- it may not be adopted (as in rouse.orphans), or it was to fail for a loss that proved not to be a crash, because its
--- worker has sent something meanwhile.
+-- worker has sent something in the meantime.
 --
 -- The old attempt is recorded as lost. Like a claim, the call ends with the job whose row makes the total reach 8 MiB
 -- (rouse.job.bytes and 120 bytes each); rouse.claimed reads the claimed jobs. It waits for locks as rouse.orphans does.

@@ -25,7 +25,7 @@ END
 $$;
 
 -- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is
--- unknown. Served as rouse.chain.
+-- unknown. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -40,7 +40,7 @@ END
 $$;
 
 -- Locks the live job of a chain and returns it; null if there is none. Waits for a concurrent change of that job; if it
--- has ended, goes on with the job that continues the chain. Served as rouse.chain.
+-- has ended, goes on with the job that continues the chain. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse._lock_live_job(p_chain bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -116,14 +116,14 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs.
--- Refused while other jobs wait for it, unless `cascade` is true: then these are cancelled before, whatever their
+-- Refused while other jobs wait for it, unless `cascade` is true: then these are cancelled first, whatever their
 -- on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next call
--- goes on. Each call is a transaction of its own, so that many jobs hold up nothing else. Jobs that another transaction
--- has locked are left to the next call; if there are only such jobs, it is an error. Jobs that wait for the cancelled
--- ones follow their own on_failure. Between two calls, the chain is live as before: the next call also cancels jobs
--- that were enqueued after it meanwhile, and retries of the cancelled ones. A worker may start its job if it is ready:
--- then the next call is refused, and the jobs that still wait go on with the end of the chain. Served by
--- dependency_chain.
+-- goes on. Each call is a separate transaction, so that many jobs do not hold up anything else. Jobs that another
+-- transaction has locked are left to the next call; if there are only such jobs, it is an error. Jobs that wait for the
+-- cancelled ones follow their own on_failure. Between two calls, the chain is live as before: the next call also
+-- cancels jobs that were enqueued after it in the meantime, and retries of the cancelled ones. A worker may start its
+-- job if it is ready: then the next call is refused, and the jobs that still wait go on with the end of the chain.
+-- Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

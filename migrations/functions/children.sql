@@ -1,13 +1,13 @@
 -- Jobs that attempts enqueue: children, calls, and the next job of their own chain. They are committed with the
 -- settlement.
 
--- The attenuation of a job that another one enqueues: what that one has left, and its own. Both apply.
+-- The attenuation of a job that another one enqueues: what the other one leaves, and its own. Both apply.
 CREATE OR REPLACE FUNCTION rouse._both_grants(p_parent jsonb, p_own jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_own IS NULL THEN p_parent WHEN p_parent IS NULL THEN p_own
                 WHEN jsonb_array_length(every.list) = 1 AND jsonb_typeof(p_parent) <> 'array' THEN every.list -> 0 ELSE every.list END
     FROM (
-        -- Each part once, by equality.
+        -- Each part once; equal parts are the same.
         SELECT jsonb_agg(g.part ORDER BY g.place) AS list
         FROM (
             SELECT e.part, min(e.place) AS place

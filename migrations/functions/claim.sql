@@ -1,10 +1,10 @@
 -- rouse.claim and rouse.claim_bound: claim ready jobs for a worker; rouse.claimed: reads them.
 --
 -- A claim commits before anything large is sent. Postgres sends rows before it commits, and waits for a client that
--- does not read (a frozen host) as long as the client is connected. Meanwhile the claim would be neither committed nor
--- rolled back, and the jobs could not be adopted, cancelled or deleted. A small answer fits into the buffers of the
--- connection. Therefore rouse.claim returns the jobs themselves only if they take less than 128 KiB and all payloads
--- are in their rows. Otherwise it returns their ids, and rouse.claimed reads the jobs.
+-- does not read (a frozen host) as long as the client is connected. During the wait, the claim would be neither
+-- committed nor rolled back, and the jobs could not be adopted, cancelled or deleted. A small result fits into the
+-- buffers of the connection. Therefore rouse.claim returns the jobs themselves only if they take less than 128 KiB and
+-- all payloads are in their rows. Otherwise it returns their ids, and rouse.claimed reads the jobs.
 --
 -- The plans do not depend on statistics, and are never JIT-compiled: a session keeps the plan that it made first. A
 -- plan made while rouse.job had the statistics of an empty table read the whole primary key where ids are joined: `j.id
@@ -14,28 +14,28 @@
 -- the threshold at which Postgres JIT-compiles a plan at each execution: a claim takes 10 ms instead of 1. This applies
 -- to all functions for workers.
 
--- Claims up to `p_wanted` jobs from these lanes, in the given order, each lane from its cursor on, and stops after the
--- job with which the total size reaches 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a worker of
--- a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another claim has
--- locked are skipped, and each row is checked again under its lock, because it may have been claimed in the meantime.
--- Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an index that
--- is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such indexes too.
--- The commit does not wait for the disk, unless a gate throttles the jobs: a claim that is lost in a server crash is
--- simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise unchanged. The size
--- of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
+-- Claims up to `p_wanted` jobs from these lanes, in the given order, each lane starting after its cursor, and stops
+-- after the job with which the total size reaches 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a
+-- worker of a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another
+-- claim has locked are skipped, and each row is checked again under its lock, because it may have been claimed in the
+-- meantime. Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an
+-- index that is empty unless a queue is paused. The checks of gates (gates.sql) and of shards (shards.sql) read such
+-- indexes too. The commit does not wait for the disk, unless a gate throttles the jobs: a claim that is lost in a
+-- server crash is simply made again. Jobs beyond the size limit are locked until the claim commits, and otherwise
+-- unchanged. The size of a job is rouse.job.bytes plus 120 bytes for the columns that every row has.
 --
--- Orphans go first. If a lease has ended since `p_checked_at`, nothing is claimed, and the answer is one row without an
+-- Orphans go first. If a lease has ended since `p_checked_at`, nothing is claimed, and the result is one row without an
 -- id: its `claimed_at` is the time up to which leases were checked. The caller adopts, and passes that time to its next
--- claim. The answer does not identify the orphan. If `p_checked_at` is null, leases are not checked. Each check starts
+-- claim. The result does not identify the orphan. If `p_checked_at` is null, leases are not checked. Each check starts
 -- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
 -- transaction keeps.
 --
 -- `p_in_batches`: all lanes have a gate of kind batch, and `p_wanted` is a number of batches.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were
--- enqueued together are updated together, whatever lanes they are of. The caller knows the order of the lanes. After
--- these, a row without an id for each lane from which gates let no job start now: `lease_ms` is for how many
--- milliseconds; null: until a job of its key has ended; `closed_by`: these gates.
+-- enqueued together are updated together, regardless of lane. The caller knows the order of the lanes. After these, a
+-- row without an id for each lane from which gates let no job start now: `lease_ms` is the number of milliseconds for
+-- which that lasts; null: until a job of its key has ended; `closed_by`: these gates.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
@@ -84,7 +84,7 @@ BEGIN
     IF has_gates THEN
         SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
         FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
-        -- It may have waited for other claims. Meanwhile, leases may have ended, and queues may have been paused.
+        -- It may have waited for other claims. In the meantime, leases may have ended, and queues may have been paused.
         IF p_checked_at IS NOT NULL THEN
             PERFORM FROM rouse.job AS j
             WHERE j.state = 'running' AND j.lease_until >= p_checked_at AND j.lease_until < at
@@ -101,7 +101,7 @@ BEGIN
                 lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
         END IF;
     END IF;
-    -- After the waits for other claims: meanwhile, no lease is locked.
+    -- After the waits for other claims, so that no lease is locked during these.
     PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
     IF FOUND THEN
         lanes := rouse._in_own_shards(p_worker, coalesce(
@@ -186,13 +186,13 @@ BEGIN
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_sources, p_lanes, p_wanted) AS w;
-        -- It may have waited for other claims. Meanwhile, queues may have been paused.
+        -- It may have waited for other claims. In the meantime, queues may have been paused.
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
         IF FOUND THEN
             p_lanes := rouse._not_paused(p_lanes);
         END IF;
     END IF;
-    -- After the waits for other claims: meanwhile, no lease is locked.
+    -- After the waits for other claims, so that no lease is locked during these.
     PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
     IF FOUND THEN
         p_lanes := rouse._in_own_shards(p_worker, p_lanes);
@@ -229,15 +229,15 @@ $$;
 
 -- Returns the jobs with these ids that the worker holds under this claim, in the order of the ids. Leaves out those
 -- that it has lost in the meantime. Changes nothing, and takes only the lock that a drop of payloads waits for, so a
--- client that does not read blocks nothing else. Not STABLE: after waiting for such a drop, it has to see the copied
--- payloads. A removed payload is returned as an empty text, so that only its job fails. Served by the primary key and
--- payload_job.
+-- client that does not read does not block anything else. Not STABLE: after waiting for such a drop, it has to see the
+-- copied payloads. A removed payload is returned as an empty text, so that only its job fails. Served by the primary
+-- key and payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint, trace text)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
--- An answer of up to 8 MiB should not spill to a file.
+-- A result of up to 8 MiB should not spill to a file.
 SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column

@@ -3,10 +3,10 @@
 --
 -- The text of a schema comes from untrusted modules. It is never executed: the predicate is a jsonpath, a value in a
 -- table, and the function contains names and constants of the schema as quoted identifiers and literals only. A
--- predicate is true only for payloads that the handler's host refuses too; what jsonpath cannot say exactly is left
+-- predicate is true only for payloads that the handler's host refuses too; what jsonpath cannot express exactly is left
 -- out. Where it cannot be decided (null), the payload is accepted.
 --
--- Only the owner publishes and drops contracts: no role has the right to call these functions.
+-- Only the owner publishes and drops contracts: no role has the privilege to call these functions.
 
 -- True if enqueuing for a handler without a contract is reported: rouse.limits does not silence it, and no live worker
 -- has the handler.
@@ -18,8 +18,8 @@ BEGIN
 END
 $$;
 
--- Raises what rouse.limits demands for a handler without a contract: an error, a notice, or nothing. Nothing if nothing
--- was published.
+-- Raises what rouse.limits demands for a handler without a contract: an error, a notice, or nothing. Nothing if no
+-- contract was published.
 CREATE OR REPLACE FUNCTION rouse._report_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -107,7 +107,7 @@ END
 $$;
 
 -- Raises the error for a payload that the contract of its handler refuses: by the version that was published last.
--- `p_place`: its place in a call of rouse.enqueue_many.
+-- `p_place`: its position in a call of rouse.enqueue_many.
 CREATE OR REPLACE FUNCTION rouse._refuse_payload(p_handler text, p_payload jsonb, p_place bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -164,8 +164,7 @@ BEGIN
 END
 $$;
 
--- Published contracts, for people and programs: the typed function of each handler, and its versions, the last one
--- first.
+-- Published contracts: the typed function of each handler, and its versions, the last one first.
 CREATE OR REPLACE VIEW rouse.contracts AS
 SELECT c.handler, format('%I.%I', c.function_schema, c.function_name) AS function, c.parameters, c.refuses IS NOT NULL AS checked,
        c.removed_at, c.published_at, c.published_by,
@@ -244,14 +243,14 @@ BEGIN
         END IF;
         IF coalesce(entry.name, '') = '' OR octet_length(entry.name) > 63 OR entry.name LIKE 'rouse\_%' THEN
             RAISE EXCEPTION 'rouse.publish_contracts: % is not the name of a parameter', quote_nullable(left(entry.name, 140))
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'Names have 1 to 63 bytes and do not start with rouse_.';
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Names are 1 to 63 bytes long and do not start with rouse_.';
         END IF;
         IF NOT coalesce(entry.type = ANY (types), false) THEN
             RAISE EXCEPTION 'rouse.publish_contracts: % is not a type of parameters', quote_nullable(left(entry.type, 140))
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF octet_length(entry.fallback) > 1024 THEN
-            RAISE EXCEPTION 'rouse.publish_contracts: the default of % has more than 1024 bytes', quote_literal(entry.name)
+            RAISE EXCEPTION 'rouse.publish_contracts: the default of % is longer than 1024 bytes', quote_literal(entry.name)
                 USING ERRCODE = 'program_limit_exceeded';
         END IF;
         args := args || format('%I %s%s, ', entry.name, entry.type,
@@ -271,7 +270,7 @@ BEGIN
 END
 $$;
 
--- Creates or replaces the typed function of a contract and its comment. The rights that were granted on it stay.
+-- Creates or replaces the typed function of a contract and its comment. The privileges that were granted on it stay.
 CREATE OR REPLACE FUNCTION rouse._put_function(p_schema name, p_name name, p_definition text, p_comment text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -314,7 +313,7 @@ BEGIN
 END
 $$;
 
--- Publishes the contract of one handler, and returns what that changes.
+-- Publishes the contract of one handler, and returns the changes.
 CREATE OR REPLACE FUNCTION rouse._publish_contract(p_contract jsonb, p_schema name) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
@@ -393,13 +392,13 @@ EXCEPTION
 END
 $$;
 
--- Publishes contracts in one transaction, and returns what that changes, as a list of {"handler", "change", "function",
+-- Publishes contracts in one transaction, and returns the changes, as a list of {"handler", "change", "function",
 -- "version", "fields", "versions", "versions_ended"}.
 --
 --   contracts      [{"handler", "version", "sha256": of its module, "schema": its text, "refuses": a predicate or null,
 --                  "rules", "comment", "parameters": [{"name", "type", "required", "default"}, …], or "payload_type":
 --                  for a payload that is passed as a whole}, …]
---   schema         where the typed functions are; the owner needs the right to create functions there
+--   schema         where the typed functions are; the owner needs the privilege to create functions there
 --   complete       true: contracts of all other handlers that no live worker has are removed
 CREATE OR REPLACE FUNCTION rouse.publish_contracts(contracts jsonb, schema name DEFAULT 'jobs', complete boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -455,7 +454,7 @@ $$;
 
 -- Copies contracts to the lanes whose copy differs: after each change, and in rouse.maintain_lanes, because a lane that
 -- a transaction adds while contracts are published may have an old copy. Such a copy lets payloads pass that the host
--- refuses later; it refuses none, since rouse._check_contract has the last word. Reads the whole catalog.
+-- refuses later; it refuses none, since rouse._check_contract decides. Reads the whole catalog.
 CREATE OR REPLACE FUNCTION rouse._copy_contracts() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -475,7 +474,7 @@ BEGIN
     ELSE
         DELETE FROM rouse.contract AS c WHERE c.handler = '*';
     END IF;
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
+    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._copy_contracts();
 END

@@ -1,15 +1,16 @@
--- Deadlines: a job that was enqueued with a job timeout, and has not ended when that is over, fails.
+-- Deadlines: a job that was enqueued with a job timeout, and has not ended when that expires, fails.
 --
 -- Its deadline is a row of rouse.deadline, because few jobs have one: claims and settlements neither read nor write it.
 -- When a job ends earlier, its row stays until the deadline, and is then deleted.
 
--- A time in words: '3 days', '1 hour 30 minutes', '0.5 seconds'.
+-- A duration as text: '3 days', '1 hour 30 minutes', '0.5 seconds'.
 CREATE OR REPLACE FUNCTION rouse._time_in_words(p_ms bigint) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET intervalstyle = 'postgres_verbose' AS $$
     SELECT replace(replace(substr(justify_hours(p_ms * interval '1 millisecond')::text, 3), 'min', 'minute'), 'sec', 'second')
 $$;
 
--- Adds the deadlines of new jobs: p_ms after their run_at, or after p_at, the time of the enqueue, if that is later.
+-- Adds the deadlines of new jobs: p_ms after their run_at, or after p_at, the time at which they are enqueued, if that
+-- is later.
 CREATE OR REPLACE FUNCTION rouse._add_deadlines(p_jobs bigint[], p_run_at timestamptz, p_at timestamptz, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -22,15 +23,15 @@ $$;
 
 -- Ends jobs whose deadline has passed, the earliest deadlines first: each fails, whatever its state, as if rouse.fail
 -- had ended it. Also deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled
--- none. Never waits for the lock of a job: a locked one is tried again after a second, and later and later, as in
--- rouse.continue_releases.
+-- none. Never waits for the lock of a job: a locked one is tried again after a second, and then at growing intervals,
+-- as in rouse.continue_releases.
 --
---   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for a tenth of a second, or has
---            64 KiB to report, leaves the others to the next one
+--   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for 100 ms, or has 64 KiB to
+--            report, leaves the others to the next one
 --   p_since  only deadlines that passed after this time; null: all. While a transaction stays open, the index keeps
 --            what was handled since then, and a call for all of them reads that again
---   handled  how many were handled: their jobs have ended, or are locked
---   next_ms  in how many milliseconds the next deadline passes; null: there is none
+--   handled  the number of deadlines that were handled: their jobs have ended, or are locked
+--   next_ms  the number of milliseconds until the next deadline; null: there is none
 --   looked_at  the time up to which it has handled deadlines
 --   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those
 --            that it serves

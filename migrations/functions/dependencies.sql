@@ -6,8 +6,8 @@
 --
 -- No release is lost:
 --   - An enqueue locks the live job of each chain that it names (FOR KEY SHARE) until it commits. So the settlement of
---     that job waits for it, and then sees the dependency; or the enqueue waits for the settlement, and then sees how
---     the chain ended.
+--     that job waits for it, and then sees the dependency; or the enqueue waits for the settlement, and then sees the
+--     end of the chain.
 --   - A release locks the waiting job before it subtracts, and subtracts only dependencies that it has deleted itself.
 --   - A release never waits for a lock. A chain with dependencies that are left, because another transaction has locked
 --     their jobs or because there are too many, is noted in rouse.pending_release in the same transaction. The host
@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION rouse._chain_of(p_id bigint) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id),
                     (SELECT coalesce(f.chain, f.id) FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1),
-                    -- The first job of a chain may be gone.
+                    -- The first job of a chain may no longer be kept.
                     (SELECT j.chain FROM rouse.job AS j WHERE j.chain = p_id),
                     (SELECT f.chain FROM rouse.finished AS f WHERE f.chain = p_id LIMIT 1))
 $$;
@@ -44,10 +44,10 @@ BEGIN
 END
 $$;
 
--- How a chain has ended, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of
+-- The end of a chain, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of
 -- the chain may be kept longer than the last one, because its queue has another retention. Not STABLE: after waiting
--- for the drop of a partition, it has to see the end that was kept. Served as rouse._last_ended, and by the primary
--- key.
+-- for the drop of a partition, it has to see the end that was kept. Served by the same indexes as rouse._last_ended,
+-- and by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -74,12 +74,12 @@ DECLARE
 BEGIN
     -- Locked before it is decided which are needed. An enqueue that relies on one has locked it.
     known := ARRAY(SELECT k.chain FROM rouse.kept_end AS k FOR UPDATE SKIP LOCKED);
-    -- In one statement, because an enqueue that commits meanwhile may keep an end itself.
+    -- In one statement, because an enqueue that commits in the meantime may keep an end itself.
     WITH needed AS MATERIALIZED (
         SELECT (d.job #>> '{}')::bigint AS chain
         FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
         UNION
-        -- Also of an attempt that has failed since: the next one asks for these calls again. A job with a call was
+        -- Also of an attempt that has failed since: the next one makes these calls again. A job with a call was
         -- suspended once.
         SELECT (s.wait ->> 'chain')::bigint
         FROM rouse.job AS j
@@ -114,8 +114,8 @@ LANGUAGE sql AS $$
     SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id FOR KEY SHARE
 $$;
 
--- The entries of an `after`: the name, the job that it names, what its failure does, and the entry itself. None if it
--- is null. The job of a wrong entry is null or no id.
+-- The entries of an `after`: the name, the job that it names, the effect of its failure, and the entry itself. None if
+-- it is null. The job of a wrong entry is null or not an id.
 CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, on_failure jsonb, entry jsonb)
 LANGUAGE sql IMMUTABLE ROWS 10 AS $$
     SELECT e.name, CASE jsonb_typeof(e.entry) WHEN 'object' THEN coalesce(e.entry -> 'job', 'null') ELSE e.entry END,
@@ -127,7 +127,7 @@ LANGUAGE sql IMMUTABLE ROWS 10 AS $$
     ) AS e(name, entry)
 $$;
 
--- Rejects an `after` of the wrong shape, with the entry at fault.
+-- Rejects an `after` of the wrong form, with an error that names the entry.
 CREATE OR REPLACE FUNCTION rouse._check_after(p_after jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -337,9 +337,9 @@ $$;
 
 -- Releases jobs that wait for these chains, which have ended, at most `p_max`: a chain that has succeeded counts down
 -- the blockers of each job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel',
--- and leaves those with 'wait' alone. Jobs that wait for nothing else become ready, or wait for their run_at. Never
--- waits for a lock. Returns how many dependencies were resolved, the chains that have some left, and whether
--- rouse.continue_releases has anything to do. Served by the primary keys.
+-- and leaves those with 'wait' alone. Jobs that do not wait for anything else become ready, or wait for their run_at.
+-- Never waits for a lock. Returns the number of dependencies that were resolved, the chains that have some left, and
+-- whether rouse.continue_releases has anything to do. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._release(
     p_chains bigint[], p_succeeded boolean[], p_max integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
 LANGUAGE plpgsql
@@ -437,8 +437,8 @@ END
 $$;
 
 -- Releases more of the jobs that wait for chains that have ended, at most `p_max`. Returns whether there is more to do
--- at once. A chain whose jobs are locked by other transactions is tried again after a second, and later and later:
--- after a tenth of the time since it was noted, a minute at most. Any worker may call it. Served by
+-- at once. A chain whose jobs are locked by other transactions is tried again after a second, and then at growing
+-- intervals: after 10 % of the time since it was noted, at most a minute. Any worker may call it. Served by
 -- pending_release_due.
 CREATE OR REPLACE FUNCTION rouse.continue_releases(p_worker bigint, p_key bytea, p_max integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -483,10 +483,10 @@ END
 $$;
 
 -- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
--- interleaving leaves behind. A chain that is no longer kept counts as failed, and cancels also the jobs that wait for
--- a retry of it, which can never come. Looks at up to `p_max` chains, from a random one on, for a quarter of a second,
--- and returns how many it has noted. Served by the primary keys: while many releases are made, a chain that has some
--- left may be behind thousands of dead entries, which this transaction keeps.
+-- interleaving leaves behind. A chain that is no longer kept counts as failed, and also cancels the jobs that wait for
+-- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for 250 ms, and returns
+-- the number that it has noted. Served by the primary keys: while many releases are made, a chain that has some left
+-- may be behind thousands of dead entries, which this transaction keeps.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -522,9 +522,10 @@ BEGIN
 END
 $$;
 
--- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, from a
--- random one on: it looks at up to 10,000 signals and 1,000 flows. For workers; those of a limited login without the
--- right to maintenance do nothing. Returns how many chains were noted. Served by flow_pkey, job_flow and finished_flow.
+-- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, starting at
+-- a random one: it looks at up to 10,000 signals and 1,000 flows. For workers; those of a limited login that may not do
+-- maintenance do nothing. Returns the number of chains that were noted. Served by flow_pkey, job_flow and
+-- finished_flow.
 CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$

@@ -1,5 +1,5 @@
 -- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. It may
--- have died just before: that is known when the heartbeat of another worker has found it out.
+-- have died just before: that is only known when the heartbeat of another worker has found out.
 --
 -- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The
 -- inbox is an index, and the job a row like any other: cursors and counted gates apply as before, fair shares and
@@ -8,7 +8,7 @@
 -- end it, and if its worker ends or no longer takes such jobs. Then it is in the shared lane, and no worker is chosen
 -- again.
 
--- Copies a worker to rouse.taker, or deletes it there: it has ended, or drains.
+-- Copies a worker to rouse.taker, or deletes it there: when it has ended, or drains.
 CREATE OR REPLACE FUNCTION rouse._copy_taker() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -36,7 +36,7 @@ BEGIN
         CREATE TRIGGER taker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
             FOR EACH ROW EXECUTE FUNCTION rouse._copy_taker();
     END IF;
-    -- Not for a heartbeat without news.
+    -- Not for a heartbeat that changes nothing.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_changes') THEN
         CREATE TRIGGER taker_changes AFTER UPDATE ON rouse.worker
             FOR EACH ROW WHEN (
@@ -61,7 +61,7 @@ BEGIN
 END
 $$;
 
--- True if the limits of this login permit claims from such lanes, as rouse._permitted.
+-- True if the limits of this login permit claims from such lanes, as rouse._permitted does.
 CREATE OR REPLACE FUNCTION rouse._login_takes(p_login name, p_queue text, p_handler text, p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -76,12 +76,12 @@ $$;
 -- Chooses the worker for a job, by the policy of its queue; null: none, because none takes such jobs, or the job has no
 -- value of the key.
 --
---   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and from a random
---                number on, so that producers do not wait for each other
+--   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and starting at a
+--                random number, so that producers do not wait for each other
 --   random       any
 --   hash         the same one for the same values: that with the highest hash of key and worker id (rendezvous
---                hashing). Only the keys of a worker that ends go to others, and only those go to a new worker that it
---                has from then on. A restart changes nothing
+--                hashing). Only the keys of a worker that ends go to others, and a new worker takes only the keys for
+--                which its hash is the highest. A restart changes nothing
 CREATE OR REPLACE FUNCTION rouse._choose_worker(
     p_lane bigint, p_handler text, p_queue text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -97,7 +97,7 @@ BEGIN
     IF policy = 'hash' THEN
         own := rouse._lane_key(key_of, p_tenant, p_source, p_payload);
     END IF;
-    -- The lane may still be divided as the queue was before.
+    -- The lane may still be divided by the previous settings of the queue.
     IF policy IS NULL OR policy = 'shared' OR own = '' THEN
         RETURN NULL;
     END IF;
@@ -178,10 +178,10 @@ END
 $$;
 
 -- Moves up to p_wanted queued jobs from these inboxes, one inbox after the other, to their shared lanes: ready ones at
--- the end, in their order, and those that wait as they are. Returns how many it has moved, how many of them had been
--- ready for more than a day, and where it has stopped: the inbox, and the last turn that it has read there; null: at
--- the end. In inbox p_inbox it starts after p_turn: with the place where the last call has stopped, it does not pass
--- again the index entries of the jobs that were moved, which an open transaction keeps.
+-- the end, in their order, and those that wait as they are. Returns the number of moved jobs, the number of these that
+-- had been ready for more than a day, and where it has stopped: the inbox, and the last turn that it has read there;
+-- null: at the end. In inbox p_inbox it starts after p_turn: given the position at which the last call has stopped, it
+-- does not read the index entries of the jobs that were moved again, which an open transaction keeps.
 --
 -- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that
 -- another transaction has locked; each row is checked again under its lock, so two calls never move the same job.
@@ -221,7 +221,7 @@ BEGIN
         SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late, (SELECT max(r.turn) FROM ready AS r) AS turn
         INTO batch FROM done AS d;
         IF batch.jobs > 0 THEN
-            -- Never skipped: no other notification leads to them.
+            -- Never skipped: these jobs have no other notification.
             PERFORM rouse._notify(shared, true, '-infinity');
         END IF;
         moved := moved + batch.jobs;
@@ -258,13 +258,13 @@ END
 $$;
 
 -- Moves up to p_wanted jobs (at most 10,000) to shared lanes from inboxes of workers that no longer take them: they
--- have ended, or do not have the handler any more. Those of high priority go first. Returns how many it has moved, how
--- many of them had been ready for more than a day, and where to go on at once: the inbox and the turn for p_inbox and
--- p_turn of the next call; null: there is no more. Both are null in the first call. Any worker may call it at any time,
--- also at the same time as others: an inbox that another call is emptying is left out, and so is a job that another
--- call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox that was closed more
--- than a day ago is left out: only a transaction that was open for that long can leave a job in it, and then
--- rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
+-- have ended, or do not have the handler any more. Those of high priority go first. Returns the number of moved jobs,
+-- the number of these that had been ready for more than a day, and where to continue at once: the inbox and the turn
+-- for p_inbox and p_turn of the next call; null: there is no more. Both are null in the first call. Any worker may call
+-- it at any time, including at the same time as others: an inbox that another call is emptying is left out, and so is a
+-- job that another call has moved or locked. Reads the inboxes in the catalog, and whether each has jobs. An inbox that
+-- was closed more than a day ago is left out: only a transaction that was open for that long can leave a job in it, and
+-- then rouse.maintain_lanes opens it. Served by lane_inbox, job_ready and job_waiting.
 CREATE OR REPLACE FUNCTION rouse.recover_direct(
     p_worker bigint, p_key bytea, p_wanted integer, p_inbox bigint, p_turn bigint,
     OUT moved integer, OUT late integer, OUT inbox bigint, OUT turn bigint)
@@ -293,7 +293,7 @@ BEGIN
     FROM inboxes AS i JOIN takers AS t ON t.queue = i.queue AND t.handler = i.handler AND t.tags = i.tags
     WHERE NOT i.worker = ANY (coalesce(t.workers, '{}'))
       AND (p_inbox IS NULL OR (i.priority, i.id) >= (SELECT p.priority, p.id FROM inboxes AS p WHERE p.id = p_inbox))
-      -- Looked at later, after the jobs that were moved.
+      -- Handled later, after the jobs that were moved.
       AND (i.id = p_inbox
            OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL)
            OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL));
@@ -306,7 +306,7 @@ END
 $$;
 
 -- Sets how workers are chosen for the jobs of a queue; null: unchanged. Returns the settings. They apply to jobs that
--- are enqueued from now on; those in inboxes stay there. Leaves a record.
+-- are enqueued after the change; those in inboxes stay there. Leaves a record.
 --
 --   dispatch  shared: none is chosen; round-robin, hash or random: see rouse._choose_worker
 --   key       hash: up to three of tenant, source and paths of the payload such as $.customer.id; jobs with the same

@@ -40,7 +40,7 @@ BEGIN
     IF was.priority::text = set_priority.priority THEN
         RETURN true;
     END IF;
-    -- A job that is not ready gets no worker (direct dispatch): which are alive when it is, is not known.
+    -- A job that is not ready gets no worker (direct dispatch): the workers that will be alive then are not known.
     lane_id := rouse._lane(was.handler, was.queue, live.tenant, live.source, set_priority.priority,
                            CASE WHEN live.turn IS NULL THEN at + interval '1 day' END, live.max_attempts, was.tags,
                            rouse._payload(live.id, live.payload, live.payload_at));
@@ -56,9 +56,9 @@ END
 $$;
 
 -- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and
--- its log. Returns the id of the new job, which goes on with the chain: jobs that wait for the old one wait for it. It
--- has the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals, waits for the same
--- jobs, and starts no earlier. If the old one was suspended, it is ready at once, because its steps start over.
+-- its log. Returns the id of the new job, which continues the chain: jobs that wait for the old one wait for it. It has
+-- the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals, waits for the same jobs,
+-- and starts no earlier. If the old one was suspended, it is ready at once, because its steps start over.
 CREATE OR REPLACE FUNCTION rouse.replace_payload(id bigint, payload jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -124,7 +124,7 @@ LANGUAGE sql STABLE AS $$
     WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_lane.handler AND coalesce(g.queue, p_lane.queue) = p_lane.queue
 $$;
 
--- Locks what gates know of a job, in the order in which rouse._pass_gates does: before the job.
+-- Locks the state of gates about a job, in the order in which rouse._pass_gates does: before the job.
 CREATE OR REPLACE FUNCTION rouse._lock_gates_of(p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -139,8 +139,8 @@ BEGIN
 END
 $$;
 
--- Lets the new job take the place of the old one behind the gates that see enqueues. Refuses a payload with another
--- key: the job would have to pass the gate of that key.
+-- Lets the new job replace the old one in the gates that see enqueues. Refuses a payload with another key: the job
+-- would have to pass the gate of that key.
 CREATE OR REPLACE FUNCTION rouse._move_gates(p_was rouse.job, p_lane rouse.lane, p_payload jsonb, p_made bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

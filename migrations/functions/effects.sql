@@ -3,10 +3,10 @@
 --
 -- A host runs them in a session of the handler's own login, in one transaction that starts with one of these functions.
 -- So the effects are committed if, and only if, the attempt still holds the job: both functions raise an error (RW007)
--- instead of returning a refusal, which ends the transaction before any effect. The worker is known by its key alone,
--- because the login is not the worker's.
+-- instead of returning a refusal, which ends the transaction before any effect happens. The worker is known by its key
+-- alone, because the login is not the worker's.
 --
--- rouse.confirm runs in the worker's own session. It answers what became of a commit whose answer was lost.
+-- rouse.confirm runs in the worker's own session. It returns the outcome of a commit whose response was lost.
 
 -- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases
 -- has anything to do. Waits 250 ms for a locked row; then the call fails with lock_not_available. Served by the primary
@@ -59,7 +59,7 @@ BEGIN
 END
 $$;
 
--- What became of an attempt whose settlement was not answered: 'held' if the worker still holds the job under this
+-- The outcome of an attempt whose settlement had no response: 'held' if the worker still holds the job under this
 -- fence, so that nothing was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits for the
 -- transaction in question, which has locked the row: 250 ms, then the call fails with lock_not_available. Served by the
 -- primary keys.

@@ -11,7 +11,7 @@ DECLARE
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = p_queue), 262144);
 BEGIN
     IF p_bytes > bytes_max THEN
-        RAISE EXCEPTION 'rouse.enqueue: the payload has % bytes; queue % allows %', p_bytes, p_queue, bytes_max
+        RAISE EXCEPTION 'rouse.enqueue: the payload is % bytes long; queue % allows %', p_bytes, p_queue, bytes_max
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Store large data elsewhere and enqueue a reference to it, or let the queue have larger ones: rouse.set_payload_limit.';
     END IF;
@@ -34,7 +34,7 @@ $$;
 
 -- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction.
 -- A wrong argument is an error. A wrong setting is ignored, as that specification demands: instrumentation sets it, and
--- it must not fail what it observes.
+-- must not make the code that it observes fail.
 CREATE OR REPLACE FUNCTION rouse._trace(p_trace text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -75,7 +75,7 @@ BEGIN
 END
 $$;
 
--- Rejects grants that no host would enforce, so that the error shows where they are written. Whether names and hosts
+-- Rejects grants that no host would enforce, so that the error occurs where they are written. Whether names and hosts
 -- exist is not checked: a job never gets what the handler does not have.
 CREATE OR REPLACE FUNCTION rouse._check_grants(p_grants jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -93,14 +93,14 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all grants of the handler.';
     END IF;
     IF octet_length(p_grants::text) > 8192 THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants have % bytes; at most 8192 are allowed', octet_length(p_grants::text)
+        RAISE EXCEPTION 'rouse.enqueue: grants are % bytes long; at most 8192 are allowed', octet_length(p_grants::text)
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
         IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue', 'sql') THEN
             IF jsonb_typeof(entry.value) <> 'array'
                OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
-                wrong := 'a list of texts';
+                wrong := 'a list of strings';
             ELSIF entry.key = 'http' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS host WHERE NOT rouse._is_host_pattern(host)) THEN
                 wrong := 'a list of hosts such as api.example.com or *.example.com, without scheme and port';
@@ -134,8 +134,8 @@ END
 $$;
 
 -- A lease, a run timeout or a job timeout, `p_name`, in milliseconds; rejects values that no host would honour. A lease
--- shorter than two seconds could not be renewed in time. A job timeout may be ten years long, so that it can include
--- any wait of practical use.
+-- shorter than two seconds could not be renewed in time. A job timeout may be ten years long, so that it can cover any
+-- practical wait.
 CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -169,7 +169,7 @@ $$;
 --   max_attempts  the maximum number of attempts; null: the handler's own
 --   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job
 --                 exists, its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of the
---                 two has happened
+--                 two was the case
 --   tags          only workers that have all of these take the job
 --   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env":
 --                 names, "enqueue": handlers, "sql": statements, "state": false, "memory_mb": …, "cpu": …, "timeout":
@@ -269,7 +269,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- Something is new, null, rare, or wrong: all checks, in order.
+    -- An argument is new, null, rare, or wrong: all checks, in order.
     RETURN (SELECT e.id FROM rouse._enqueue(
         job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
         job_timeout, after, NULL, NULL, p_trace => trace) AS e);
@@ -319,7 +319,7 @@ BEGIN
         PERFORM rouse._check_grants(p_grants);
     END IF;
     p_trace := rouse._trace(p_trace);
-    -- Handler, key and tenant have to fit into an index entry, 2,704 bytes.
+    -- Handler, key and tenant have to fit into an index entry of 2,704 bytes.
     IF p_unique_key = '' OR length(p_unique_key) > 512 OR octet_length(p_unique_key) > 1024 THEN
         RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
@@ -396,15 +396,15 @@ BEGIN
             PERFORM rouse._open_gates(p_id, gates, keys);
             RETURN;
         END IF;
-        -- The other job finished between the two statements: its key is free again.
+        -- The other job ended between the two statements: its key is free again.
     END LOOP;
     RAISE EXCEPTION 'rouse.enqueue: unique_key % is taken and freed faster than it can be read', quote_literal(p_unique_key)
         USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
 END
 $$;
 
--- Enqueues a job like rouse.enqueue, and returns what has happened. A null key means none: then only a gate can make
--- the job give way.
+-- Enqueues a job like rouse.enqueue, and returns the result. A null key means none: then only a gate can make the job
+-- give way.
 --
 --   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a
 --            gate let through before. That has perhaps ended, if the gate is a singleton with during => 'period'
@@ -488,7 +488,7 @@ BEGIN
     WHERE g.kind IN ('max_concurrent', 'throttle', 'batch') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
       AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
     is_spread := is_spread OR FOUND;
-    -- For jobs that are spread, each enqueue chooses the lane: a choice would count as a turn of a worker.
+    -- With direct dispatch, each enqueue chooses the lane: a choice would count as a turn of a worker.
     IF is_spread IS NOT TRUE THEN
         lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
     END IF;

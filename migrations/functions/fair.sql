@@ -1,8 +1,8 @@
 -- Fair queues (rouse.queue.policy = 'drr'): the keys of a queue share its workers, whatever the number of their jobs.
 --
 -- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one without reading
--- those of others. The worker decides whose turn it is (host/turns/src/turns.rs). Here are the settings. The lanes, and
--- the limit of jobs in flight, are those of gates (gates.sql).
+-- those of others. The worker decides whose turn it is (host/turns/src/turns.rs). This file has the settings. The
+-- lanes, and the limit on jobs in flight, are those of gates (gates.sql).
 
 -- Applies a change of rouse.queue to its lanes. Their new positions in the catalog tell workers to read the settings
 -- again.
@@ -15,13 +15,13 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"acme": 3}.';
     END IF;
     IF octet_length(new.weights::text) > 1048576 THEN
-        RAISE EXCEPTION 'rouse.queue: weights have % bytes; at most 1 MiB is allowed', octet_length(new.weights::text)
+        RAISE EXCEPTION 'rouse.queue: weights are % bytes long; at most 1 MiB is allowed', octet_length(new.weights::text)
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     IF tg_op = 'INSERT' AND new.policy = 'fifo' AND new.dispatch = 'shared' THEN
         RETURN NULL;
     END IF;
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
+    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     -- Between claims, as with gates (rouse._gate_changed).
     IF tg_op = 'UPDATE' AND old.max_in_flight > 0 AND (old.policy, old.fair_key) IS DISTINCT FROM (new.policy, new.fair_key) THEN
@@ -42,8 +42,8 @@ CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
                         new.dispatch))
     EXECUTE FUNCTION rouse._queue_changed();
 
--- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued from now on,
--- and within seconds to those that wait in lanes of their own already. Leaves a record.
+-- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued after the
+-- change, and within seconds to those that already wait in lanes of their own. Leaves a record.
 --
 --   policy          drr: the keys take turns, by deficit round robin; fifo: the lanes do
 --   key             tenant, handler, source or tenant-and-handler; jobs without it share a key
@@ -51,9 +51,9 @@ CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
 --   weights         {"acme": 3, …}: weights of keys, 0.001 to 1000; replaces those that were set. A key of
 --                   tenant-and-handler is acme/email.send
 --   default_weight  the weight of all other keys
---   starvation      jobs that have waited this long go first, the oldest ahead; 0: none do
+--   starvation      jobs that have waited this long go first, starting with the oldest; 0: none do
 --   max_in_flight   running jobs of a key on all workers; 0: any number
---   charge          jobs: a job costs its key one turn; cpu: as much as the last jobs of its lane have used of the CPU,
+--   charge          jobs: a job costs its key one turn; cpu: as much CPU time as the last jobs of its lane have used,
 --                   compared with others
 CREATE OR REPLACE FUNCTION rouse.set_fair_share(
     queue text, INOUT policy text DEFAULT NULL, INOUT key text DEFAULT NULL, INOUT quantum integer DEFAULT NULL, INOUT weights jsonb DEFAULT NULL,
@@ -129,7 +129,7 @@ BEGIN
 END
 $$;
 
--- The name of a key, for people and in weights. The same as FairShare::key_of (host/src/job/fair.rs).
+-- The name of a key, for display and in weights. The same as FairShare::key_of (host/src/job/fair.rs).
 CREATE OR REPLACE FUNCTION rouse._fair_name(p_fair_key text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_fair_key

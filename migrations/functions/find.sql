@@ -5,16 +5,16 @@
 --   state            a state, or a list of states
 --   handler, queue, tenant, source, unique_key   the name
 --   tag              one of the tags that the job requires
---   error            a text that the error message contains, case-insensitive
+--   error            a string that the error message contains, ignoring case
 --   kind             the kind of the error, such as timed_out or denied, or the handler's own (guest_kind), such as
 --                    empty-order
 --   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
 --   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were
 --
--- A search examines the jobs from the newest id on, and at most `look_at` of them in one call: it returns where it
--- stopped, and the next call continues from there (`before`). `since` and `until` exclude whole days of history, and a
--- search for jobs that did not succeed reads only those (finished_unsuccessful).
+-- A search examines the jobs starting at the newest id, and at most `look_at` of them in one call: it returns the id at
+-- which it stopped, and the next call continues from there (`before`). `since` and `until` exclude whole days of
+-- history, and a search for jobs that did not succeed reads only those (finished_unsuccessful).
 
 -- A time of a filter: a point in time, or an age. An age needs units: otherwise Postgres would read 2026-11 as 2026
 -- years and 11 months, and a bare number as seconds.
@@ -94,7 +94,7 @@ BEGIN
         END IF;
         IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'tag', 'unique_key', 'error', 'kind')
            AND (jsonb_typeof(entry.value) <> 'string' OR entry.word = '') THEN
-            wrong := 'a text';
+            wrong := 'a string';
         ELSIF entry.key = 'state' THEN
             states := ARRAY(SELECT s #>> '{}' FROM jsonb_array_elements(CASE jsonb_typeof(entry.value)
                 WHEN 'array' THEN entry.value ELSE jsonb_build_array(entry.value) END) AS s);
@@ -300,7 +300,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Omit retried from the filter. SELECT rouse.retry(id) retries one job again.';
     END IF;
-    -- One batch at a time: a call that has waited sees what was retried in the meantime.
+    -- One batch at a time: a call that has waited sees the jobs that were retried in the meantime.
     PERFORM rouse._lock('retry_jobs', '');
     batch := rouse.search_jobs(filter || '{"retried": false}', before, max, look_at);
     PERFORM rouse._ensure_partitions(at);

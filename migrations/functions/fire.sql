@@ -18,7 +18,7 @@ $$;
 -- first, and those whose due times no host has computed yet:
 --
 --   now_us     the time of the database
---   wait_ms    when the next schedule is due that is not listed; null: none is
+--   wait_ms    the time until the next schedule is due that is not listed; null: there is none
 --   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started;
 --              running, if it has; null, if its chain has ended
 --   backfills  up to ten that are not finished; null: none
@@ -70,7 +70,7 @@ BEGIN
 END
 $$;
 
--- Writes what a host has decided about due schedules, and returns the names of those for which it applies: not those
+-- Writes the decisions of a host about due schedules, and returns the names of those for which it applies: not those
 -- that have changed since they were listed, or that another host is firing at this moment. All or nothing: if one of
 -- the jobs is refused, nothing is written. Fails after 250 ms of waiting for another transaction, which has locked a
 -- previous job or enqueues a job of the same key of a gate. Served by the primary keys.
@@ -150,9 +150,9 @@ BEGIN
 END
 $$;
 
--- Enqueues jobs for due times of a backfill, unless another host has gone on with it since it was listed. `p_finished`:
--- it is done, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules.
--- Served by the primary keys.
+-- Enqueues jobs for due times of a backfill, unless another host has continued it since it was listed. `p_finished`: it
+-- is complete, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules
+-- does. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_backfill(
     p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean, p_error text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms'
@@ -192,8 +192,8 @@ END
 $$;
 
 -- Deletes up to 10,000 rows about due times, and finished backfills, that are older than keep_days of rouse.limits,
--- except about the last job of a schedule. For workers; those of a limited login without the right to maintenance
--- delete nothing. Returns how many. Served by schedule_run_at.
+-- except about the last job of a schedule. For workers; those of a limited login that may not do maintenance delete
+-- nothing. Returns the number of deleted rows. Served by schedule_run_at.
 CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

@@ -1,7 +1,7 @@
 -- Flows: graphs of jobs that are enqueued in one call. A flow has no state of its own: it is counted from its jobs when
--- somebody asks.
+-- it is read.
 
--- Rejects a graph, with the name of the job at fault.
+-- Rejects a graph, with an error that names the job.
 CREATE OR REPLACE FUNCTION rouse._refuse_flow(p_message text, p_hint text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -11,8 +11,8 @@ BEGIN
 END
 $$;
 
--- The jobs of a graph in an order in which each comes after those that it waits for: their places in `p_names`.
--- `p_children` wait for `p_parents`, also places. Raises an error with the names of a circle.
+-- The jobs of a graph in an order in which each comes after those that it waits for: their indexes in `p_names`.
+-- `p_children` wait for `p_parents`, which are indexes too. Raises an error with the names of a cycle.
 CREATE OR REPLACE FUNCTION rouse._in_order(p_names text[], p_parents integer[], p_children integer[]) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -54,7 +54,7 @@ BEGIN
     IF cardinality(ready) = cardinality(p_names) THEN
         RETURN ready;
     END IF;
-    -- Each of the others waits for another one of them: going back from any leads into a circle.
+    -- Each of the others waits for another one of them: going back from any leads into a cycle.
     SELECT array_agg(b.parent ORDER BY n) INTO back
     FROM generate_series(1, cardinality(p_names)) AS n
     LEFT JOIN (
@@ -191,7 +191,7 @@ EXCEPTION
         IF place IS NULL THEN
             RAISE;
         END IF;
-        -- The name of the job at fault.
+        -- The error names the job.
         GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
         RAISE EXCEPTION 'rouse.enqueue_flow: job %: %', quote_literal(names[place]), regexp_replace(message, '^rouse[.]enqueue: ', '')
             USING ERRCODE = SQLSTATE, HINT = coalesce(nullif(hint, ''), 'Nothing was enqueued.');
@@ -225,8 +225,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET e
     ORDER BY e.chain
 $$;
 
--- How many jobs of a flow do what, for rouse.flows; with the same jobs and words as rouse.flow, from which it would
--- read ten times as much. Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
+-- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and words as rouse.flow, from which
+-- it would read ten times as much. Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
     OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
@@ -268,14 +268,14 @@ BEGIN
 END
 $$;
 
--- Every flow that is kept, with its jobs by what they do, counted when it is read. `waiting`: for other jobs;
--- `scheduled`: for their time; `stuck`: those that wait for a chain that has failed, until somebody retries it.
+-- Every flow that is kept, with the number of its jobs in each state, counted when it is read. `waiting`: for other
+-- jobs; `scheduled`: for their time; `stuck`: those that wait for a chain that has failed, until it is retried.
 -- `finished_at`: when the last job ended; null while one is live.
 CREATE OR REPLACE VIEW rouse.flows AS
 SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, c.age, c.state,
        c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
 FROM rouse.flow AS w
--- All that depends on the time is in here, so that a query with a limit counts only the flows that it returns.
+-- Everything that depends on the time is in here, so that a query with a limit counts only the flows that it returns.
 CROSS JOIN LATERAL (
     SELECT c.*, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
            CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state
@@ -294,8 +294,8 @@ BEGIN
 END
 $$;
 
--- Cancels up to `max` live jobs of a flow, and returns how many. Call it until it returns 0, which means that none is
--- live: each call is a transaction of its own, so that a large flow holds up nothing else. Jobs that another
+-- Cancels up to `max` live jobs of a flow, and returns their number. Call it until it returns 0, which means that none
+-- is live: each call is a separate transaction, so that a large flow does not hold up anything else. Jobs that another
 -- transaction has locked at this moment are left to the next call; if there are only such jobs, it waits for one.
 -- Served by job_flow.
 CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, max integer DEFAULT 1000) RETURNS integer
@@ -314,7 +314,7 @@ BEGIN
     IF max IS NULL OR max < 1 THEN
         RAISE EXCEPTION 'rouse.cancel_flow: max must be at least 1, not %', coalesce(max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- The job for which it has waited may have ended meanwhile, and released others or continued its chain.
+    -- The job for which it has waited may have ended in the meantime, and released others or continued its chain.
     WHILE cancelled = 0 AND EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = cancel_flow.id) LOOP
         at := clock_timestamp();
         PERFORM rouse._ensure_partitions(at);
@@ -342,11 +342,11 @@ BEGIN
 END
 $$;
 
--- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns how many. The others keep
--- their results. Call it until it returns 0: each call is a transaction of its own, which ends 30 ms after its first
+-- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns their number. The others
+-- keep their results. Call it until it returns 0: each call is a separate transaction, which ends 30 ms after its first
 -- retry, because a retry locks the jobs that it waits for against their ends. Jobs that ended at or after `before`
 -- (null: the time of the call) are left alone: pass the time of the first call to retry each job once, even if it fails
--- again meanwhile.
+-- again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs
 -- come after those that they wait for. If another transaction has locked a job or one of these, the call ends before
@@ -363,7 +363,7 @@ DECLARE
     parents record;
     locked  integer;
     done    record;
-    -- Since the first retry.
+    -- The time of the first retry.
     since   timestamptz;
     count   integer := 0;
 BEGIN
@@ -421,7 +421,7 @@ BEGIN
 END
 $$;
 
--- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns how many. Refused
+-- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns their number. Refused
 -- while one of its jobs runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
--- Gates (rouse.gate): limits of how many jobs run, how often jobs start, and which jobs are enqueued at all.
+-- Gates (rouse.gate): limits on how many jobs run, how often jobs start, and which jobs are enqueued at all.
 --
 -- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a
--- value of the payload, or by several of these. Three kinds act in the claim:
+-- value of the payload, or by several of these. Three kinds act when jobs are claimed:
 --
 --   max_concurrent  at most `max` jobs of a key run at the same time, on all workers
 --   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at
@@ -9,13 +9,13 @@
 --   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first
 --                   has waited for a `period`
 --
--- and two in the enqueue:
+-- and two when jobs are enqueued:
 --
 --   singleton       while a job of a key is queued (or runs, or for a `period`), there is no other
---   debounce        a burst of jobs of a key becomes one, that starts when none has been enqueued for a `period`
+--   debounce        a burst of jobs of a key becomes one, which starts when none has been enqueued for a `period`
 --
 -- The jobs of each key have a lane of their own, as those of each tenant in a fair queue, so that a claim need not read
--- jobs that it may not take. The limit of jobs in flight of fair queues is a gate of its own.
+-- jobs that it may not take. The limit on jobs in flight of fair queues is a gate of its own.
 
 -- A value by which jobs are divided: of the job, or null. `$.a.b` is a value of the payload; a long one is replaced by
 -- its hash.
@@ -48,8 +48,9 @@ BEGIN
 END
 $$;
 
--- By which values the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it has
--- direct dispatch, and those of gates. Null: by none, and no gate acts in the enqueue. Empty: by none, but one does.
+-- The values by which the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it
+-- has direct dispatch, and those of gates. Null: none, and no gate acts when a job is enqueued. Empty: none, but such a
+-- gate exists.
 CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT d.by ORDER BY d.by) FILTER (WHERE d.by NOT IN ('', 'handler', 'queue'))
@@ -67,8 +68,9 @@ LANGUAGE sql STABLE AS $$
           WHERE g.kind IN ('singleton', 'debounce') AND coalesce(g.queue, p_queue) = p_queue AND coalesce(g.handler, p_handler) = p_handler) AS d
 $$;
 
--- Copies to the lanes of a queue, or of all (null), by what they are divided. A lane that a transaction adds during a
--- change may have the old copy until rouse.maintain_lanes calls this. Reads the whole catalog.
+-- Copies the values by which lanes are divided to the lanes of a queue, or of all queues (null). A lane that a
+-- transaction adds during a change may have the old copy until rouse.maintain_lanes calls this. Reads the whole
+-- catalog.
 CREATE OR REPLACE FUNCTION rouse._divide_lanes(p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -125,8 +127,8 @@ END
 $$;
 
 -- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these
--- are counted for themselves, because each worker has some for each key. Counting lanes takes up to two milliseconds,
--- so a session counts again only a minute after it has found that many.
+-- are counted separately, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a
+-- session counts again only a minute after it has found that many.
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -148,7 +150,7 @@ BEGIN
 END
 $$;
 
--- What rouse.gate says about claims, and the limits of jobs in flight of fair queues.
+-- The gates of rouse.gate that act in claims, and the limits on jobs in flight of fair queues.
 CREATE OR REPLACE FUNCTION rouse._claim_gates() RETURNS TABLE (
     name text, kind text, queue text, handler text, key text[], max integer, period_ms bigint, burst integer)
 LANGUAGE sql STABLE AS $$
@@ -199,8 +201,8 @@ LANGUAGE sql IMMUTABLE ROWS 4 AS $$
     VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
 $$;
 
--- The number of running jobs of each key of these gates. All running jobs count, also those whose lease has ended: they
--- are adopted, or fail. Served by job_lease and lane_id.
+-- The number of running jobs of each key of these gates. All running jobs count, including those whose lease has ended:
+-- they are adopted, or fail. Served by job_lease and lane_id.
 CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[]) RETURNS TABLE (gate text, key text, jobs integer)
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql ROWS 500 AS $$
@@ -218,9 +220,9 @@ BEGIN
 END
 $$;
 
--- How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, at most
--- `p_max` start in any period: p_starts has the last starts; those more than a period ahead do not count, because the
--- clock was set back since. With one, p_until is the time at which the bucket is full again.
+-- The number of jobs of a key that may start now, and if that is 0, the number of milliseconds after which one may.
+-- Without a burst, at most `p_max` start in any period: p_starts has the last starts; those more than a period ahead do
+-- not count, because the clock has been set back. With one, p_until is the time at which the bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
     p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
@@ -235,16 +237,16 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
                  CASE WHEN p_burst IS NULL
                       THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_max + 1] - p_at) * 1000
                       ELSE (b.behind - p_burst + 1) * p_period_ms / p_max END AS wait
-          -- How many starts the bucket is short of being full. OFFSET 0: evaluated once, not at each use.
+          -- The number of starts by which the bucket is short of being full. OFFSET 0: evaluated once, not at each use.
           FROM (SELECT CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_max / p_period_ms ELSE 0 END AS behind OFFSET 0) AS b
           OFFSET 0) AS t
 $$;
 
--- How many of the ready jobs of a lane after this turn make batches: as many whole ones as there are, or all, if one of
--- the others has waited for the period (null: they do not wait). `wait_ms`: when to look again for the others; null:
--- there are none. That is when the batch will be full if jobs come as fast as they have so far, in 10 ms to 5 s, and at
--- the latest when the period is over. `size`: how many jobs one attempt takes; 1 if some of them cannot be in one with
--- others, because of their tenant or of limits of their own. Served by job_ready.
+-- The number of ready jobs of a lane after this turn that make batches: as many whole ones as there are, or all, if one
+-- of the others has waited for the period (null: they do not wait). `wait_ms`: the time until the next look for the
+-- others; null: there are none. That is when the batch will be full if jobs come as fast as they have so far, in 10 ms
+-- to 5 s, and at the latest at the end of the period. `size`: the number of jobs that one attempt takes; 1 if some of
+-- them cannot be in one with others, because of their tenant or of limits of their own. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
     p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
@@ -278,15 +280,15 @@ $$;
 -- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
 -- so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact
 -- until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
--- rouse._charge_gates; null: no gate acts. `wanted`: how many jobs may be claimed; p_in_batches: p_wanted batches, the
--- jobs of as many attempts. Waits 5 s for a lock, then the claim fails with lock_not_available: a third of the time
--- that a host waits for an answer (ANSWER_WITHIN in host/src/store.rs). A claim that waited longer would still wait
--- when the host tries again, and each try would add a session, as long as another transaction has changed the gate and
--- stays open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
+-- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
+-- batches, the jobs of as many attempts. Waits 5 s for a lock, then the claim fails with lock_not_available: a third of
+-- the time that a host waits for a response (ANSWER_WITHIN in host/src/store.rs). A claim that waited longer would
+-- still wait when the host tries again, and each try would add a session, as long as another transaction has changed
+-- the gate and stays open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
--- Unlike its callers, it joins lists that have no index: by hashes, whatever the plan expects of their sizes.
+-- Unlike its callers, it joins lists that have no index: by hashes, whatever sizes the planner expects.
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
@@ -299,11 +301,11 @@ DECLARE
     -- The pairs of an order and a gate that may have less room than the claim wants; groups are numbered by gate and
     -- key. A batch is of one lane, whose id is its key here.
     pairs   record;
-    -- By group: how much room is left.
+    -- By group: the room that is left.
     rooms   integer[];
     waits   bigint[];
     sizes   integer[];
-    -- By order: how many ready jobs it has, if another one has the same key.
+    -- By order: the number of its ready jobs, if another one has the same key.
     ready   integer[];
     mosts   integer[];
     -- By pair: the room of its group when its lane had its turn.
@@ -312,7 +314,7 @@ DECLARE
     first   integer;
     most    integer;
     size    integer;
-    -- How many more batches may be claimed.
+    -- The number of batches that may still be claimed.
     batches integer := p_wanted;
 BEGIN
     orders := p_orders;
@@ -331,14 +333,14 @@ BEGIN
         RETURN;
     END IF;
     PERFORM rouse._require_read_committed('a claim through gates');
-    -- In the order of the locks, which names may share.
+    -- In the order of the locks, which several names may share.
     PERFORM rouse._lock('gate', n.gate)
     FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
     at := clock_timestamp();
-    -- From here on, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the lanes of
-    -- these gates are read only now, and stay what they are; others, which were added to these lanes meanwhile, do not
-    -- count this claim. A limit that is above the number of all running jobs, with those that this claim may take, is
-    -- not reached by any key.
+    -- After this point, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the
+    -- lanes of these gates are read only now, and stay what they are; others, which were added to these lanes in the
+    -- meantime, do not count this claim. A limit that is above the number of all running jobs, with those that this
+    -- claim may take, is not reached by any key.
     names := ARRAY(
         WITH gates AS MATERIALIZED (
             SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
@@ -380,7 +382,7 @@ BEGIN
             WHERE g.kind = 'batch' OFFSET 0) AS b ON true
         -- Jobs that are claimed by source do not form batches.
         WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
-          -- The others get nothing.
+          -- The others get none.
           AND (p_lanes IS NULL OR o.permitted IS NOT NULL))
     SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
            array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, bool_or(p.nth > 1) AS is_shared,
@@ -477,12 +479,12 @@ END
 $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
--- Returns the lanes from which no job may start now: for how many milliseconds, or null: until a job of its key has
--- ended; and the gates that have no room for it. Waits 5 s for a change of the gate, which changes its keys. Served by
--- gate_key_pkey.
+-- Returns the lanes from which no job may start now, with the number of milliseconds for which that lasts (null: until
+-- a job of its key has ended), and the gates that have no room for it. Waits 5 s for a change of the gate, which
+-- changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
--- As rouse._within_gates.
+-- As in rouse._within_gates.
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 BEGIN
@@ -522,8 +524,8 @@ BEGIN
 END
 $$;
 
--- The same for rouse.claim_bound: null for lanes that get nothing; and how many jobs may be claimed in all: as many as
--- the others permit each, because rouse.claim_bound has no limit for a single lane.
+-- The same for rouse.claim_bound: null for lanes that get nothing; and the number of jobs that may be claimed in total:
+-- as many as each of the others permits, because rouse.claim_bound has no limit for a single lane.
 CREATE OR REPLACE FUNCTION rouse._bound_within_gates(p_sources text[], INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -555,11 +557,11 @@ END
 $$;
 
 -- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job
--- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not after all, the caller opens
--- `gates` again (rouse._open_gates). `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants
--- do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well.
--- Waits for a transaction that is enqueuing the same key. Served by gate_enqueues, gate_key_pkey and the primary key of
--- rouse.job.
+-- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not enqueued in the end, the
+-- caller opens `gates` again (rouse._open_gates). `replaced`: that job is to become this one, due at `run_at`. Jobs of
+-- other tenants do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job
+-- gives way as well. Waits for a transaction that is enqueuing the same key. Served by gate_enqueues, gate_key_pkey and
+-- the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
     p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
     INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT gates text[], OUT keys text[])
@@ -659,7 +661,7 @@ BEGIN
     SET payload = CASE WHEN stored_at IS NULL THEN p_payload END, payload_at = stored_at,
         bytes = p_bytes + rouse._other_bytes(j.tenant, p_source, p_grants, p_trace), trace = p_trace, source = p_source, max_attempts = p_max_attempts,
         grants = p_grants, lease_ms = p_lease_ms, timeout_ms = p_timeout_ms, lane = p_lane,
-        -- A job that was due keeps its place.
+        -- A job that was due keeps its turn.
         turn = CASE WHEN NOT is_due THEN NULL WHEN j.lane = p_lane AND j.turn IS NOT NULL THEN j.turn ELSE nextval('rouse.turn_seq') END,
         available_at = CASE WHEN is_due THEN least(j.available_at, p_at) ELSE p_run_at END
     WHERE j.id = p_id;
@@ -669,16 +671,16 @@ BEGIN
 END
 $$;
 
--- Applies a change of rouse.gate to the lanes: by what they are divided, and new positions in the catalog, which tell
--- workers to read the gates again.
+-- Applies a change of rouse.gate to the lanes: the values by which they are divided, and new positions in the catalog,
+-- which tell workers to read the gates again.
 CREATE OR REPLACE FUNCTION rouse._gate_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers add lanes meanwhile.
+    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
-    -- Between claims: each goes by the gate that it has read while it held the lock.
+    -- Between claims: each uses the gate that it has read while it held the lock.
     IF tg_op = 'UPDATE' AND (old.queue, old.handler) IS DISTINCT FROM (new.queue, new.handler) THEN
         PERFORM rouse._lock('gate', old.name);
     END IF;
@@ -687,8 +689,8 @@ BEGIN
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
         PERFORM rouse._lock('gate', old.name);
-        -- When the last starts were is not known, or no longer counts: those that are not forgotten count as made just
-        -- now.
+        -- The times of the last starts are not known, or no longer count: those that are not forgotten count as just
+        -- made.
         UPDATE rouse.gate_key AS k
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.max]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.max END
@@ -706,7 +708,7 @@ $$;
 CREATE OR REPLACE TRIGGER gate_changed AFTER INSERT OR UPDATE OR DELETE ON rouse.gate
     FOR EACH ROW EXECUTE FUNCTION rouse._gate_changed();
 
--- Why these are not the settings of a gate; null: they are.
+-- The reason why these settings are not valid for a gate; null: they are valid.
 CREATE OR REPLACE FUNCTION rouse._wrong_gate(p_gate rouse.gate) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
@@ -758,7 +760,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once;
--- the division by a new key applies to jobs that are enqueued from now on, and those that wait already share one.
+-- the division by a new key applies to jobs that are enqueued after the change, and those that already wait share one.
 -- Leaves a record.
 --
 --   kind         max_concurrent, throttle, batch, singleton or debounce
@@ -769,18 +771,18 @@ $$;
 --                not be written, and at most one more
 --   max          max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch:
 --                jobs of one attempt; 1 to 1,000
---   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: how long the
+--   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: the time that the
 --                first job waits for others; null: it does not wait
---   burst        throttle: how many may start at once after a pause, at an average of `max` in a period. Null: never
---                more than `max` (up to 1,000) in any period
+--   burst        throttle: the number of jobs that may start at once after a pause, at an average of `max` in a period.
+--                Null: never more than `max` (up to 1,000) in any period
 --   during       singleton: queued (while the job waits, for its first start or a retry; default), running (until it
---                has ended) or period (from its enqueue on)
+--                has ended) or period (starting when it is enqueued)
 --   on_conflict  singleton: keep (the id of the earlier job is returned, and nothing is enqueued; default), replace
 --                (the same, and the earlier job gets the arguments of the new job; one that has started, or waits for
 --                others, does not count) or refuse (an error)
 --   edge         debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default)
 --                or leading (the first one runs, at once)
---   max_wait     debounce: how long a burst may last; null: any time
+--   max_wait     debounce: the maximum duration of a burst; null: any
 CREATE OR REPLACE FUNCTION rouse.set_gate(
     name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', max integer DEFAULT NULL,
     period interval DEFAULT NULL, burst integer DEFAULT NULL, during text DEFAULT NULL, on_conflict text DEFAULT NULL, edge text DEFAULT NULL,
@@ -865,8 +867,8 @@ $$;
 
 -- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of
 -- at most 8 objects with columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are.
--- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this at every
--- start. Otherwise it waits 5 s for other changes of gates. Leaves a record for each change.
+-- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this whenever
+-- they start. Otherwise it waits 5 s for other changes of gates. Leaves a record for each change.
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
@@ -884,7 +886,7 @@ BEGIN
        = ARRAY(SELECT d FROM rouse._declared_gates(p_handler, p_gates) AS d) THEN
         RETURN false;
     END IF;
-    -- The same lock as every change of gates: what an operator sets meanwhile is seen below.
+    -- The same lock as every change of gates: what an operator sets during the wait is seen below.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     -- First what makes room for others.
     PERFORM rouse.drop_gate(g.name) FROM rouse.gate AS g

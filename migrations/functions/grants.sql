@@ -1,16 +1,16 @@
--- All rights of all roles, granted from scratch: applying this file restores rights that were revoked or dropped.
--- Rights of other roles are not changed.
+-- All privileges of all roles, granted from scratch: applying this file restores privileges that were revoked or
+-- dropped. Privileges of other roles are not changed.
 --
---   rouse_enqueuer  enqueues, and reads the state of single jobs
---   rouse_producer  the same; cancels and reads single jobs; schedules, and changes the schedules of its own login
+--   rouse_enqueuer  enqueues, and reads the state of individual jobs
+--   rouse_producer  the same; cancels and reads individual jobs; schedules, and changes the schedules of its own login
 --   rouse_operator  the same; reads what observers read, and performs all admin actions
 --   rouse_worker    the functions that hosts call
 --   rouse_handler   the two functions with which hosts start a transaction in a session of a handler's login; they
 --                   check the worker's key
 --   rouse_observer  reads everything except keys and fences, changes nothing
 --
--- Each right is granted to every role that has it. If a role were a member of another, it would have that role's rights
--- in every database of the server, and only an administrator could repair that.
+-- Each privilege is granted to every role that has it. If a role were a member of another, it would have that role's
+-- privileges in every database of the server, and only an administrator could repair that.
 
 REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
@@ -18,7 +18,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_p
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 
 GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
--- To find out whether a database is migrated.
+-- Shows whether a database is migrated.
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.
@@ -63,7 +63,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
     rouse.outcomes, rouse.wait, rouse.why,
     rouse.depth, rouse.fair_keys, rouse.gate_keys, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
--- Views run with the rights of their owner; these functions run with those of the reader.
+-- Views run with the privileges of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by, rouse._count_flow TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.gate, rouse.gate_key, rouse.shard, rouse.shard_lease, rouse.taker, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
@@ -77,7 +77,7 @@ GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;
--- Partitions; rouse.prepare_partitions grants the rights on new ones.
+-- Partitions; rouse.prepare_partitions grants the privileges on new ones.
 DO $$
 DECLARE
     partition regclass;

@@ -1,8 +1,8 @@
 -- History is immutable: triggers reject UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
 -- rouse.step and rouse.record, even by their owner. Old partitions are dropped (partitions.sql), which fires no
--- trigger. Inserts pay nothing.
+-- trigger. Inserts have no extra cost.
 
--- Rejects changes of history, unless this transaction has called rouse.unlock_history. The record of that call always
+-- Rejects changes to history, unless this transaction has called rouse.unlock_history. The record of that call always
 -- remains: it can neither be changed nor deleted, and rouse.record is never truncated.
 CREATE OR REPLACE FUNCTION rouse._keep_history() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -30,7 +30,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Allows this transaction to change history, and records the login and the reason. For the owner: other roles lack the
--- rights to the tables anyway.
+-- privileges on the tables anyway.
 CREATE OR REPLACE FUNCTION rouse.unlock_history(reason text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- The catalog of lanes: a lane is added with its first job, and removed when it has had none for a while.
+-- The catalog of lanes: a lane is added with its first job, and removed when it has had none for some time.
 --
 -- A row of rouse.lane is open, then closed, then removed:
 --
@@ -9,7 +9,7 @@
 --            after all, the next maintenance reopens it.
 --   removed  no kept row can refer to it
 --
--- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql). So have workers, if a queue has
+-- In a fair queue, and behind a gate, the keys have lanes of their own (gates.sql). So do workers, if a queue has
 -- direct dispatch (direct.sql).
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their
@@ -23,7 +23,7 @@ DECLARE
     known    bigint;
     divided  text[];
     required text[];
-    -- Which workers are alive then is not known.
+    -- The workers that will be alive then are not known.
     is_later boolean := p_run_at > clock_timestamp();
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -96,7 +96,7 @@ BEGIN
 END
 $$;
 
--- The id of a lane. No part but the key can contain a line break, so different lanes have different texts.
+-- The id of a lane. No part but the key can contain a line break, so different lanes have different strings.
 CREATE OR REPLACE FUNCTION rouse._lane_id(p_handler text, p_queue text, p_priority text, p_tags text[], p_key text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ('x' || encode(substr(sha256(convert_to(
@@ -133,7 +133,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- First where heartbeats leave no old versions of rows.
+    -- First in the table in which heartbeats leave no old versions of rows.
     PERFORM FROM rouse.taker AS t WHERE p_handler = ANY (t.handlers) LIMIT 1;
     IF FOUND THEN
         RETURN true;
@@ -202,12 +202,12 @@ END
 $$;
 
 -- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for
--- two hours), reopens closed lanes in which a job has appeared, and removes unreferenced rows; returns how many rows of
--- each. Also repairs the copies of contracts (rouse._copy_contracts) and of how lanes are divided
--- (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with their last use. Neither producers nor
--- workers wait for it. Only one call runs at a time: another call returns at once, as does any call while the table is
--- being vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and
--- job_lease.
+-- two hours), reopens closed lanes in which a job has appeared, and removes unreferenced rows; returns the number of
+-- rows of each. Also repairs the copies of contracts (rouse._copy_contracts) and of the values by which lanes are
+-- divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with the time of their last use.
+-- Neither producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any
+-- call while the table is being vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready,
+-- job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -216,7 +216,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
     kept_from timestamptz;
-    -- Keys of gates that nobody needs any more.
+    -- Keys of gates that are no longer needed.
     gates     text[];
     keys      text[];
 BEGIN
@@ -266,7 +266,7 @@ BEGIN
           AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
                OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
         RETURNING l.queue, l.used_at),
-    -- The queue stays in the catalog, with its last use.
+    -- The queue stays in the catalog, with the time of its last use.
     kept AS (
         INSERT INTO rouse.queue AS q (name, used_at)
         SELECT g.queue, max(g.used_at) FROM gone AS g GROUP BY g.queue
@@ -278,8 +278,8 @@ BEGIN
     SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
     FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
           WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED) AS k;
-    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot has not
-    -- got its job.
+    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot does not
+    -- contain its job.
     DELETE FROM rouse.gate_key AS k USING unnest(gates, keys) AS g(gate, key)
     WHERE k.gate = g.gate AND k.key = g.key AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
 END

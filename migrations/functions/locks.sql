@@ -21,8 +21,8 @@ BEGIN
 END
 $$;
 
--- Refuses a transaction whose snapshot does not change, before it waits for a lock and then counts what its previous
--- holders have left: a row that they have only locked raises no serialization failure.
+-- Refuses a transaction whose snapshot does not change, before it waits for a lock and then counts the rows that its
+-- previous holders have left: a row that they have only locked raises no serialization failure.
 CREATE OR REPLACE FUNCTION rouse._require_read_committed(p_what text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

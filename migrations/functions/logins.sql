@@ -1,10 +1,10 @@
 -- Enforces rouse.worker_login: the limits of workers' logins.
 --
 -- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that
--- registered it, and rouse._known, which every function for workers calls, returns whether that login is limited.
--- Unlimited logins cost a claim nothing.
+-- registered it, and rouse._known, which every function for workers calls, returns whether that login is limited. For
+-- unlimited logins, a claim has no extra cost.
 --
---   RW006  the login has no right to the call
+--   RW006  the login may not make the call
 
 -- True if one of these patterns matches: a name, or a prefix that ends in *.
 CREATE OR REPLACE FUNCTION rouse._matches_any(p_name text, p_patterns text[]) RETURNS boolean
@@ -130,7 +130,7 @@ BEGIN
 END
 $$;
 
--- Rejects implausible values: unbounded texts and lists would be stored as long as the worker is listed.
+-- Rejects implausible values: unbounded strings and lists would be stored as long as the worker is listed.
 CREATE OR REPLACE FUNCTION rouse._check_worker(
     p_hostname text, p_platform text, p_version text, p_slots integer, p_queues text[], p_tags text[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -149,7 +149,7 @@ BEGIN
 END
 $$;
 
--- True if a text fits into a listing.
+-- True if a string fits into a listing.
 CREATE OR REPLACE FUNCTION rouse._is_label(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(length(p_text) BETWEEN 1 AND 255 AND p_text !~ '[[:cntrl:]]', false)
@@ -175,7 +175,7 @@ BEGIN
 END
 $$;
 
--- Rejects JSON of a worker that is larger than any host sends. The size is the in-memory size, which is known without
+-- Rejects JSON of a worker that is larger than any host sends. The size is that in memory, which is known without
 -- parsing.
 CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_max bigint) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -9,8 +9,8 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN rouse.queue AS q ON q.name = l.queue AND q.paused_at IS NOT NULL
 $$;
 
--- Reports whether there is work for a worker: one read, which locks nothing and waits for nothing. Paused queues have
--- no work.
+-- Reports whether there is work for a worker: one read, which locks no rows and never waits. Paused queues have no
+-- work.
 --
 --   lanes, cursors      ready: those of these lanes that have a ready job after their cursor (served by
 --                       job_ready)
@@ -27,7 +27,7 @@ $$;
 --   paused              the queues that are paused: their lanes were not read, and may have jobs
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs
 --                       are not visible yet; null unless p_writers is given, because it reads all sessions of the
---                       server. p_writers: the answer of the last call; empty if there was none
+--                       server. p_writers: the result of the last call; empty if there was none
 --   releases            releases have been pending for more than a second (rouse.continue_releases; served by
 --                       pending_release_due)
 CREATE OR REPLACE FUNCTION rouse.peek(
@@ -104,8 +104,8 @@ END
 $$;
 
 -- The lanes of the ready jobs with ids after `p_after`, of the last `p_max` ids, and the last id that was assigned,
--- before the read. If `p_after` is null, only that id. For workers that have other jobs to claim meanwhile. Served by
--- the primary key; `p_max` also limits how many rows are read that are not visible yet, or no longer.
+-- before the read. If `p_after` is null, only that id. For workers that have other jobs to claim in the meantime.
+-- Served by the primary key; `p_max` also limits how many rows are read that are not visible yet, or no longer.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_max integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -123,9 +123,9 @@ BEGIN
 END
 $$;
 
--- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns how many, and in how many
--- milliseconds the next one is due (null: there is none). A due job that is locked is left to a later call: it does not
--- count as the next one, because waiting for it would mean not waiting at all. `p_since`: only jobs that became due
+-- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns their number, and the number of
+-- milliseconds until the next one is due (null: there is none). A due job that is locked is left to a later call: it
+-- does not count as the next one, because the worker would then not wait at all. `p_since`: only jobs that became due
 -- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due.
 CREATE OR REPLACE FUNCTION rouse.promote(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_tell boolean DEFAULT false,
@@ -159,10 +159,10 @@ BEGIN
 END
 $$;
 
--- The lanes whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the longest wait first: in how
--- many milliseconds it will have waited that long (zero or negative if it has), and how many of the next `p_max` jobs
--- have or will have. The wait of a job starts at its run_at, and after a failure at its retry. One read: locks nothing.
--- Served by job_ready.
+-- The lanes whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the longest wait first: the
+-- number of milliseconds until it will have waited that long (zero or negative if it has), and the number of the next
+-- `p_max` jobs that have or will have. The wait of a job starts at its run_at, and after a failure at its retry. One
+-- read, which locks no rows. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_max integer)
 RETURNS TABLE (lane bigint, in_ms bigint, jobs integer)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
@@ -191,11 +191,11 @@ END
 $$;
 
 -- The jobs that remain in a queue, for each handler and list of required tags: ready; due (scheduled jobs that are due,
--- and orphans); scheduled for later or waiting for other jobs, and how many of those (`retries`) have been tried
--- before; running here (`mine`) and elsewhere. The last two are computed if `p_running` is true, and require reading
--- all running jobs, of all queues. Ready and waiting jobs are counted up to 10,000 for each lane; if there are more,
--- `at_least` is true. Due jobs are all counted, because the caller continues until there are none: they are read for
--- all queues, because any worker promotes them at its next peek. Served by job_ready, job_waiting, job_due and
+-- and orphans); scheduled for later or waiting for other jobs, and the number of those that have been tried before
+-- (`retries`); running here (`mine`) and elsewhere. The last two are computed if `p_running` is true, and require
+-- reading all running jobs, of all queues. Ready and waiting jobs are counted up to 10,000 for each lane; if there are
+-- more, `at_least` is true. Due jobs are all counted, because the caller continues until there are none: they are read
+-- for all queues, because any worker promotes them at its next peek. Served by job_ready, job_waiting, job_due and
 -- job_lease, after one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.remaining(p_queue text, p_worker bigint, p_running boolean)
 RETURNS TABLE (handler text, tags text[], ready bigint, due bigint, scheduled bigint, retries bigint, mine bigint, others bigint, at_least boolean)

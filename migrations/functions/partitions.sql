@@ -54,14 +54,14 @@ LANGUAGE sql STABLE AS $$
          LATERAL rouse._partition_days(k.days, day::date) AS of
 $$;
 
--- How long finished jobs are kept whose queue has no retention of its own.
+-- The time for which finished jobs are kept whose queue has no retention of its own.
 CREATE OR REPLACE FUNCTION rouse._default_retention() RETURNS interval
 LANGUAGE sql STABLE AS $$
     SELECT make_interval(days => l.keep_days) FROM rouse.limits AS l WHERE l.only_row
 $$;
 
 -- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its
--- partition is missing, because no worker has run for a week, the general retention applies.
+-- partition is missing because no worker has run for a week, the general retention applies.
 CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -82,7 +82,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s'
--- The owner may lack rights in the default tablespace of the caller.
+-- The owner may lack privileges on the default tablespace of the caller.
 SET default_tablespace = '' SET default_table_access_method = 'heap' AS $$
 DECLARE
     today date;
@@ -133,7 +133,7 @@ BEGIN
 END
 $$;
 
--- A queue's retention gets its partitions before the first job needs them.
+-- The partitions of a queue's retention are created before the first job needs them.
 CREATE OR REPLACE FUNCTION rouse._ensure_retention_partitions() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -156,15 +156,15 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
 
 -- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more
 -- than that retention. Partitions of attempts and records are dropped once no older finished job is left, and those of
--- payloads two days after the finished jobs that were enqueued with them, by a later call. Returns how many were
--- dropped, and how many were in use: a later call drops those. Dropping waits for a lock for at most 50 ms, because
--- settlements queue behind it.
+-- payloads two days after the finished jobs that were enqueued with them, by a later call. Returns the number of
+-- dropped partitions, and of those that were in use, which a later call drops. Dropping waits for a lock for at most 50
+-- ms, because settlements queue behind it.
 --
--- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied in vain, and
--- before anything is locked for long. The locks of a drop are held until the commit, and settlements queue behind
--- everything that it waits for afterwards. If a partition comes into use in between, that wait happens at most once,
--- and the rest is left to a later call. Steps of live jobs are copied to today's partition, as are payloads of live
--- jobs, and of finished jobs with a longer retention. The ends that live jobs have waited for are kept
+-- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied for nothing,
+-- and before anything is locked for a long time. The locks of a drop are held until the commit, and settlements queue
+-- behind everything that it waits for afterwards. If a partition comes into use in between, that wait happens at most
+-- once, and the rest is left to a later call. Steps of live jobs are copied to today's partition, as are payloads of
+-- live jobs, and of finished jobs with a longer retention. The ends that live jobs have waited for are kept
 -- (rouse._keep_ends).
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
@@ -230,7 +230,7 @@ BEGIN
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
         copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;
         -- All or none, because copied rows whose original remained would exist twice. All are copied before the first
-        -- is dropped: from then on no session can record a step.
+        -- is dropped: after that no session can record a step.
         BEGIN
             FOREACH part IN ARRAY copied LOOP
                 -- Partitions this old are no longer written to.
@@ -277,8 +277,8 @@ END
 $$;
 
 -- rouse.drop_partitions for workers, with keep_days of rouse.limits: no host has a retention of its own. Workers of a
--- limited login without the right to maintenance drop nothing. Also removes stale progress and usage of attempts whose
--- worker is gone.
+-- limited login that may not do maintenance drop nothing. Also removes stale progress and usage of attempts whose
+-- worker is dead.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -17,8 +17,8 @@ $$;
 
 -- The payload of a job, from the columns of its row. Null if it was removed. Served by payload_job, in the partition of
 -- its day, or in those of later days. The row at payload_at; if its partition was dropped, the last one after it, which
--- is its copy. Others are payloads that a gate has replaced, and may also be later: a new job that has waited for the
--- gate has an earlier time than those that passed it meanwhile.
+-- is its copy. The other rows are payloads that a gate has replaced. They may also be later: a new job that has waited
+-- for the gate has an earlier time than those that passed it in the meantime.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

@@ -36,8 +36,8 @@ END
 $$;
 
 -- Rejects a time zone that Postgres does not know. For most names, Postgres finds the file of the zone. Other names
--- could be abbreviations or rules, which hosts do not know; for them, this reads the names of all zones, for some ten
--- milliseconds.
+-- could be abbreviations or rules, which hosts do not know; for them, this reads the names of all zones, which takes
+-- about ten milliseconds.
 CREATE OR REPLACE FUNCTION rouse._check_time_zone(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -97,7 +97,7 @@ LANGUAGE sql STABLE AS $$
         - '{module_version,login,created_at,changed_at,paused_at,revision,handled_until,next_at,upcoming,error,last_job}'::text[]
 $$;
 
--- Wakes the hosts: the time at which they have to look may have changed.
+-- Wakes the hosts: the time of their next look may have changed.
 CREATE OR REPLACE FUNCTION rouse._wake_for_schedules() RETURNS void
 LANGUAGE sql AS $$
     SELECT rouse._hint('rouse_wake', '*schedules')
@@ -193,12 +193,12 @@ $$;
 -- it was the same before. A null argument means its default. A paused schedule stays paused.
 --
 --   cron             five fields: minute, hour, day of the month, month, day of the week; or six, with seconds first
---   time_zone        in which they are read, by its IANA name
+--   time_zone        the time zone of these fields, by its IANA name
 --   overlap          if the previous job is live when the next one is due: skip the new one, queue it behind that one
 --                    (one at a time), allow both, or cancel the previous one
 --   catch_up         due times that are more than a minute old before a host handles them are missed: none of them gets
 --                    a job, or one (the latest, unless a later one is due), or all
---   catch_up_window  older missed due times get no job; null: whatever their age
+--   catch_up_window  older missed due times get no job; null: all do, whatever their age
 --   jitter           each job starts up to this much later, by an amount that depends on schedule and due time only
 --   due_key          the key of the payload that gets the due time, as text in UTC; null: none
 --   source           of its jobs; null: 'schedule:' and the name, and the payload is checked against the contract of
@@ -258,7 +258,7 @@ BEGIN
     wanted.catch_up_window := catch_up_window;
     wanted.jitter := coalesce(jitter, interval '0');
     PERFORM rouse._check_schedule(wanted);
-    -- A source of the caller's may be bound to another handler.
+    -- A source that the caller sets may be bound to another handler.
     IF source IS NULL THEN
         PERFORM rouse._check_contract(wanted.handler, rouse._due_payload(wanted, now()));
     END IF;
@@ -266,7 +266,7 @@ BEGIN
 END
 $$;
 
--- Locks a schedule for a change by the caller, who may make it, and returns it; an error if it does not exist.
+-- Locks a schedule for a change by the caller, who may make it, and returns it. An error if it does not exist.
 CREATE OR REPLACE FUNCTION rouse._lock_schedule(p_name text) RETURNS rouse.schedule
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -315,8 +315,8 @@ BEGIN
 END
 $$;
 
--- Pauses a schedule, and returns since when it is paused. Nothing is enqueued for times that are due while it is
--- paused; jobs that it has enqueued run.
+-- Pauses a schedule, and returns the time since which it is paused. Nothing is enqueued for times that are due while it
+-- is paused; jobs that it has enqueued run.
 CREATE OR REPLACE FUNCTION rouse.pause_schedule(name text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column

@@ -39,7 +39,7 @@ BEGIN
     PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
     some_differ := FOUND;
     IF has_jobs THEN
-        -- These are found by their parent, whatever the fence of its settlement is.
+        -- Jobs are found by their parent, whatever the fence of its settlement is.
         IF EXISTS (SELECT FROM unnest(p_settlements) AS s GROUP BY s.id HAVING count(*) > 1) THEN
             RAISE EXCEPTION 'rouse.settle: settlements with jobs must be of different jobs' USING ERRCODE = 'invalid_parameter_value';
         END IF;
@@ -56,7 +56,7 @@ BEGIN
     END IF;
     WITH gone AS (
         DELETE FROM rouse.job AS j
-        -- By id: rows that were enqueued together are deleted together, whatever lanes they are of.
+        -- By id: rows that were enqueued together are deleted together, regardless of lane.
         USING (SELECT * FROM unnest(p_settlements) AS o ORDER BY o.id OFFSET 0) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.chain, j.flow, j.flow_name, j.requested_at, j.available_at, j.claimed_at,
@@ -91,7 +91,7 @@ BEGIN
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
-    -- Few jobs are waited for: this is one lookup for all.
+    -- Few jobs have others that wait for them: this is one lookup for all.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT s.chains, s.succeeded INTO chains, succeeded FROM rouse._ended_chains(ended, continuing, chains, failed, continued) AS s;
@@ -138,9 +138,9 @@ BEGIN
         RETURN QUERY SELECT * FROM rouse._suspend(p_worker, p_settlements, coalesce(calls, '[]'));
     END IF;
 
-    -- Released claims: the job gets a new turn, and a record. An attempt that has not started gives its number back.
-    -- One that has started keeps it, and is not counted: it may have recorded steps and log lines. The jobs are ready
-    -- at once, so sleepers are notified.
+    -- Released claims: the job gets a new turn, and a record. The number of an attempt that has not started is reused.
+    -- One that has started keeps its number, and is not counted: it may have recorded steps and log lines. The jobs are
+    -- ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,
@@ -158,7 +158,7 @@ BEGIN
                jsonb_strip_nulls(jsonb_build_object('claimed_at', b.claimed_at, 'started_at', b.started_at))
         FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
-    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only some thousands of
+    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only a few thousand
     -- locks. So for many lanes no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
@@ -167,7 +167,7 @@ END
 $$;
 
 -- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: those of the jobs
--- p_continuing, which are not the first of theirs. `p_continued`: jobs whose chain goes on, so that it has not ended.
+-- p_continuing, which are not the first of theirs. `p_continued`: jobs whose chain continues, so that it has not ended.
 CREATE OR REPLACE FUNCTION rouse._ended_chains(
     p_ended bigint[], p_continuing bigint[], p_chains bigint[], p_failed bigint[], p_continued bigint[], OUT chains bigint[], OUT succeeded boolean[])
 -- In PL/pgSQL, which plans it once; with hash joins, because the lists have no index.
@@ -211,14 +211,14 @@ BEGIN
     IF rouse._known(p_worker, p_key) AND p_jobs <> '{}' THEN
         PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
-    -- Single sizes are checked only if the total exceeds the limit of one.
+    -- Individual sizes are checked only if the total exceeds the limit for one.
     IF pg_column_size(p_settlements) > 67108864 THEN
         PERFORM rouse._check_settlements(p_settlements);
     END IF;
     IF p_skip_locked THEN
-        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by halves: each failure
-        -- costs this long. Those that it has found wait longer, so that they get their turn after other transactions
-        -- that wait.
+        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by bisection: each
+        -- failure costs this long. Those that it has found wait longer, so that they get the lock after other
+        -- transactions that wait.
         PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
         FROM unnest(p_settlements) AS s
@@ -249,11 +249,11 @@ BEGIN
 END
 $$;
 
--- Extends leases, by at most a day. The answer for each job is null if its lease was extended, 'busy' if another
+-- Extends leases, by at most a day. The result for each job is null if its lease was extended, 'busy' if another
 -- transaction is changing the job at this moment (call again), or else the reason why the job no longer belongs to this
--- worker (a word of the abort reasons). It never waits for a lock. Each renewal leaves a record. It commits as durably
--- as an outcome, because the worker trusts the longer lease at once: after a crash of the server, the earlier end of
--- the lease would let another worker adopt the job.
+-- worker (an abort reason). It never waits for a lock. Each renewal leaves a record. It commits as durably as an
+-- outcome, because the worker trusts the longer lease at once: after a crash of the server, the earlier end of the
+-- lease would let another worker adopt the job.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER

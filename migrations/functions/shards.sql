@@ -1,8 +1,8 @@
 -- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two of them claim from
 -- the same lane.
 --
--- A lane belongs to a shard by its id. A worker leases its part of the shards, and renews the lease every second. If
--- the worker is gone, its lease ends, and the others take over its shards.
+-- A lane belongs to a shard by its id. A worker leases its share of the shards, and renews the lease every second. If
+-- the worker dies, its lease ends, and the others take over its shards.
 --
 -- No claim is committed from a shard after another worker has leased it, because the claim locks the lease
 -- (rouse.shard_lease) until it commits, and everything that takes a shard from a worker locks the same row first:
@@ -15,7 +15,7 @@
 --   new number of shards  deletes all rows of the queue; waits for all claims
 --
 -- Shards are taken, and leases added, by one call at a time for each queue: the one that has the lock of the queue. The
--- other calls do not wait for it: they renew their leases, and divide the queue at one of their next calls. So nobody
+-- other calls do not wait for it: they renew their leases, and divide the queue at one of their next calls. So no call
 -- waits for a lock that the call of another worker holds.
 --
 -- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides
@@ -28,7 +28,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes
--- (direct.sql) belong to no shard: only their worker claims from them. Nobody else can lease its shards until the
+-- (direct.sql) belong to no shard: only their worker claims from them. No other worker can lease its shards until the
 -- caller commits. Waits 5 s for a change of the shards, as rouse._within_gates does. Served by shard_lease_worker,
 -- shard_worker, lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
@@ -53,7 +53,7 @@ BEGIN
 END
 $$;
 
--- Takes the part of a worker of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has
+-- Takes a worker's share of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has
 -- none. Returns whether it has one. The caller has the lock of the queue. Served by shard_lease_queue,
 -- shard_lease_worker and primary keys.
 CREATE OR REPLACE FUNCTION rouse._divide_shards(p_worker bigint, p_queue text, p_serves bigint, p_lease_ms bigint) RETURNS boolean
@@ -71,7 +71,7 @@ BEGIN
     IF shards = 0 THEN
         RETURN false;
     END IF;
-    -- The leases that have ended, by their shards. If they have none, they are in nobody's way.
+    -- The leases that have ended, by their shards. If they have none, they do not matter.
     FOR ended IN
         SELECT DISTINCT s.worker FROM rouse.shard AS s WHERE s.queue = p_queue AND s.worker <> ALL (live)
         UNION
@@ -118,9 +118,9 @@ $$;
 -- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues.
 -- Returns the shards that the worker has now, for each of the queues that is divided into shards.
 --
--- The part of each worker is the same, or differs by one; the workers that registered first have the larger one. A
--- worker that has more gives up those with the highest numbers. One that has fewer takes free ones, which may be there
--- only after the next calls of the others.
+-- The shares of workers differ by at most one shard; the workers that registered first have the larger ones. A worker
+-- that has more gives up those with the highest numbers. One that has fewer takes free ones, which may only be
+-- available after the next calls of the others.
 --
 -- `p_serves` is a hash of what the worker can run. Waits only for the worker's own claims (if it leaves a queue), and
 -- for rouse.set_shards. Served by shard_lease_worker, shard_worker and primary keys.
@@ -145,7 +145,7 @@ BEGIN
     lease_ms := 5000;
     p_queues := coalesce(p_queues, '{}');
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- By their places: a lookup by the key would read all versions of the row that an old transaction keeps.
+    -- By position: a lookup by the key would read all versions of the row that an old transaction keeps.
     FOR lease IN held LOOP
         IF lease.queue = ANY (p_queues) AND lease.serves = p_serves THEN
             UPDATE rouse.shard_lease SET until = at + lease_ms * interval '1 millisecond' WHERE CURRENT OF held;
@@ -171,8 +171,8 @@ END
 $$;
 
 -- Divides the lanes of a queue into this many shards, 2 to 1024; 0: all workers serve all lanes. Workers lease new
--- shards within seconds. Claims that are under way when a queue gets shards for the first time do not count. Leaves a
--- record.
+-- shards within seconds. Claims that are in progress when a queue gets shards for the first time are not taken into
+-- account. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.set_shards(queue text, shards integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -64,7 +64,7 @@ $$;
 --            p_bytes_max, of which the other keys use `used`; again: a concurrent write has changed it, try again
 --
 -- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, drawn by the caller
--- for each write: a repeated call with the same version changes nothing, because the answer to the first was lost.
+-- for each write: a repeated call with the same version changes nothing, because the response to the first was lost.
 --
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
 -- quota is exact under concurrency: writes that make the namespace larger wait for each other, and only then sum; other
@@ -135,8 +135,8 @@ END
 $$;
 
 -- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like
--- rouse.set_state. If the answer was lost, a repeated call returns false: nothing is left by which it could recognise
--- that the first one has removed the key.
+-- rouse.set_state. If the response was lost, a repeated call returns false: it cannot recognise that the first one has
+-- removed the key.
 CREATE OR REPLACE FUNCTION rouse.delete_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -195,7 +195,7 @@ BEGIN
 END
 $$;
 
--- Admin action: removes a key, or, if it is null, all keys of the handler for this tenant; returns how many.
+-- Admin action: removes a key, or, if it is null, all keys of the handler for this tenant; returns their number.
 CREATE OR REPLACE FUNCTION rouse.remove_state(handler text, tenant text, key text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

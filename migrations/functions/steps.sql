@@ -23,14 +23,15 @@ END
 $$;
 
 -- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them: one row for each
--- job. `place` is its position in the call, from 1; one that is not this worker's has the reason. A worker that has
--- read the steps of a job before names the time of the newest one (p_known_until), and gets those that are newer.
--- `known` identifies the versions of the other rows: the worker asks for all if it is not the sum of `known` and
--- `added` of its last answer, because rows were removed, changed or dated back since. A null time: all.
+-- job. `place` is its position in the call, starting at 1; the row of one that is not this worker's has the reason. A
+-- worker that has read the steps of a job before passes the time of the newest one (p_known_until), and gets those that
+-- are newer. `known` identifies the versions of the other rows: the worker requests all if it is not the sum of `known`
+-- and `added` of its last result, because rows were removed, changed or backdated in the meantime. A null time: all.
 --
--- A result of up to 1,024 bytes is in the answer; rouse.recorded_results returns larger ones. A step that waits has a
--- kind instead of a size; until_ms is when its wait ends by itself, in milliseconds since 1970. In no order; the row of
--- a step with the latest `at` counts, unless another one has its result. Served by step_job, in each partition.
+-- A result of up to 1,024 bytes is in the row; rouse.recorded_results returns larger ones. A step that waits has a kind
+-- instead of a size; until_ms is the time at which its wait ends on its own, in milliseconds since 1970. In no order;
+-- the row of a step with the latest `at` counts, unless another one has its result. Served by step_job, in each
+-- partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
 RETURNS TABLE (place bigint, refusal text, known bigint, added bigint, names text[], bytes integer[], results text[], waits text[], until_ms bigint[], at timestamptz[])
 LANGUAGE plpgsql SECURITY DEFINER
@@ -66,8 +67,8 @@ BEGIN
 END
 $$;
 
--- The results of these recorded steps, in the order of p_names, until they have 1 MiB together: at least one, if any is
--- recorded. Steps that are not recorded are left out. Or one row with the refusal. Served by step_job.
+-- The results of these recorded steps, in the order of p_names, up to 1 MiB in total: at least one, if any is recorded.
+-- Steps that are not recorded are left out. Or one row with the refusal. Served by step_job.
 CREATE OR REPLACE FUNCTION rouse.recorded_results(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_names text[])
 RETURNS TABLE (refusal text, name text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -119,8 +120,8 @@ END
 $$;
 
 -- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is
--- recorded. A repeated call for the same step changes nothing: the answer to the first was lost. Waits 250 ms for the
--- lock of the job; then the call fails with lock_not_available.
+-- recorded. A repeated call for the same step, made because the response to the first was lost, changes nothing. Waits
+-- 250 ms for the lock of the job; then the call fails with lock_not_available.
 CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -138,8 +139,8 @@ $$;
 -- Stores the progress of attempts, and returns the ids of the jobs that this worker has claimed. `p_ended` are jobs
 -- whose attempts have ended: their progress is deleted.
 --
--- Existing rows of both lists are first locked in one order, so that two workers that disagree about jobs do not
--- deadlock.
+-- Existing rows of both lists are first locked in the same order, so that two workers that both hold jobs to be theirs
+-- do not deadlock.
 CREATE OR REPLACE FUNCTION rouse.report(
     p_worker bigint, p_key bytea, p_reports rouse.progress_report[], p_ended bigint[], p_ended_fences bigint[])
 RETURNS SETOF bigint
@@ -190,7 +191,7 @@ BEGIN
     FROM unnest(p_usages) AS s
     CROSS JOIN LATERAL (
         SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
-    -- In one order for all workers, so that two workers that disagree about a job do not deadlock.
+    -- In the same order for all workers, so that two workers that both hold a job to be theirs do not deadlock.
     ORDER BY s.id
     ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, worker = excluded.worker, cpu_us = excluded.cpu_us,
         memory_bytes = excluded.memory_bytes, host_calls = excluded.host_calls, bytes_in = excluded.bytes_in,
@@ -198,10 +199,11 @@ BEGIN
 END
 $$;
 
--- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns how many
--- lines are stored: a worker may only write for jobs that it has claimed, or has ended an attempt of, or has released.
+-- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns the number of
+-- lines that are stored: a worker may only write for jobs that it has claimed, or has ended an attempt of, or has
+-- released.
 --
--- p_repeats: an earlier call may have stored some of the lines, because its answer was lost; these are left out, and
+-- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
 -- count as stored. One that has not committed yet is not noticed. Other calls do not read rouse.log. Served by log_job,
 -- in each partition.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer

@@ -8,8 +8,8 @@
 --   {"kind": "call", "step": …, "jobs": […]}                  it depends on the chains of these jobs, like a job with
 --                                                             `after`
 --
--- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers do that name
--- a parent. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
+-- No signal is lost: rouse.signal locks the row of the job (FOR KEY SHARE) until it commits, as producers that name a
+-- parent do. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
 -- sender waits, and sees the wait.
 
 -- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
@@ -41,7 +41,7 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
             lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
-            -- Nothing else of what the worker has sent.
+            -- Nothing else that the worker has sent.
             wait = jsonb_strip_nulls(jsonb_build_object(
                 'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name', 'until_ms', s.result -> 'until_ms',
                 'jobs', CASE WHEN s.result ->> 'kind' = 'call' THEN
@@ -109,7 +109,7 @@ END
 $$;
 
 -- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it
--- begins. False: the job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals
+-- starts. False: the job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals
 -- that it has not waited for.
 --
 -- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
@@ -127,7 +127,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.signal: the name of a signal must have 1 to 200 printable characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(signal.payload::text) > 262144 THEN
-        RAISE EXCEPTION 'rouse.signal: the payload has % bytes; at most 262144 are allowed', octet_length(signal.payload::text)
+        RAISE EXCEPTION 'rouse.signal: the payload is % bytes long; at most 262144 are allowed', octet_length(signal.payload::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and send a reference to it.';
     END IF;
     IF rouse._lock_live(signal.id) IS NULL THEN
@@ -160,8 +160,8 @@ $$;
 -- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the
 -- result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A
 -- repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked until the
--- answer has been sent, so that answer is small, and rouse.recorded_results returns the result. Served by signal_job
--- and step_job.
+-- result has been sent, so that is small, and rouse.recorded_results returns the result. Served by signal_job and
+-- step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
 RETURNS TABLE (refusal text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -200,7 +200,7 @@ BEGIN
 END
 $$;
 
--- The ends of calls, for the worker that runs the job: records those that have ended as the results of their steps,
+-- The ends of calls, for the worker that runs the job: records the calls that have ended as the results of their steps,
 -- {"output": …} or {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call
 -- whose chain has not ended. A step that is not returned was not called yet. As in rouse.take_signal, a result of more
 -- than 1,024 bytes is null, and so are those after the first 64 KiB. Fails if the results together exceed p_bytes_max.
@@ -229,7 +229,7 @@ BEGIN
     FOR called IN
         SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job,
                max((s.wait ->> 'chain')::bigint) AS chain
-        -- Only calls name a job, and _suspend has written which.
+        -- Only calls name a job, which _suspend has written.
         FROM rouse.step AS s
         WHERE s.job = p_id AND s.name = ANY (p_steps) AND (s.wait IS NULL OR s.wait ->> 'kind' = 'call') GROUP BY s.name
     LOOP
@@ -254,7 +254,7 @@ BEGIN
         size := coalesce(octet_length(result::text), 0);
         total := total + size;
         IF total > p_bytes_max THEN
-            RAISE EXCEPTION 'the results of these calls have more than % bytes', p_bytes_max USING ERRCODE = 'program_limit_exceeded';
+            RAISE EXCEPTION 'the results of these calls are longer than % bytes', p_bytes_max USING ERRCODE = 'program_limit_exceeded';
         END IF;
         IF size > 1024 OR sent + size > 65536 THEN
             result := NULL;
@@ -268,7 +268,7 @@ $$;
 
 -- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, from after p_after,
 -- for the worker that runs it; or one row with the refusal. At most 1,000, and not more after 1 MiB. `job` is null for
--- a chain that is no longer kept. Served as rouse.chain.
+-- a chain that is no longer kept. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,5 +1,5 @@
--- The records that the functions for workers take. A field is defined in two places: in its type here, and in the
--- struct of the same name in host/src/store/.
+-- The records that the functions for workers take. A field is defined twice: in its type here, and in the struct of the
+-- same name in host/src/store/.
 --
 -- A type never changes after its release, because a record with another number of fields is rejected: a new field
 -- requires a new type (settlement_2), a new signature of the function, and a new protocol number (PROTOCOL in
@@ -13,7 +13,8 @@ BEGIN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
     -- A lane of a claim, and the key of a gate that limits it.
-    --   room     max_concurrent: how many of its jobs may start; batch: how many that make batches; throttle: null
+    --   room     max_concurrent: the number of its jobs that may start; batch: the number that make batches; throttle:
+    --            null
     --   wait_ms  throttle: the time after which one may start; null: one may. batch: when to look again for the others
     IF to_regtype('rouse.gated_lane') IS NULL THEN
         CREATE TYPE rouse.gated_lane AS (lane bigint, gate text, key text, room integer, wait_ms bigint);
@@ -71,7 +72,7 @@ BEGIN
     -- A schedule whose due times up to handled_until are handled, if its revision is still this one.
     --   next_at   the next due time; null: there is none
     --   upcoming  the next five due times
-    --   error     why they cannot be computed; null: nothing is wrong
+    --   error     the reason why they cannot be computed; null: they can
     IF to_regtype('rouse.schedule_change') IS NULL THEN
         CREATE TYPE rouse.schedule_change AS (
             name text, revision bigint, handled_until timestamptz, next_at timestamptz, upcoming timestamptz[], error text);
@@ -80,7 +81,7 @@ BEGIN
     --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no
     --           job
     --   run_at  the due time with jitter; null: at once
-    --   error   with refuse: why
+    --   error   with refuse: the reason
     IF to_regtype('rouse.schedule_firing') IS NULL THEN
         CREATE TYPE rouse.schedule_firing AS (name text, due_at timestamptz, action text, run_at timestamptz, error text);
     END IF;

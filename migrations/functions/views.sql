@@ -1,4 +1,4 @@
--- Views and functions for people and scripts.
+-- Views and functions for operators and scripts.
 
 -- Resource usage for display; null if it is unknown.
 CREATE OR REPLACE FUNCTION rouse._usage(p_cpu_us bigint, p_memory_bytes bigint, p_host_calls integer, p_bytes_in bigint, p_bytes_out bigint, p_digest bytea)
@@ -11,12 +11,12 @@ $$;
 
 -- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report
 -- of the running attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's
--- attenuated grants; `lease_ms` and `timeout_ms` are the job's own, null: the handler's. `deadline_at` is when the job
--- timeout of a live job is over. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
--- other has adopted it yet. `after` are the chains that it waits or waited for, by name; `waits_for` are those that
--- have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job whose attempt has enqueued
--- it. `trace` is the trace context of its producer. `ran` is the handler that ran, if its worker has bound the job's
--- source to another handler.
+-- attenuated grants; `lease_ms` and `timeout_ms` are the job's own, null: the handler's. `deadline_at` is the time at
+-- which the job timeout of a live job expires. `orphaned_at` is the time at which the lease of a running job ended: its
+-- worker is dead, and no other has adopted it yet. `after` are the chains that it waits or waited for, by name;
+-- `waits_for` are those that have not ended, at most 100. `wait` is what a suspended job waits for. `parent` is the job
+-- whose attempt has enqueued it. `trace` is the trace context of its producer. `ran` is the handler that ran, if its
+-- worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.uncounted, j.max_attempts, j.retried_from, j.worker,
@@ -84,8 +84,8 @@ END
 $$;
 
 -- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for
--- each lane; if there are more, `at_least` is true), running jobs, and since when the oldest ready one has been ready.
--- Jobs without a key have the empty one. Served by job_ready and job_lease, after a read of the catalog.
+-- each lane; if there are more, `at_least` is true), running jobs, and the time since which the oldest ready one has
+-- been ready. Jobs without a key have the empty one. Served by job_ready and job_lease, after a read of the catalog.
 CREATE OR REPLACE FUNCTION rouse.fair_keys(p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, key text, weight double precision, ready bigint, at_least boolean, in_flight bigint, oldest_ready_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -125,17 +125,17 @@ SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms * interval 
        g.max_wait_ms * interval '1 millisecond' AS max_wait, g.declared_by
 FROM rouse.gate AS g;
 
--- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits of jobs in flight
+-- The keys of a gate, or of all gates (null), that have an effect now, or have ready jobs. The limits on jobs in flight
 -- of fair queues are left out (rouse.fair_keys).
 --
 --   key       the values by which the gate divides its jobs, in its order; a job without a value has the empty one
 --   running   max_concurrent: running jobs
---   left      max_concurrent, throttle: how many jobs may start now
+--   left      max_concurrent, throttle: the number of jobs that may start now
 --   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more,
 --             `at_least` is true. Jobs that were enqueued before their lanes were divided by the key have the empty one
---   opens_at  throttle: when the next job may start. singleton with during => 'period', debounce with the leading edge:
---             when the next job is let through. debounce with the trailing edge: when its job is due. Null if it is
---             open, or opens when a job starts or ends
+--   opens_at  throttle: the time at which the next job may start. singleton with during => 'period', debounce with the
+--             leading edge: the time at which the next job is let through. debounce with the trailing edge: the time at
+--             which its job is due. Null if it is open, or opens when a job starts or ends
 --   job       singleton, debounce: the job that was let through, which may have ended
 --
 -- Served by job_ready, job_lease and gate_key_pkey, after a read of the catalog.
@@ -234,11 +234,11 @@ LEFT JOIN (
            bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
     FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = s.name;
 
--- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that wait in vain.
--- `orphans` are running jobs whose worker is gone. `workers` and `slots` count the live workers that are not draining,
--- have the handler and all of the tags, and serve the queue. `known` is true if such a worker is alive, or was within
--- the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and another host
--- would not help.
+-- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that no worker will
+-- take. `orphans` are running jobs whose worker is dead. `workers` and `slots` count the live workers that are not
+-- draining, have the handler and all of the tags, and serve the queue. `known` is true if such a worker is alive, or
+-- was within the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and
+-- another host would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
@@ -288,8 +288,8 @@ FROM rouse.workers AS w
 CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');
 
--- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row that is kept, also
--- with a condition on the day: no partition is left out by a value that is computed from its key.
+-- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row that is kept, even with a
+-- condition on the day: no partition is left out by a value that is computed from its key.
 CREATE OR REPLACE VIEW rouse.usage AS
 SELECT a.day, l.handler, a.tenant, count(*) AS attempts, sum(a.cpu_us) / 1e6 AS cpu_seconds, sum(a.wall) AS wall_seconds,
        max(a.memory_peak_bytes) AS memory_peak_bytes, sum(a.host_calls) AS host_calls, sum(a.bytes_in) AS bytes_in, sum(a.bytes_out) AS bytes_out
@@ -342,7 +342,7 @@ $$;
 -- The order is that of the attempts, even if the clock of the server was changed: `place` is 0 for the request, twice
 -- the attempt number for its start and its events, and one more for its end. Released claims, and changes while the job
 -- was queued, count with the next attempt. The end of the job comes after all of these, even if a claim with a higher
--- number was released before, and a retry comes last. Within a place they are ordered by time.
+-- number was released before, and a retry comes last. Rows with the same `place` are ordered by time.
 CREATE OR REPLACE FUNCTION rouse.history(id bigint)
 RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

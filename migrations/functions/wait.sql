@@ -36,7 +36,7 @@ END
 $$;
 
 -- Whether the caller's transaction, or one of its savepoints, has written this version of a row, which the caller sees:
--- a row that is visible although its transaction is in progress can only be one's own.
+-- a row that is visible although its transaction is in progress can only be the caller's own.
 CREATE OR REPLACE FUNCTION rouse._wrote(p_xmin xid) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -46,7 +46,7 @@ DECLARE
 BEGIN
     RETURN coalesce(ahead < 2147483648 AND pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
 EXCEPTION
-    -- "Is in the future": a row that is so old that its number is due again.
+    -- "Is in the future": a row so old that its number is about to be reused.
     WHEN invalid_parameter_value THEN RETURN false;
 END
 $$;
@@ -84,13 +84,13 @@ BEGIN
 END
 $$;
 
--- Waits until all of these jobs have ended, or until the timeout: null means 30 seconds, and 5 minutes are the maximum,
--- because the transaction of the caller stays open for so long. Returns the rows of rouse.outcomes; `ended` is false
+-- Waits until all of these jobs have ended, or until the timeout: null means 30 seconds, and 5 minutes is the maximum,
+-- because the transaction of the caller stays open for that time. Returns the rows of rouse.outcomes; `ended` is false
 -- for jobs that have not ended in time.
 --
--- A function cannot listen for notifications, so it looks again and again: after a tenth of the time waited so far, at
--- least 5 ms and at most a second later. Each look has a snapshot of its own, as under READ COMMITTED each statement of
--- a volatile function has. Cancellations and statement_timeout end the wait.
+-- A function cannot listen for notifications, so it polls: after 10 % of the time waited so far, at least 5 ms and at
+-- most a second later. Each look has a snapshot of its own, as under READ COMMITTED each statement of a volatile
+-- function has. Cancellations and statement_timeout end the wait.
 CREATE OR REPLACE FUNCTION rouse.wait(ids bigint[], timeout interval DEFAULT NULL)
 RETURNS TABLE (id bigint, state rouse.state, ended boolean, attempt integer, result jsonb, error jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan

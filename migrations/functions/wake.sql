@@ -18,8 +18,8 @@ BEGIN
 END
 $$;
 
--- The key of the lock under which one transaction at a time sends this notification, for a tenth of a second. It reads
--- no table, so that Postgres inlines it: otherwise it would be planned in each transaction (70 to 200 µs).
+-- The key of the lock under which one transaction at a time sends this notification, for 100 ms. It reads no table, so
+-- that Postgres inlines it: otherwise it would be planned in each transaction (70 to 200 µs).
 CREATE OR REPLACE FUNCTION rouse._wake_key(p_salt bytea, p_note text, p_at timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT hashtextextended(encode(sha256(p_salt || convert_to(p_note || ' ' || floor(extract(epoch FROM p_at) * 10), 'UTF8')), 'hex'), 0)
@@ -34,8 +34,8 @@ $$;
 -- finds this job at one of its next polls, which are a few milliseconds apart. A job that was enqueued a while ago is
 -- not skipped: cursors may have passed it, and only its own notification leads to it. The lock's key contains the time,
 -- so that a transaction that decides early (SET CONSTRAINTS ALL IMMEDIATE) and stays open suppresses other
--- notifications for a tenth of a second, and not until its end. It is an advisory lock because rows cannot be locked
--- without a write; its key is computed with a secret, so that no other login can hold it beforehand.
+-- notifications for 100 ms, and not until it ends. It is an advisory lock because rows cannot be locked without a
+-- write; its key is computed with a secret, so that no other login can hold it beforehand.
 CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -71,7 +71,7 @@ $$;
 
 -- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that
 -- time, however long ago the job was enqueued. It is rolled back with its row, to a savepoint too. A busy system has no
--- sleepers and pays for reading an empty table.
+-- sleepers, and the only cost is the read of an empty table.
 CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

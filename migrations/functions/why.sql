@@ -1,4 +1,4 @@
--- rouse.why: what is between a job and its start.
+-- rouse.why: what keeps a job from starting.
 
 -- A duration in one unit, rounded.
 CREATE OR REPLACE FUNCTION rouse._duration(p_time interval) RETURNS text
@@ -12,7 +12,7 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM (SELECT extract(epoch FROM p_time) AS all) AS s
 $$;
 
--- A number of things, which were counted up to 10,000.
+-- A count as text; counts end at 10,000.
 CREATE OR REPLACE FUNCTION rouse._counted(p_number bigint, p_one text, p_many text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_number > 10000 THEN 'more than 10,000 ' || p_many
@@ -20,21 +20,21 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE to_char(p_number, 'FM999,999') || ' ' || p_many END
 $$;
 
--- A text as one word of a shell command. People copy the commands of remedies, and names may be untrusted text.
+-- A string as one word of a shell command. Operators copy the commands of remedies, and names may be untrusted text.
 CREATE OR REPLACE FUNCTION rouse._shell_word(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END
 $$;
 
--- The jobs that share a limit with a job, in words: ' of tenant acme'. Empty if all do. The values are those of the
--- job; they are shortened.
+-- The jobs that share a limit with a job, as text: ' of tenant acme'. Empty if all do. The values are those of the job;
+-- they are shortened.
 CREATE OR REPLACE FUNCTION rouse._gated_jobs(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(' of ' || string_agg(CASE WHEN v.value = '' THEN 'no ' || g.by ELSE g.by || ' ' || left(v.value, 140) END, ' and ' ORDER BY g.n), '')
     FROM unnest(p_gate) WITH ORDINALITY AS g(by, n) CROSS JOIN LATERAL (SELECT rouse._lane_value(g.by, p_queue, p_handler, p_key) AS value) AS v
 $$;
 
--- Why a queued job without a turn has none. `p_now`: the time.
+-- The reason why a queued job has no turn. `p_now`: the time.
 CREATE OR REPLACE FUNCTION rouse._why_not_ready(p_job rouse.job, p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -106,9 +106,9 @@ BEGIN
 END
 $$;
 
--- Why no running worker takes the jobs of a lane: a row for what keeps all workers from it, or none. A worker runs if
--- it was seen within the last 90 seconds. If none has the handler, also whether none serves the queue, and whether none
--- has the tags: a worker that gets the handler would not take the job either.
+-- The reasons why no running worker takes the jobs of a lane: a row for each condition that no worker fulfils, or none.
+-- A worker runs if it was seen within the last 90 seconds. If none has the handler, also whether none serves the queue,
+-- and whether none has the tags: a worker that gets the handler would not take the job either.
 CREATE OR REPLACE FUNCTION rouse._why_unserved(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -177,8 +177,8 @@ BEGIN
 END
 $$;
 
--- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: why the handler is
--- parked there.
+-- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: the reason why the
+-- handler is parked there.
 CREATE OR REPLACE FUNCTION rouse._running_workers(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text)
 LANGUAGE sql STABLE AS $$
@@ -189,7 +189,7 @@ LANGUAGE sql STABLE AS $$
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > p_now - interval '90 seconds'
 $$;
 
--- Which gates keep a ready job from its start.
+-- The gates that keep a ready job from starting.
 CREATE OR REPLACE FUNCTION rouse._why_gated(p_job rouse.job, p_queue text, p_handler text, p_key text, p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -260,7 +260,7 @@ BEGIN
 END
 $$;
 
--- What a ready job waits for among others: its worker, its shard, the jobs ahead of it, a slot.
+-- What else a ready job waits for: its worker, its shard, the jobs ahead of it, a slot.
 CREATE OR REPLACE FUNCTION rouse._why_in_line(p_job rouse.job, p_lane rouse.lane, p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -393,16 +393,16 @@ BEGIN
 END
 $$;
 
--- What is between a job and its start: a row for each thing, and one that says so if there is nothing. No row if the
--- job does not exist or is no longer kept.
+-- What keeps a job from starting: a row for each reason, and a row `ready` if there is none. No row if the job does not
+-- exist or is no longer kept.
 --
 --   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler,
 --             no_queue, no_tag, not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox,
---             shard; ahead, priority, queue_order, host_limit, busy: others are first; ready: nothing
---   sentence  the same in words
+--             shard; ahead, priority, queue_order, host_limit, busy: others are first; ready: no reason
+--   sentence  the same as text
 --   remedy    what would change it; null: only time
---   since     since when it has been so, if that is known
---   until     when it ends by itself, if that is known
+--   since     the time since which that is the case, if it is known
+--   until     the time at which it ends on its own, if it is known
 --
 -- Jobs are counted up to 10,000. Served by primary keys, job_ready, job_lease, lane_id and dependency_job, after a read
 -- of the catalog.

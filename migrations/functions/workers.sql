@@ -1,17 +1,17 @@
 -- Workers: registration, heartbeats, challenges.
 --
 -- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes
--- requires the key: it is not enough to know a fence or to guess an incarnation. A worker without a heartbeat for 90 s
--- is dead, and its claims are free at once, however long the leases. By then its host has stopped its attempts
+-- requires the key: knowing a fence or guessing an incarnation is not enough. A worker without a heartbeat for 90 s is
+-- dead, and its claims are free at once, regardless of their leases. By then its host has stopped its attempts
 -- (host/src/worker/leases.rs), and starts over if it comes back.
 --
 -- Errors that a host handles have their own codes:
---   RW001  this incarnation of the worker is over (dead, or unregistered): register again
+--   RW001  this incarnation of the worker has ended (dead, or unregistered): register again
 --   RW002  another host has taken over the worker id with the same key: stop
 --   RW003  a live host has the worker id
 --   RW004  the worker does not exist, or this is not its key, or another login registered it
---   RW005  two hosts share this worker id and its key: configure them apart
---   RW006  the login has no right to the call (logins.sql)
+--   RW005  two hosts share this worker id and its key: configure different ones
+--   RW006  the login may not make the call (logins.sql)
 -- Errors for operators:
 --   P0002  the worker does not exist
 --   55000  the state of the worker does not allow the action
@@ -116,18 +116,18 @@ BEGIN
     FROM jsonb_each(p_capabilities) AS c
     CROSS JOIN LATERAL (SELECT CASE
         WHEN jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
-            THEN 'version must be a text of at most 255 characters'
+            THEN 'version must be a string of at most 255 characters'
         WHEN jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
             THEN 'sha256 must be 64 hexadecimal digits'
         WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
-            THEN 'grants must be a list of texts'
+            THEN 'grants must be a list of strings'
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
         WHEN jsonb_typeof(c.value -> 'concurrency') NOT IN ('number', 'null') OR c.value ->> 'concurrency' !~ '^[1-9][0-9]{0,6}$'
             THEN 'concurrency must be a number from 1 on'
         WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
         WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096
-            THEN 'parked must be a text of at most 4096 characters'
+            THEN 'parked must be a string of at most 4096 characters'
     END AS wrong) AS of
     WHERE of.wrong IS NOT NULL
     LIMIT 1;
@@ -185,10 +185,10 @@ BEGIN
 END
 $$;
 
--- Expires a worker: its claims can be adopted in a moment. Its leases end 50 ms from now, usually after this commits: a
--- claim checks the leases that have ended since the previous check (rouse.claim). If the commit takes longer, the next
--- sweep finds the orphans. Its running jobs are found by job_lease, all of whose rows are read, which happens once in
--- an incarnation. Its inboxes are emptied (direct.sql).
+-- Expires a worker: its claims can be adopted shortly afterwards. Its leases end 50 ms from now, usually after this
+-- commits: a claim checks the leases that have ended since the previous check (rouse.claim). If the commit takes
+-- longer, the next sweep finds the orphans. Its running jobs are found by job_lease, all of whose rows are read, which
+-- happens once in an incarnation. Its inboxes are emptied (direct.sql).
 CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -197,7 +197,7 @@ DECLARE
 BEGIN
     UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
-    -- Its shards are free. A lease that one of its claims holds ends by itself, so that nothing waits.
+    -- Its shards are free. A lease that one of its claims holds expires on its own, so that nothing waits.
     WITH free AS MATERIALIZED (SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker FOR UPDATE SKIP LOCKED)
     DELETE FROM rouse.shard_lease AS s USING free AS f WHERE s.worker = p_worker AND s.queue = f.queue;
     -- A row that another session is changing keeps its lease, so that nothing waits.
@@ -249,7 +249,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'At most 64 letters, digits, - and _.';
     END IF;
     IF p_key IS NULL OR octet_length(p_key) <> 32 THEN
-        RAISE EXCEPTION 'rouse.register: a key has 32 bytes, not %', coalesce(octet_length(p_key)::text, 'null')
+        RAISE EXCEPTION 'rouse.register: a key is 32 bytes long, not %', coalesce(octet_length(p_key)::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._check_worker(p_hostname, p_platform, p_version, p_slots, p_queues, p_tags);
@@ -292,9 +292,9 @@ BEGIN
 END
 $$;
 
--- Reports that a host is still alive although this incarnation of its worker is over: it was declared dead, or replaced
--- by another host. The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live
--- incarnation. Waits for locks as a heartbeat does.
+-- Reports that a host is still alive although this incarnation of its worker has ended: it was declared dead, or
+-- replaced by another host. The attempts that it lost because of that do not count as crashes (rouse._crashes). Has no
+-- effect on a live incarnation. Waits for locks as a heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
 -- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in
 -- host/src/store.rs).
@@ -306,8 +306,8 @@ END
 $$;
 
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
--- draining; and expires workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout
--- flag: its number of attempts. Waits 5 s for a lock, a third of the time that a host waits for an answer
+-- draining; and expires workers without a heartbeat for 90 s. Returns the number of these, and the worker's own timeout
+-- flag: its number of attempts. Waits 5 s for a lock, a third of the time that a host waits for a response
 -- (ANSWER_WITHIN in host/src/store.rs): rouse.clear_timeouts locks the row of the worker. A call that waited longer
 -- would still wait when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
@@ -336,7 +336,7 @@ BEGIN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
     -- The clock was set back since the last heartbeat of these: it counts as sent now. Otherwise a dead one would count
-    -- as alive for as long.
+    -- as alive for as long as the clock was set back.
     UPDATE rouse.worker AS w SET seen_at = at
     FROM (SELECT a.incarnation FROM rouse.worker AS a
           WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
@@ -364,9 +364,9 @@ BEGIN
 END
 $$;
 
--- Removes the ended incarnations of a worker from listings, and returns how many they were. Refused while one is alive.
--- What it has reported is deleted at once. The rows are deleted by a later call, once they are older than all history:
--- until then the history of jobs refers to them. Running jobs are found by job_lease.
+-- Removes the ended incarnations of a worker from listings, and returns their number. Refused while one is alive. What
+-- it has reported is deleted at once. The rows are deleted by a later call, once they are older than all history: until
+-- then the history of jobs refers to them. Running jobs are found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
@@ -412,7 +412,7 @@ BEGIN
 END
 $$;
 
--- Clears the timeout flag of all incarnations of a worker, and returns how many had it. Leaves a record.
+-- Clears the timeout flag of all incarnations of a worker, and returns the number that had it. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

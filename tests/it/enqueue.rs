@@ -107,12 +107,12 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue('x', to_jsonb(repeat('a', 262143)))",
-            "the payload has 262145 bytes; queue default allows 262144 (54000)",
+            "the payload is 262145 bytes long; queue default allows 262144 (54000)",
         ),
         // Small in storage, huge when passed to a handler.
         (
             "rouse.enqueue('x', '[1e100000,1e100000,1e100000]')",
-            "the payload has 300009 bytes",
+            "the payload is 300009 bytes long",
         ),
         (
             "rouse.enqueue('x', queue => 'a b')",
@@ -181,11 +181,11 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
         ),
         (
             "rouse.enqueue_unique('x', 'k', to_jsonb(repeat('a', 262143)))",
-            "the payload has 262145 bytes; queue default allows 262144 (54000)",
+            "the payload is 262145 bytes long; queue default allows 262144 (54000)",
         ),
         (
             "rouse.enqueue('x', to_jsonb(repeat('a', 262143)), queue => NULL)",
-            "the payload has 262145 bytes; queue default allows 262144 (54000)",
+            "the payload is 262145 bytes long; queue default allows 262144 (54000)",
         ),
         (
             "rouse.enqueue('x', tags => ARRAY['a', NULL])",

@@ -195,9 +195,9 @@ async fn an_invalid_filter_is_refused_with_the_accepted_values() {
         (r#"{"state": []}"#, "state of the filter must be"),
         (
             r#"{"handler": 7}"#,
-            "handler of the filter must be a text, not 7",
+            "handler of the filter must be a string, not 7",
         ),
-        (r#"{"tenant": ""}"#, "tenant of the filter must be a text"),
+        (r#"{"tenant": ""}"#, "tenant of the filter must be a string"),
         (
             r#"{"payload": "x"}"#,
             "payload of the filter must be an object of JSON pointers",

@@ -254,7 +254,7 @@ async fn arguments_that_no_job_could_have_are_refused_with_what_is_wrong() {
         ),
         (
             "'a', 'x', to_jsonb(repeat('a', 300000)), cron => '* * * * *'",
-            "the payload has 300002 bytes",
+            "the payload is 300002 bytes long",
         ),
     ] {
         let refused = refusal(&client, &format!("SELECT rouse.schedule({args})")).await;

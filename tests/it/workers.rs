@@ -262,8 +262,8 @@ async fn an_invalid_registration_is_refused() {
             "repeat('a', 65), sha256('k'), 'h', 'p', 'v', '{}'",
             "is not a worker id",
         ),
-        ("'a', 'short', 'h', 'p', 'v', '{}'", "a key has 32 bytes"),
-        ("'a', NULL, 'h', 'p', 'v', '{}'", "a key has 32 bytes"),
+        ("'a', 'short', 'h', 'p', 'v', '{}'", "a key is 32 bytes long"),
+        ("'a', NULL, 'h', 'p', 'v', '{}'", "a key is 32 bytes long"),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '[]'",
             "capabilities must be an object",
@@ -292,15 +292,15 @@ async fn an_invalid_registration_is_refused() {
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"version\": 1}}'",
-            "capabilities of handler x: version must be a text of at most 255 characters",
+            "capabilities of handler x: version must be a string of at most 255 characters",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": [1]}}'",
-            "capabilities of handler x: grants must be a list of texts",
+            "capabilities of handler x: grants must be a list of strings",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": \"http\"}}'",
-            "grants must be a list of texts",
+            "grants must be a list of strings",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"sha256\": \"12\"}}'",

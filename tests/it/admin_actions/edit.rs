@@ -289,7 +289,7 @@ async fn rouse_job_edit_changes_the_priority_and_the_payload() {
     ])
     .await
     .exits(1)
-    .prints("the payload has 1202 bytes")
+    .prints("the payload is 1202 bytes long")
     .prints(&format!("job {other} has the priority high"));
     let changed = "SELECT payload = '1' AND priority = 'high' AND state = 'queued' FROM rouse.jobs WHERE id = $1";
     assert!(is_true(&client, changed, &[&other]).await);
