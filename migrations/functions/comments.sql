@@ -18,7 +18,7 @@ COMMENT ON FUNCTION rouse.result IS
 COMMENT ON FUNCTION rouse.outcomes IS
     'Returns the state of each of these jobs and, once it has ended, its result or error.';
 COMMENT ON FUNCTION rouse.wait IS
-    'Waits until all of these jobs have ended or the timeout is over, and returns how each of them has ended.';
+    'Waits until all of these jobs have ended or the timeout has expired, and returns how each of them has ended.';
 COMMENT ON FUNCTION rouse.flow IS
     'Returns the jobs of a flow, of each name the latest one, each after those that it waits for.';
 COMMENT ON FUNCTION rouse.chain IS
@@ -28,7 +28,7 @@ COMMENT ON FUNCTION rouse.chain_result IS
 COMMENT ON FUNCTION rouse.history IS
     'Returns the history of one job, oldest event first.';
 COMMENT ON FUNCTION rouse.why IS
-    'Explains what is between a job and its start: a row for each thing, with what would change it.';
+    'Explains what keeps a job from starting: a row for each reason, with what would change it.';
 COMMENT ON FUNCTION rouse.job_log IS
     'Returns the log lines of the attempts of a job in order, after a given line.';
 
@@ -38,7 +38,7 @@ COMMENT ON FUNCTION rouse.schedule IS
 COMMENT ON FUNCTION rouse.unschedule IS
     'Removes a schedule; true if it existed. Its jobs stay.';
 COMMENT ON FUNCTION rouse.pause_schedule IS
-    'Pauses a schedule and returns since when it is paused; its live jobs continue.';
+    'Pauses a schedule and returns the time at which it was paused; its live jobs continue.';
 COMMENT ON FUNCTION rouse.resume_schedule IS
     'Resumes a paused schedule; true if it was paused. Due times in between are not caught up.';
 COMMENT ON FUNCTION rouse.run_schedule IS
@@ -62,7 +62,7 @@ COMMENT ON FUNCTION rouse.cancel_chain IS
 COMMENT ON FUNCTION rouse.complete_chain IS
     'Ends the live job of a chain as succeeded, with this result, and with it the chain.';
 COMMENT ON FUNCTION rouse.delete_chain IS
-    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled before, 1000 in each call. Call it until it returns true.';
+    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled first, 1000 in each call. Call it until it returns true.';
 COMMENT ON FUNCTION rouse.complete IS
     'Ends a queued or running job as succeeded, with this result.';
 COMMENT ON FUNCTION rouse.fail IS
@@ -74,35 +74,35 @@ COMMENT ON FUNCTION rouse.retry IS
 COMMENT ON FUNCTION rouse.retry_jobs IS
     'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, and where to continue.';
 COMMENT ON FUNCTION rouse.reschedule IS
-    'Changes when a queued job runs; a null time makes it ready at once.';
+    'Changes the time at which a queued job may start; a null time makes it ready at once.';
 COMMENT ON FUNCTION rouse.set_priority IS
     'Changes the priority of a queued job.';
 COMMENT ON FUNCTION rouse.replace_payload IS
     'Gives a queued job another payload, as a new job, and returns its id; the old one is cancelled and kept.';
 COMMENT ON FUNCTION rouse.pause_queue IS
-    'Stops claims from a queue and returns when it was paused; running jobs continue.';
+    'Stops claims from a queue and returns the time at which it was paused; running jobs continue.';
 COMMENT ON FUNCTION rouse.resume_queue IS
     'Resumes a paused queue; true if it was paused.';
 COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.set_retention IS
-    'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
+    'Sets the number of days for which finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
 COMMENT ON FUNCTION rouse.set_payload_limit IS
-    'Sets how large the payloads of a queue may be, in bytes.';
+    'Sets the maximum size of the payloads of a queue, in bytes.';
 COMMENT ON FUNCTION rouse.set_default_retention IS
-    'Sets for how many days finished jobs are kept whose queue has no retention of its own.';
+    'Sets the number of days for which finished jobs are kept whose queue has no retention of its own.';
 COMMENT ON FUNCTION rouse.fair_keys IS
     'The keys of fair queues that have jobs: weight, ready and running jobs, and the age of the oldest.';
 COMMENT ON FUNCTION rouse.set_fair_share IS
-    'Sets how the jobs of a queue share its workers: in turns of tenants, handlers or sources, with weights and a limit of jobs in flight.';
+    'Sets how the jobs of a queue share its workers: tenants, handlers or sources take turns, with weights and a limit on jobs in flight.';
 COMMENT ON FUNCTION rouse.gate_keys IS
     'The keys of gates that have an effect now or have ready jobs: running and ready jobs, how many may start, and when the gate opens.';
 COMMENT ON FUNCTION rouse.set_dispatch IS
     'Sets how workers are chosen for the jobs of a queue when they are enqueued: in turn, by a hash of a key, at random, or not at all.';
 COMMENT ON FUNCTION rouse.set_shards IS
-    'Divides the lanes of a queue into shards, which workers lease; 0 means into none.';
+    'Divides the lanes of a queue into shards, which workers lease; 0 means that they are not divided.';
 COMMENT ON FUNCTION rouse.set_gate IS
-    'Sets a gate: a limit of how many jobs run, how often they start, or which jobs of a burst are enqueued.';
+    'Sets a gate: a limit on how many jobs run, how often they start, or which jobs of a burst are enqueued.';
 COMMENT ON FUNCTION rouse.drop_gate IS
     'Removes a gate and returns whether there was one.';
 COMMENT ON FUNCTION rouse.challenge IS
@@ -133,7 +133,7 @@ COMMENT ON FUNCTION rouse.outlived IS
 COMMENT ON FUNCTION rouse.unregister IS
     'Ends this incarnation and frees the jobs that it has claimed.';
 COMMENT ON FUNCTION rouse.sleep IS
-    'Requests notifications for these queues for a while.';
+    'Requests notifications for these queues for some time.';
 COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.declare_fair_share IS
@@ -147,7 +147,7 @@ COMMENT ON FUNCTION rouse.peek IS
 COMMENT ON FUNCTION rouse.continue_releases IS
     'Releases more of the jobs that wait for chains that have ended; true if there is more to do at once.';
 COMMENT ON FUNCTION rouse.enforce_deadlines IS
-    'Ends jobs whose job timeout is over, and returns how many deadlines it has handled, those jobs, and when the next deadline passes.';
+    'Ends jobs whose job timeout has expired, and returns the number of deadlines that it has handled, those jobs, and when the next deadline passes.';
 COMMENT ON FUNCTION rouse.promote IS
     'Gives due jobs their turn and returns when the next job is due.';
 COMMENT ON FUNCTION rouse.overdue IS
@@ -159,9 +159,9 @@ COMMENT ON FUNCTION rouse.claim_bound IS
 COMMENT ON FUNCTION rouse.claimed IS
     'Returns the jobs of one claim of this worker; the ids of those that it has lost are left out.';
 COMMENT ON FUNCTION rouse.orphans IS
-    'Lists jobs whose lease has ended, with what decides about them.';
+    'Lists jobs whose lease has ended, with the facts on which the decision about them depends.';
 COMMENT ON FUNCTION rouse.adopt IS
-    'Takes over jobs whose lease has ended, behind their old fences; returns the ids of those taken over.';
+    'Takes over jobs whose lease has ended, checking their old fences; returns the ids of those taken over.';
 COMMENT ON FUNCTION rouse.settle IS
     'Ends attempts behind their fences; returns the accepted and the locked jobs.';
 COMMENT ON FUNCTION rouse.renew IS
@@ -169,21 +169,21 @@ COMMENT ON FUNCTION rouse.renew IS
 COMMENT ON FUNCTION rouse.recorded_steps IS
     'Lists the recorded steps of jobs that are newer than those the worker knows, with the sizes of their results, and small results.';
 COMMENT ON FUNCTION rouse.take_signal IS
-    'Ends the wait of a job for a signal, if there is one or its time is over.';
+    'Ends the wait of a job for a signal, if there is one or the wait has timed out.';
 COMMENT ON FUNCTION rouse.returned_calls IS
     'Records and returns the ends of the jobs that a job has called.';
 COMMENT ON FUNCTION rouse.parent_ends IS
     'Returns the ends of the chains that a job has waited for.';
 COMMENT ON FUNCTION rouse.recorded_results IS
-    'Returns results of recorded steps, as many as one answer may hold.';
+    'Returns results of recorded steps, as many as one reply may hold.';
 COMMENT ON FUNCTION rouse.record_step IS
     'Records the result of a step behind the fence; returns null or the reason for a refusal.';
 COMMENT ON FUNCTION rouse.confirm IS
-    'Returns whether an attempt whose settlement was not answered still holds its job, has ended it, or has lost it.';
+    'Returns whether an attempt whose settlement had no response still holds its job, has ended it, or has lost it.';
 COMMENT ON FUNCTION rouse.settle_with_effects IS
-    'Settles attempts that have succeeded, as the start of a transaction that goes on with their effects.';
+    'Settles attempts that have succeeded, as the start of a transaction that continues with their effects.';
 COMMENT ON FUNCTION rouse.record_step_with_effects IS
-    'Records the result of a step, as the start of a transaction that goes on with its effects.';
+    'Records the result of a step, as the start of a transaction that continues with its effects.';
 COMMENT ON FUNCTION rouse.report IS
     'Stores the progress of running attempts.';
 COMMENT ON FUNCTION rouse.report_usage IS
@@ -209,7 +209,7 @@ COMMENT ON FUNCTION rouse.due_schedules IS
 COMMENT ON FUNCTION rouse.fire_schedules IS
     'Writes the outcomes of due times, for schedules that have not changed since they were listed; returns their names.';
 COMMENT ON FUNCTION rouse.fire_backfill IS
-    'Enqueues the next jobs of a backfill; false if another host has gone on with it.';
+    'Enqueues the next jobs of a backfill; false if another host has continued it.';
 COMMENT ON FUNCTION rouse.maintain_schedules IS
     'Deletes old rows about due times and finished backfills.';
 COMMENT ON FUNCTION rouse.module_schedules IS
@@ -243,16 +243,16 @@ COMMENT ON FUNCTION rouse.remaining IS
 COMMENT ON FUNCTION rouse.remaining_bound IS
     'Counts the jobs of a queue that come from these sources and could run now.';
 COMMENT ON FUNCTION rouse._payload IS
-    'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the rights of the reader.';
+    'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the privileges of the reader.';
 COMMENT ON FUNCTION rouse._by IS
     'Formats the login of an admin action and the reader of the dashboard on whose behalf it acted.';
 COMMENT ON FUNCTION rouse._count_flow IS
-    'Counts the jobs of a flow by what they do; the view rouse.flows calls it with the rights of the reader.';
+    'Counts the jobs of a flow in each state; the view rouse.flows calls it with the privileges of the reader.';
 COMMENT ON FUNCTION rouse._usage IS
-    'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';
+    'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the privileges of the reader.';
 
 -- Contracts.
 COMMENT ON FUNCTION rouse.publish_contracts IS
-    'Publishes the contracts of handlers in one transaction and returns what that changes; for the owner.';
+    'Publishes the contracts of handlers in one transaction and returns the changes; for the owner.';
 COMMENT ON FUNCTION rouse.drop_contracts IS
     'Drops contracts with their typed functions and returns the handlers that had one; for the owner.';
