@@ -262,7 +262,10 @@ async fn an_invalid_registration_is_refused() {
             "repeat('a', 65), sha256('k'), 'h', 'p', 'v', '{}'",
             "is not a worker id",
         ),
-        ("'a', 'short', 'h', 'p', 'v', '{}'", "a key is 32 bytes long"),
+        (
+            "'a', 'short', 'h', 'p', 'v', '{}'",
+            "a key is 32 bytes long",
+        ),
         ("'a', NULL, 'h', 'p', 'v', '{}'", "a key is 32 bytes long"),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '[]'",

@@ -23,7 +23,7 @@ impl Faults {
         };
         let mut caller = Caller::new(&self.server.url, &self.ledger);
         let mark = format!("by hand {}", planned.draw);
-        let answer = match planned.fault {
+        let response = match planned.fault {
             Fault::Complete => {
                 let result = Json(json!({ "by_admin": mark }));
                 let sql = "SELECT rouse.complete($1, $2)::int::bigint";
@@ -56,7 +56,7 @@ impl Faults {
                 caller.call(Request::Cancel { job }, sql, &[&job]).await?
             }
         };
-        match answer {
+        match response {
             Some(_) => Ok(()),
             None => self.skipped(planned.fault, "the server is down"),
         }

@@ -10,7 +10,7 @@ use tokio_postgres::types::Json;
 
 use super::calls::Caller;
 use super::faults::Faults;
-use super::ledger::{Answer, Event, Request, now_us};
+use super::ledger::{Event, Request, Response, now_us};
 use super::load::{FAULT_JOBS_START, JobSpec, Kind, LINE, PATIENT, QUEUES, WORK};
 use super::plan::Fault;
 use super::random::Random;
@@ -84,18 +84,21 @@ impl Faults {
                 spec,
                 run_at_us: None,
             });
-            let answers = caller
+            let responses = caller
                 .call_together(
                     requests.collect(),
                     ENQUEUE,
                     &[&like.handler, &payloads, &like.queue, &like.tags],
                 )
                 .await?;
-            let ids = answers.into_iter().flatten().map(|answer| match answer {
-                Answer::Ok(id) => Ok(Some(id)),
-                Answer::Unknown(_) => Ok(None),
-                Answer::Refused(why) => bail!("a burst was refused: {why}"),
-            });
+            let ids = responses
+                .into_iter()
+                .flatten()
+                .map(|response| match response {
+                    Response::Ok(id) => Ok(Some(id)),
+                    Response::Unknown(_) => Ok(None),
+                    Response::Refused(why) => bail!("a burst was refused: {why}"),
+                });
             let ids: Vec<i64> = ids.filter_map(Result::transpose).collect::<Result<_>>()?;
             if ids.len() == count {
                 return Ok(Some(ids));
@@ -136,9 +139,9 @@ impl Faults {
                     .iter()
                     .map(|job| Request::Cancel { job: *job })
                     .collect();
-                let answers = caller.call_together(requests, CANCEL, &[&waiting]).await?;
-                let done = answers.into_iter().flatten();
-                count += done.filter(|answer| *answer == Answer::Ok(1)).count() as u64;
+                let responses = caller.call_together(requests, CANCEL, &[&waiting]).await?;
+                let done = responses.into_iter().flatten();
+                count += done.filter(|response| *response == Response::Ok(1)).count() as u64;
             }
             tokio::time::sleep(POLL_EVERY).await;
         }
@@ -277,10 +280,10 @@ impl Faults {
             .unwrap_or_default()
         {
             caller.options.timeout = CANCEL_TIMEOUT;
-            let answer = caller
+            let response = caller
                 .call(Request::Cancel { job }, CANCEL, &[&vec![job]])
                 .await;
-            cancelled = cancelled.and(answer.map(drop));
+            cancelled = cancelled.and(response.map(drop));
         }
         tokio::time::sleep_until(thaws).await;
         frozen.thaw(&self.hosts, jobs)?;

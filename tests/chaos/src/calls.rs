@@ -1,4 +1,4 @@
-//! Calls to the database. The ledger gets each request and its answer.
+//! Calls to the database. The ledger gets each request and its response.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Transaction};
 
-use super::ledger::{Answer, Ledger, Request};
+use super::ledger::{Ledger, Request, Response};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);
@@ -26,7 +26,7 @@ pub(super) struct Caller<'a> {
 pub(super) struct CallOptions {
     /// Run the call in a transaction and roll it back.
     pub(super) roll_back: bool,
-    /// How long to wait for the answer.
+    /// How long to wait for the response.
     pub(super) timeout: Duration,
 }
 
@@ -49,25 +49,25 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Sends a request, connecting first if necessary. The answer to `sql` is one bigint. `None` if there is no
+    /// Sends a request, connecting first if necessary. The response to `sql` is one bigint. `None` if there is no
     /// connection: then nothing was sent.
     pub(super) async fn call(
         &mut self,
         request: Request,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Answer>> {
-        let answers = self.call_together(vec![request], sql, params).await?;
-        Ok(answers.and_then(|mut answers| answers.pop()))
+    ) -> Result<Option<Response>> {
+        let responses = self.call_together(vec![request], sql, params).await?;
+        Ok(responses.and_then(|mut responses| responses.pop()))
     }
 
-    /// Sends several requests in one statement, whose rows are the answers in the same order.
+    /// Sends several requests in one statement, whose rows are the responses in the same order.
     pub(super) async fn call_together(
         &mut self,
         requests: Vec<Request>,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Vec<Answer>>> {
+    ) -> Result<Option<Vec<Response>>> {
         let CallOptions {
             roll_back,
             timeout: limit,
@@ -80,28 +80,28 @@ impl<'a> Caller<'a> {
             .into_iter()
             .map(|request| ledger.sent(request))
             .collect::<Result<_>>()?;
-        let all = |answer: Answer| vec![answer; calls.len()];
-        let answers = match timeout(limit, send(client, sql, params, roll_back)).await {
+        let all = |response: Response| vec![response; calls.len()];
+        let responses = match timeout(limit, send(client, sql, params, roll_back)).await {
             Ok(Ok(values)) if roll_back => {
-                all(Answer::Refused(format!("rolled back ({values:?})")))
+                all(Response::Refused(format!("rolled back ({values:?})")))
             }
-            Ok(Ok(values)) => values.into_iter().map(Answer::Ok).collect(),
+            Ok(Ok(values)) => values.into_iter().map(Response::Ok).collect(),
             Ok(Err(error)) => all(classify(&error)),
-            Err(_elapsed) => all(Answer::Unknown(format!("no answer within {limit:?}"))),
+            Err(_elapsed) => all(Response::Unknown(format!("no response within {limit:?}"))),
         };
         ensure!(
-            answers.len() == calls.len(),
-            "{} answers to {} requests",
-            answers.len(),
+            responses.len() == calls.len(),
+            "{} responses to {} requests",
+            responses.len(),
             calls.len()
         );
-        if answers.iter().any(|a| matches!(a, Answer::Unknown(_))) {
+        if responses.iter().any(|a| matches!(a, Response::Unknown(_))) {
             self.client = None;
         }
-        for (call, answer) in calls.into_iter().zip(&answers) {
-            ledger.answered(call, answer.clone())?;
+        for (call, response) in calls.into_iter().zip(&responses) {
+            ledger.answered(call, response.clone())?;
         }
-        Ok(Some(answers))
+        Ok(Some(responses))
     }
 
     /// Connects if necessary. `None` if the server does not answer.
@@ -138,14 +138,14 @@ async fn send(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An error of the statement is an answer. An error that ends the connection leaves open whether the statement took
+/// An error of the statement is a response. An error that ends the connection leaves open whether the statement took
 /// effect.
-fn classify(error: &Error) -> Answer {
+fn classify(error: &Error) -> Response {
     match error.as_db_error() {
         Some(db) if db.severity() == "ERROR" => {
-            Answer::Refused(format!("{}: {}", db.code().code(), db.message()))
+            Response::Refused(format!("{}: {}", db.code().code(), db.message()))
         }
-        Some(db) => Answer::Unknown(format!("{} {}", db.severity(), db.message())),
-        None => Answer::Unknown(error.to_string()),
+        Some(db) => Response::Unknown(format!("{} {}", db.severity(), db.message())),
+        None => Response::Unknown(error.to_string()),
     }
 }

@@ -147,7 +147,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "refused_leaves_nothing",
-        promise: "an enqueue that was refused or rolled back leaves no job, and one without an answer at most one",
+        promise: "an enqueue that was refused or rolled back leaves no job, and one without a response at most one",
         needs: Needs::Nothing,
         check: accepted::nothing_else,
     },

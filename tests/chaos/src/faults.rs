@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::calls::Caller;
 use super::hosts::Hosts;
-use super::ledger::{Answer, Event, Ledger, Request, now_us};
+use super::ledger::{Event, Ledger, Request, Response, now_us};
 use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{Fault, Planned};
@@ -169,7 +169,7 @@ impl Faults {
         self.resume(&queue).await
     }
 
-    /// Retries until there is an answer: a queue that stays paused would be an error of this program.
+    /// Retries until there is a response: a queue that stays paused would be an error of this program.
     pub(super) async fn resume(&self, queue: &str) -> Result<()> {
         let mut caller = Caller::new(&self.server.url, &self.ledger);
         let sql = "SELECT rouse.resume_queue($1)::int::bigint";
@@ -177,8 +177,8 @@ impl Faults {
             let request = Request::Resume {
                 queue: queue.to_owned(),
             };
-            let answer = caller.call(request, sql, &[&queue]).await?;
-            if matches!(answer, Some(Answer::Ok(_))) {
+            let response = caller.call(request, sql, &[&queue]).await?;
+            if matches!(response, Some(Response::Ok(_))) {
                 return Ok(());
             }
         }

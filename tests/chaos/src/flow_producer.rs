@@ -10,7 +10,7 @@ use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
 use super::flows::{FlowSpec, Plan};
-use super::ledger::{Answer, Ledger, Request, now_us};
+use super::ledger::{Ledger, Request, Response, now_us};
 use super::random::Random;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue_flow($1)";
@@ -112,8 +112,8 @@ async fn enqueue(caller: &mut Caller<'_>, spec: FlowSpec) -> Result<Option<i64>>
     let argument = Json(spec.argument());
     let request = Request::EnqueueFlow { spec };
     match caller.call(request, ENQUEUE, &[&argument]).await? {
-        Some(Answer::Ok(flow)) => Ok(Some(flow)),
-        Some(Answer::Refused(_) | Answer::Unknown(_)) | None => Ok(None),
+        Some(Response::Ok(flow)) => Ok(Some(flow)),
+        Some(Response::Refused(_) | Response::Unknown(_)) | None => Ok(None),
     }
 }
 
@@ -154,9 +154,9 @@ impl Life<'_> {
             let request = Request::CancelFlow { flow: self.flow };
             let args: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&self.flow, &plan.max];
             match self.caller.call(request, CANCEL, &args).await? {
-                Some(Answer::Ok(0)) => break,
-                Some(Answer::Ok(_)) => {}
-                Some(Answer::Refused(_) | Answer::Unknown(_)) | None => {
+                Some(Response::Ok(0)) => break,
+                Some(Response::Ok(_)) => {}
+                Some(Response::Refused(_) | Response::Unknown(_)) | None => {
                     tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }
@@ -177,12 +177,12 @@ impl Life<'_> {
             };
             let args: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
                 [&self.flow, &plan.max, &before_us];
-            let answer = self.caller.call(request, RETRY, &args).await?;
+            let response = self.caller.call(request, RETRY, &args).await?;
             self.caller.options = CallOptions::default();
-            match answer {
-                Some(Answer::Ok(0)) => break,
-                Some(Answer::Ok(_)) => {}
-                Some(Answer::Refused(_) | Answer::Unknown(_)) | None => {
+            match response {
+                Some(Response::Ok(0)) => break,
+                Some(Response::Ok(_)) => {}
+                Some(Response::Refused(_) | Response::Unknown(_)) | None => {
                     tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }

@@ -49,7 +49,7 @@ pub(super) struct FlowSpec {
     pub(super) nodes: Vec<Node>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
-    /// The caller hangs up after this many microseconds, with or without an answer.
+    /// The caller hangs up after this many microseconds, with or without a response.
     pub(super) hangs_up_us: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Plan {
     pub(super) retries: u32,
     /// How many jobs a call cancels or retries.
     pub(super) max: i32,
-    /// The first call of each retry gets no answer after this many microseconds.
+    /// The first call of each retry gets no response after this many microseconds.
     pub(super) hangs_up_us: Option<u64>,
     /// Whether it is deleted in the end.
     pub(super) deletes: bool,

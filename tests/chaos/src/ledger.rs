@@ -1,6 +1,6 @@
-//! Requests, answers and faults: lines of JSON outside the database.
+//! Requests, responses and faults: lines of JSON outside the database.
 //!
-//! A request is written before it is sent, so the ledger has it even if the request or its answer is lost.
+//! A request is written before it is sent, so the ledger has it even if the request or its response is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -30,7 +30,7 @@ pub(super) enum Line {
     Answered {
         at_us: i64,
         call: u64,
-        answer: Answer,
+        response: Response,
     },
     Happened(Happened),
 }
@@ -88,7 +88,7 @@ pub(super) enum Request {
     EnqueueFlow {
         spec: FlowSpec,
     },
-    /// The answers to this and the next two count the jobs that were cancelled, retried or deleted.
+    /// The responses to this and the next two count the jobs that were cancelled, retried or deleted.
     CancelFlow {
         flow: i64,
     },
@@ -108,15 +108,15 @@ pub(super) enum Request {
     },
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// An id, a number of jobs, or 1 and 0 for true and false.
     Ok(i64),
     /// Postgres refused it, or it was rolled back.
     Refused(String),
-    /// The connection was lost before the answer came.
+    /// The connection was lost before the response came.
     Unknown(String),
 }
 
@@ -226,7 +226,7 @@ impl Ledger {
         })
     }
 
-    /// Writes a request, and returns the number of the call for its answer.
+    /// Writes a request, and returns the number of the call for its response.
     pub(super) fn sent(&self, request: Request) -> Result<u64> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         let at_us = now_us();
@@ -238,12 +238,12 @@ impl Ledger {
         Ok(call)
     }
 
-    pub(super) fn answered(&self, call: u64, answer: Answer) -> Result<()> {
+    pub(super) fn answered(&self, call: u64, response: Response) -> Result<()> {
         let at_us = now_us();
         self.write(&Line::Answered {
             at_us,
             call,
-            answer,
+            response,
         })
     }
 

@@ -158,7 +158,7 @@ pub(super) struct JobSpec {
     pub(super) gated: Option<Gated>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
-    /// The producer hangs up after this many microseconds, with or without an answer.
+    /// The producer hangs up after this many microseconds, with or without a response.
     pub(super) hangs_up_us: Option<u64>,
 }
 

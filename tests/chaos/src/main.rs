@@ -1,7 +1,7 @@
 //! `cargo xtask chaos`: real hosts and a real server under load, while faults are injected.
 //!
 //! Afterwards the promises are checked against two witnesses outside the database: the ledger, with every request and
-//! its answer, and the evidence that each attempt leaves.
+//! its response, and the evidence that each attempt leaves.
 
 mod run;
 mod schedules;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
 use super::calls::{CallOptions, Caller};
-use super::ledger::{Answer, Ledger, Request, now_us};
+use super::ledger::{Ledger, Request, Response, now_us};
 use super::load::JobSpec;
 use super::random::Random;
 use super::suspending;
@@ -163,7 +163,7 @@ impl Producer {
             spec: spec.clone(),
             run_at_us,
         };
-        let answer = caller
+        let response = caller
             .call(
                 request,
                 ENQUEUE,
@@ -181,15 +181,15 @@ impl Producer {
                 ],
             )
             .await?;
-        match answer {
-            Some(Answer::Ok(id)) => {
+        match response {
+            Some(Response::Ok(id)) => {
                 self.recent.add(id, &spec);
                 return Ok(Some(id));
             }
-            Some(Answer::Refused(_)) => {
+            Some(Response::Refused(_)) => {
                 self.recent.refused.fetch_add(1, Ordering::Relaxed);
             }
-            Some(Answer::Unknown(_)) => {
+            Some(Response::Unknown(_)) => {
                 self.recent.unknown.fetch_add(1, Ordering::Relaxed);
             }
             None => {}

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::check::{self, Known, Rule, Violation};
 use super::cuts::{At, How};
-use super::ledger::{Answer, Request, Run};
+use super::ledger::{Request, Response, Run};
 use super::load::Kind;
 use super::plan::Fault;
 use super::tally;
@@ -89,7 +89,7 @@ impl Report {
         let accepted = world.calls.iter().filter(|call| {
             // Jobs that faults enqueue do not count as load.
             matches!(&call.request, Request::Enqueue { spec, .. } if spec.kind != Kind::FromFault)
-                && matches!(call.answer, Answer::Ok(_))
+                && matches!(call.response, Response::Ok(_))
         });
         let wanted = f64::from(self.run.rate) * self.run.minutes * 60.0 * ACCEPTED_SHARE_MIN;
         let accepted = accepted.count();
@@ -223,7 +223,7 @@ impl Report {
             let name = match at {
                 At::Fence => "their fence",
                 At::Statement => "a statement",
-                At::Answered => "the last answer",
+                At::Answered => "the last response",
                 At::Commit => "their commit",
             };
             table.add_row(std::iter::once(name.to_owned()).chain(counts));

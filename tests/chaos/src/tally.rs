@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::cuts::{At, How};
-use super::ledger::{Answer, Event, Request};
+use super::ledger::{Event, Request, Response};
 use super::load::{GATED, Kind};
 use super::plan::Fault;
 use super::world::World;
@@ -60,14 +60,14 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         }
     }
     for call in &world.calls {
-        match (&call.request, &call.answer) {
-            (Request::Pause { .. }, Answer::Ok(_)) => done(Fault::PauseQueue),
+        match (&call.request, &call.response) {
+            (Request::Pause { .. }, Response::Ok(_)) => done(Fault::PauseQueue),
             // 0: the job had already ended, and the call changed nothing.
-            (Request::Cancel { .. }, Answer::Ok(1)) => done(Fault::Cancel),
-            (Request::Complete { .. }, Answer::Ok(1)) => done(Fault::Complete),
-            (Request::Fail { .. }, Answer::Ok(1)) => done(Fault::Fail),
-            (Request::Retry { .. }, Answer::Ok(_)) => done(Fault::Retry),
-            (Request::Reschedule { .. }, Answer::Ok(_)) => done(Fault::Reschedule),
+            (Request::Cancel { .. }, Response::Ok(1)) => done(Fault::Cancel),
+            (Request::Complete { .. }, Response::Ok(1)) => done(Fault::Complete),
+            (Request::Fail { .. }, Response::Ok(1)) => done(Fault::Fail),
+            (Request::Retry { .. }, Response::Ok(_)) => done(Fault::Retry),
+            (Request::Reschedule { .. }, Response::Ok(_)) => done(Fault::Reschedule),
             (
                 Request::Enqueue { .. }
                 | Request::Cancel { .. }
@@ -140,21 +140,21 @@ fn is_load(world: &World, at_us: i64) -> bool {
 
 /// Counts of jobs and attempts, with labels.
 pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
-    let enqueues = |is_counted: fn(&Answer) -> bool| {
+    let enqueues = |is_counted: fn(&Response) -> bool| {
         let calls = world.calls.iter();
         calls
             .filter(|call| {
-                matches!(call.request, Request::Enqueue { .. }) && is_counted(&call.answer)
+                matches!(call.request, Request::Enqueue { .. }) && is_counted(&call.response)
             })
             .count() as u64
     };
     let flows = |is_counted: fn(&Request) -> bool| {
         let calls = world.calls.iter();
-        let done = calls.filter(|call| is_counted(&call.request) && has_acted(&call.answer));
+        let done = calls.filter(|call| is_counted(&call.request) && has_acted(&call.response));
         done.count() as u64
     };
     let unknown = world.calls.iter();
-    let unknown = unknown.filter(|call| matches!(call.answer, Answer::Unknown(_)));
+    let unknown = unknown.filter(|call| matches!(call.response, Response::Unknown(_)));
     let lost = world.attempts.iter().filter(|attempt| attempt.lost);
     let gated = world.jobs.iter().filter(|job| job.handler == GATED);
     let gated: BTreeSet<i64> = gated.map(|job| job.id).collect();
@@ -162,16 +162,16 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
     let released = world.records.iter().filter(|r| r.event == "released");
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let kept = world.calls.iter().filter(|call| {
-        matches!(call.answer, Answer::Unknown(_))
+        matches!(call.response, Response::Unknown(_))
             && matches!(&call.request, Request::Enqueue { spec, .. } if there.contains(&spec.n))
     });
     vec![
-        ("jobs accepted", enqueues(|a| matches!(a, Answer::Ok(_)))),
+        ("jobs accepted", enqueues(|a| matches!(a, Response::Ok(_)))),
         (
             "refused or rolled back",
-            enqueues(|a| matches!(a, Answer::Refused(_))),
+            enqueues(|a| matches!(a, Response::Refused(_))),
         ),
-        ("calls without an answer", unknown.count() as u64),
+        ("calls without a response", unknown.count() as u64),
         ("of these, enqueues whose job exists", kept.count() as u64),
         (
             "flows enqueued",
@@ -197,8 +197,8 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
 }
 
 /// An id, or a number of jobs that is not 0.
-fn has_acted(answer: &Answer) -> bool {
-    matches!(answer, Answer::Ok(count) if *count > 0)
+fn has_acted(response: &Response) -> bool {
+    matches!(response, Response::Ok(count) if *count > 0)
 }
 
 #[cfg(test)]
@@ -208,13 +208,13 @@ mod tests {
     use super::super::world::{Call, Job};
     use super::*;
 
-    fn call(request: Request, answer: Answer) -> Call {
+    fn call(request: Request, response: Response) -> Call {
         Call {
             number: 0,
             request,
             sent_us: 0,
             answered_us: 1,
-            answer,
+            response,
         }
     }
 
@@ -225,11 +225,11 @@ mod tests {
     #[test]
     fn a_call_after_the_end_of_its_job_does_not_count() {
         let mut world = World::default();
-        for answer in [Answer::Ok(0), Answer::Refused("no".into())] {
-            world.calls.push(call(Request::Cancel { job: 1 }, answer));
+        for response in [Response::Ok(0), Response::Refused("no".into())] {
+            world.calls.push(call(Request::Cancel { job: 1 }, response));
         }
         assert_eq!(done(&world, Fault::Cancel), 0);
-        let cancelled = call(Request::Cancel { job: 1 }, Answer::Ok(1));
+        let cancelled = call(Request::Cancel { job: 1 }, Response::Ok(1));
         world.calls.push(cancelled);
         assert_eq!(done(&world, Fault::Cancel), 1);
     }
@@ -287,7 +287,7 @@ mod tests {
         let mut world = World::default();
         world
             .calls
-            .push(call(request, Answer::Unknown("cut".into())));
+            .push(call(request, Response::Unknown("cut".into())));
         assert!(kinds(&world).is_empty());
         world.jobs.push(Job {
             n: 7,

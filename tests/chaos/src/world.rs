@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::folder::Folder;
-use super::ledger::{Answer, Happened, Line, Request, Run};
+use super::ledger::{Happened, Line, Request, Response, Run};
 use super::load::JobSpec;
 use super::suspending::Suspending;
 
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
 
-/// A request with its answer. A request that was never answered counts as unknown at the end of the run.
+/// A request with its response. A request that was never answered counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) number: u64,
     pub(super) request: Request,
     pub(super) sent_us: i64,
     pub(super) answered_us: i64,
-    pub(super) answer: Answer,
+    pub(super) response: Response,
 }
 
 /// The traces of an attempt outside the database.
@@ -300,17 +300,17 @@ impl World {
                         request: *request,
                         sent_us: at_us,
                         answered_us: self.dumped_us,
-                        answer: Answer::Unknown("never answered".into()),
+                        response: Response::Unknown("never answered".into()),
                     });
                 }
                 Line::Answered {
                     at_us,
                     call,
-                    answer,
+                    response,
                 } => {
                     if let Some(index) = indexes.get(&call) {
                         self.calls[*index].answered_us = at_us;
-                        self.calls[*index].answer = answer;
+                        self.calls[*index].response = response;
                     }
                 }
             }
@@ -480,14 +480,14 @@ mod tests {
             call,
             request: Box::new(request.clone()),
         };
-        let answer = Line::Answered {
+        let response = Line::Answered {
             at_us: 9,
             call: 2,
-            answer: Answer::Ok(1),
+            response: Response::Ok(1),
         };
-        world.take_ledger(vec![sent(1), sent(2), answer]);
-        assert!(matches!(world.calls[0].answer, Answer::Unknown(_)));
-        assert_eq!(world.calls[1].answer, Answer::Ok(1));
+        world.take_ledger(vec![sent(1), sent(2), response]);
+        assert!(matches!(world.calls[0].response, Response::Unknown(_)));
+        assert_eq!(world.calls[1].response, Response::Ok(1));
         assert_eq!(world.calls[1].answered_us, 9);
     }
 }

@@ -130,7 +130,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
                     }
                 }
                 Event::Claim(host) => self.claim(host, at),
-                Event::Answer(host) => self.answer(host, at),
+                Event::Response(host) => self.receive_response(host, at),
                 Event::Settled(host) => self.settled(host, at),
                 Event::Freed(host) => self.freed(host, at),
                 Event::Sweep(host) => self.sweep(host, at),
@@ -435,34 +435,34 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         let Some(sent) = &of.sent else {
             return;
         };
-        let answer = self
+        let response = self
             .server
             .claim(now, &sent.orders, sent.wanted, &self.lanes);
-        let arrives = answer.done + self.scenario.costs.round_trip / 2;
+        let arrives = response.done + self.scenario.costs.round_trip / 2;
         let pool = if self.scenario.sharded {
             host as usize
         } else {
             0
         };
         self.witness
-            .claimed(answer.at, &answer.taken, &self.lanes, pool);
-        of.answer = Some(answer);
-        self.events.add(arrives, Event::Answer(host));
+            .claimed(response.at, &response.taken, &self.lanes, pool);
+        of.response = Some(response);
+        self.events.add(arrives, Event::Response(host));
     }
 
-    fn answer(&mut self, host: u32, now: Nanos) {
+    fn receive_response(&mut self, host: u32, now: Nanos) {
         let lease = self.scenario.lease;
         let of = &mut self.hosts[host as usize];
-        let Some(answer) = of.answer.take() else {
+        let Some(response) = of.response.take() else {
             return;
         };
         let is_lost = match of.health {
-            Health::Up => answer.at + lease <= now,
+            Health::Up => response.at + lease <= now,
             Health::Down => true,
-            Health::Frozen { until } if answer.at + lease <= until => true,
+            Health::Frozen { until } if response.at + lease <= until => true,
             Health::Frozen { until } => {
-                of.answer = Some(answer);
-                return self.events.add(until, Event::Answer(host));
+                of.response = Some(response);
+                return self.events.add(until, Event::Response(host));
             }
         };
         let Some(sent) = of.sent.take() else {
@@ -470,22 +470,22 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         };
         if is_lost {
             of.not_claimed(&sent);
-            for job in answer.jobs {
-                self.server.orphan(job, answer.at + lease);
+            for job in response.jobs {
+                self.server.orphan(job, response.at + lease);
             }
             return self.look_at(host, now + 1);
         }
         self.advance(host, now);
         let sabotage = self.scenario.sabotage;
         let of = &mut self.hosts[host as usize];
-        if answer.is_adoption {
+        if response.is_adoption {
             of.not_claimed(&sent);
-            self.witness.adopted += answer.jobs.len() as u64;
+            self.witness.adopted += response.jobs.len() as u64;
         } else {
-            let emptied = of.claimed(&sent, &answer, &self.lanes);
-            of.note_closed(&answer, &emptied, &self.lanes, now, sabotage);
+            let emptied = of.claimed(&sent, &response, &self.lanes);
+            of.note_closed(&response, &emptied, &self.lanes, now, sabotage);
         }
-        for job in answer.jobs {
+        for job in response.jobs {
             let sent_at = sent.at;
             let in_line = InLine { job, sent_at };
             match of.woken.remove(&job.lane) {

@@ -12,8 +12,8 @@ pub(crate) enum Event {
     Look(u32),
     /// A claim of a host reaches the server.
     Claim(u32),
-    /// The answer to the claim of a host arrives.
-    Answer(u32),
+    /// The response to the claim of a host arrives.
+    Response(u32),
     /// The oldest settlement of a host is committed.
     Settled(u32),
     /// A host knows that the oldest of its committed settlements is.

@@ -1,7 +1,7 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
 //! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::within`] is
-//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their answers
+//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their responses
 //! with those of a real Postgres. Times are microseconds, as in Postgres.
 
 use std::collections::HashMap;

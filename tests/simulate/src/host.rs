@@ -8,7 +8,7 @@ use rouse_turns::{Closings, Prefetch, Turns};
 
 use crate::gates::{Key, Order};
 use crate::lanes::Lane;
-use crate::server::{Answer, Job, Server};
+use crate::server::{Job, Response, Server};
 use crate::{Nanos, SECOND, Sabotage, Scenario};
 
 /// A claim that has not started within this time is given back.
@@ -57,10 +57,10 @@ pub(crate) struct Host {
     pub(crate) unsettled_since: Nanos,
     /// Settlements on their way.
     pub(crate) settling: VecDeque<Vec<Job>>,
-    /// Their answers.
+    /// Their responses.
     pub(crate) freed: VecDeque<Vec<Job>>,
     pub(crate) sent: Option<Sent>,
-    pub(crate) answer: Option<Answer>,
+    pub(crate) response: Option<Response>,
     pub(crate) turns: Turns<u32>,
     pub(crate) closings: Closings<u32, Key, u32, Nanos>,
     /// Lanes that had no jobs until a moment ago, and that no claim has read since.
@@ -92,7 +92,7 @@ impl Host {
             settling: VecDeque::new(),
             freed: VecDeque::new(),
             sent: None,
-            answer: None,
+            response: None,
             turns: Turns::default(),
             closings: Closings::default(),
             woken: HashSet::new(),
@@ -195,8 +195,8 @@ impl Host {
     }
 
     /// Updates the turns after a claim: the rules of `Lanes::claimed`.
-    pub(crate) fn claimed(&mut self, sent: &Sent, answer: &Answer, lanes: &[Lane]) -> Vec<u32> {
-        let mut taken = answer.taken.iter().peekable();
+    pub(crate) fn claimed(&mut self, sent: &Sent, response: &Response, lanes: &[Lane]) -> Vec<u32> {
+        let mut taken = response.taken.iter().peekable();
         let used: Vec<usize> = sent
             .orders
             .iter()
@@ -205,7 +205,7 @@ impl Host {
                 of_lane.map_or(0, |(_, jobs, _)| *jobs)
             })
             .collect();
-        let is_filled = answer.jobs.len() >= sent.wanted;
+        let is_filled = response.jobs.len() >= sent.wanted;
         let last = used.iter().rposition(|jobs| *jobs > 0);
         let mut emptied = Vec::new();
         for (position, (order, jobs)) in sent.orders.iter().zip(used).enumerate() {
@@ -250,23 +250,23 @@ impl Host {
     /// limits had room, or of which it found lanes empty.
     pub(crate) fn note_closed(
         &mut self,
-        answer: &Answer,
+        response: &Response,
         emptied: &[u32],
         lanes: &[Lane],
         now: Nanos,
         sabotage: Option<Sabotage>,
     ) {
-        for (lane, jobs, _) in &answer.taken {
+        for (lane, jobs, _) in &response.taken {
             let Lane { keys, place, .. } = &lanes[*lane as usize];
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
             self.closings.take(keys, lane, *jobs as f64 / place.share);
         }
-        if answer.closed.is_empty() && self.closings.is_empty() {
+        if response.closed.is_empty() && self.closings.is_empty() {
             return;
         }
-        let taken: HashSet<u32> = answer.taken.iter().map(|(lane, ..)| *lane).collect();
+        let taken: HashSet<u32> = response.taken.iter().map(|(lane, ..)| *lane).collect();
         for of_taken in [false, true] {
-            for closed in &answer.closed {
+            for closed in &response.closed {
                 if taken.contains(&closed.lane) == of_taken {
                     let wait = closed.wait_ms.map(|ms| now + ms as Nanos * 1_000_000);
                     let (lane, closings) = (closed.lane, &mut self.closings);
@@ -287,7 +287,7 @@ impl Host {
                 }
             }
         }
-        for closed in &answer.closed {
+        for closed in &response.closed {
             let Lane { keys, limits, .. } = &lanes[closed.lane as usize];
             let full = limits.iter().filter(|key| closed.by.contains(key));
             let full: Vec<Key> = full.copied().collect();
@@ -300,7 +300,7 @@ impl Host {
                 self.open(other, lanes, sabotage);
             }
         }
-        let taken = answer.taken.iter().map(|(lane, ..)| lane);
+        let taken = response.taken.iter().map(|(lane, ..)| lane);
         for lane in taken.chain(emptied) {
             if self.closings.is_closed(*lane) || sabotage == Some(Sabotage::Ends) {
                 continue;

@@ -28,9 +28,9 @@ struct Run {
     jobs: u32,
 }
 
-/// The answer to a claim.
+/// The response to a claim.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) jobs: Vec<Job>,
     pub(crate) closed: Vec<ClosedLane>,
     /// The jobs are orphans, and nothing else was claimed.
@@ -139,7 +139,7 @@ impl Server {
         orders: &[Order],
         wanted: usize,
         lanes: &[Lane],
-    ) -> Answer {
+    ) -> Response {
         self.claims += 1;
         let from = self.start(now);
         if self.has_orphans(from) {
@@ -201,7 +201,7 @@ impl Server {
         for gate in used {
             self.locks[gate] = done;
         }
-        Answer {
+        Response {
             jobs,
             closed,
             is_adoption: false,
@@ -217,14 +217,14 @@ impl Server {
         first.is_some_and(|((until, _), _)| *until <= now)
     }
 
-    fn adopt(&mut self, from: Nanos, wanted: usize) -> Answer {
+    fn adopt(&mut self, from: Nanos, wanted: usize) -> Response {
         let mut jobs = Vec::new();
         while jobs.len() < wanted && self.has_orphans(from) {
             jobs.extend(self.orphans.pop_first().map(|(_, job)| job));
         }
         let cost = self.costs.claim + self.costs.job * jobs.len() as Nanos;
         let done = self.occupy(from, cost);
-        Answer {
+        Response {
             jobs,
             closed: Vec::new(),
             is_adoption: true,
@@ -287,9 +287,9 @@ mod tests {
         server.enqueue(job(0, 6), 1);
         server.enqueue(job(1, 1), 9);
         let orders = [(1, Some(1)), (0, None)].map(|(lane, most)| Order { lane, most });
-        let answer = server.claim(10, &orders, 4, &lanes);
-        assert_eq!(answer.jobs, [job(1, 1), job(0, 5), job(0, 5), job(0, 6)]);
-        assert_eq!(answer.taken, [(1, 1, 8), (0, 3, 0)]);
+        let response = server.claim(10, &orders, 4, &lanes);
+        assert_eq!(response.jobs, [job(1, 1), job(0, 5), job(0, 5), job(0, 6)]);
+        assert_eq!(response.taken, [(1, 1, 8), (0, 3, 0)]);
         assert_eq!((server.waiting(0), server.waiting(1)), (0, 8));
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::suspending::{Part, Suspending};
 use super::{Found, Known};
 
@@ -10,8 +10,9 @@ use super::{Found, Known};
 pub(super) fn kept(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {
-        let (Answer::Ok(id), Request::Enqueue { spec, .. }) = (&call.answer, &call.request) else {
-            if let (Answer::Ok(id), Request::Retry { job }) = (&call.answer, &call.request) {
+        let (Response::Ok(id), Request::Enqueue { spec, .. }) = (&call.response, &call.request)
+        else {
+            if let (Response::Ok(id), Request::Retry { job }) = (&call.response, &call.request) {
                 let chains: Vec<i64> = known.rows(*job).iter().map(|row| row.chain).collect();
                 // The live job of the chain, if an earlier retry continues it.
                 let there = known.rows(*id).iter().any(|row| {
@@ -54,7 +55,7 @@ fn ids_of(known: &Known<'_>, n: i64) -> BTreeSet<i64> {
     known.originals(n).iter().map(|row| row.id).collect()
 }
 
-/// A refused or rolled-back enqueue leaves no row, one without an answer at most one. No job exists without a request.
+/// A refused or rolled-back enqueue leaves no row, one without a response at most one. No job exists without a request.
 pub(super) fn nothing_else(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut requested = HashSet::new();
@@ -67,12 +68,12 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
             continue;
         };
         requested.insert(spec.n);
-        let max = match &call.answer {
+        let max = match &call.response {
             _ if spec.rolled_back => 0,
-            Answer::Refused(_) => 0,
-            Answer::Unknown(_) => 1,
+            Response::Refused(_) => 0,
+            Response::Unknown(_) => 1,
             // Checked by `kept`.
-            Answer::Ok(_) => continue,
+            Response::Ok(_) => continue,
         };
         let ids = ids_of(known, spec.n);
         let job = ids.first().copied();
@@ -80,7 +81,7 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
             format!(
                 "the enqueue of n = {} was answered with {:?} and created {} jobs",
                 spec.n,
-                call.answer,
+                call.response,
                 ids.len()
             )
         });

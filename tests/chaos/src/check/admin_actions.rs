@@ -1,6 +1,6 @@
 //! Whether admin actions hold.
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::{Call, Job};
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
@@ -39,17 +39,17 @@ pub(super) fn answers_hold(known: &Known<'_>) -> Found {
         else {
             continue;
         };
-        let done = match &call.answer {
-            Answer::Ok(value) => *value == 1,
-            Answer::Refused(_) => false,
-            Answer::Unknown(_) => continue,
+        let done = match &call.response {
+            Response::Ok(value) => *value == 1,
+            Response::Refused(_) => false,
+            Response::Unknown(_) => continue,
         };
         let rows = known.rows(job);
         let ended = rows.iter().any(|row| ended_by(call, row));
         found.case(job, ended != done, || {
             format!(
                 "{:?} was answered with {:?}, but the job is {rows:?}",
-                call.request, call.answer
+                call.request, call.response
             )
         });
     }
@@ -62,7 +62,7 @@ pub(super) fn were_requested(known: &Known<'_>) -> Found {
     for job in known.world.jobs.iter().filter(|job| ended_by_an_admin(job)) {
         let mut calls = known.calls(job.id).iter().chain(known.flow_calls(job));
         let requested =
-            calls.any(|call| ended_by(call, job) && !matches!(call.answer, Answer::Refused(_)));
+            calls.any(|call| ended_by(call, job) && !matches!(call.response, Response::Refused(_)));
         found.case(job.id, !requested, || {
             format!(
                 "job {} was {} by an admin action that nobody requested",

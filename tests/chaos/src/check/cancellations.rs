@@ -1,6 +1,6 @@
 //! Whether hosts learn of admin actions on the jobs that they hold.
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::settings;
 use super::super::world::{Call, Job};
 use super::known::{IN_LINE_US, ended_by_an_admin};
@@ -13,7 +13,7 @@ use super::{Found, Known};
 /// than 300 ms; with notifications none did.
 const STARTS_WITHIN_US: i64 = 250_000;
 /// For a host that was not notified: by then its claim has started or was released. A claim that was notified about
-/// waits a second more for an answer.
+/// waits a second more for a response.
 pub(super) const RELEASED_WITHIN_US: i64 = IN_LINE_US + 1_000_000;
 /// A host that was cut off listens again within a second, and then queries all its running jobs. A host that does not
 /// would notice at the renewal, after 0.4 of the lease (8 s for the cancelled jobs).
@@ -38,7 +38,7 @@ fn ended<'a>(known: &Known<'a>) -> Vec<Ended<'a>> {
         let job = *known.rows(job).first()?;
         let finished_us = job.finished_us?;
         // This call ended the job, and not an earlier one.
-        let has_ended_it = call.answer == Answer::Ok(1)
+        let has_ended_it = call.response == Response::Ok(1)
             && ended_by_an_admin(job)
             && (call.sent_us..=call.answered_us).contains(&finished_us);
         has_ended_it.then_some(Ended {
@@ -85,7 +85,7 @@ pub(super) fn ended_in_line(known: &Known<'_>) -> Found {
         let late_us = started.iter().map(|at| at - call.answered_us).max();
         found.case(job.id, late_us.is_some_and(|late| late > allowed_us), || {
             format!(
-                "attempt {} of job {} started on {worker} {} µs after the answer to {:?}; the limit is {allowed_us} µs",
+                "attempt {} of job {} started on {worker} {} µs after the response to {:?}; the limit is {allowed_us} µs",
                 job.attempt,
                 job.id,
                 late_us.unwrap_or_default(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::gates::{BURST_MAX_WAIT_US, BURST_PERIOD_US, Door};
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::Call;
 use super::{Found, Known};
 
@@ -13,7 +13,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut merged: BTreeMap<i64, Vec<(&Call, i64)>> = BTreeMap::new();
     for call in &known.world.calls {
-        if let (Request::Enqueue { spec, .. }, Answer::Ok(id)) = (&call.request, &call.answer)
+        if let (Request::Enqueue { spec, .. }, Response::Ok(id)) = (&call.request, &call.response)
             && spec
                 .gated
                 .as_ref()

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::super::flows::{Edge, FlowSpec, Node, OnFailure};
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::{Call, Evidence, Job};
 use super::cancellations::RELEASED_WITHIN_US;
 use super::{Found, Known};
@@ -25,7 +25,7 @@ struct Flow<'a> {
 
 fn flows<'a>(known: &'a Known<'a>) -> impl Iterator<Item = Flow<'a>> {
     known.flow_specs().iter().filter_map(move |&(call, spec)| {
-        let Answer::Ok(flow) = call.answer else {
+        let Response::Ok(flow) = call.response else {
             return None;
         };
         let jobs = spec.nodes.iter().flat_map(|node| of(known, node));
@@ -51,18 +51,18 @@ impl<'a> Flow<'a> {
         jobs.filter(move |job| job.retried_from.is_some() && during.contains(&job.requested_us))
     }
 
-    /// Whether a retry without an answer may still have been under way at this time.
+    /// Whether a retry without a response may still have been under way at this time.
     fn may_be_retried(&self, at_us: i64) -> bool {
         self.calls.iter().any(|call| {
             matches!(call.request, Request::RetryFlow { .. })
-                && matches!(call.answer, Answer::Unknown(_))
+                && matches!(call.response, Response::Unknown(_))
                 && call.sent_us <= at_us
         })
     }
 }
 
-/// The jobs that an enqueue or a retry of a flow has made, with the time of its answer. Left out are retries that
-/// another call without an answer may have made meanwhile.
+/// The jobs that an enqueue or a retry of a flow has made, with the time of its response. Left out are retries that
+/// another call without a response may have made meanwhile.
 pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
     let mut made = Vec::new();
     for flow in flows(known) {
@@ -70,7 +70,7 @@ pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
         made.extend(originals.map(|job| (job.id, flow.enqueued_us)));
         for call in flow.calls {
             let is_retry = matches!(call.request, Request::RetryFlow { .. })
-                && matches!(call.answer, Answer::Ok(_));
+                && matches!(call.response, Response::Ok(_));
             if is_retry && !flow.may_be_retried(call.answered_us) {
                 let retries = flow.retried_during(call);
                 made.extend(retries.map(|job| (job.id, call.answered_us)));
@@ -81,7 +81,7 @@ pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
 }
 
 /// Each job of a flow that was accepted exists once, and none of one that was refused or rolled back. Without an
-/// answer, all of them exist or none. One with a unique key may be the job of another flow.
+/// response, all of them exist or none. One with a unique key may be the job of another flow.
 pub(super) fn whole(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (call, spec) in known.flow_specs() {
@@ -96,18 +96,18 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
         let times: Vec<(bool, usize)> = times.collect();
         let is_all = times.iter().all(|(keyed, times)| *keyed || *times == 1);
         let is_none = times.iter().all(|(_, times)| *times == 0);
-        let right = match &call.answer {
+        let right = match &call.response {
             _ if spec.rolled_back => is_none,
-            Answer::Ok(_) => is_all,
-            Answer::Refused(_) => is_none,
-            Answer::Unknown(_) => is_all || is_none,
+            Response::Ok(_) => is_all,
+            Response::Refused(_) => is_none,
+            Response::Unknown(_) => is_all || is_none,
         };
         let is_twice = times.iter().any(|(_, times)| *times > 1);
         let first = spec.nodes.iter().flat_map(|node| of(known, node)).next();
         found.case(first.map(|job| job.id), !right || is_twice, || {
             format!(
                 "the enqueue of a flow was answered with {:?} and created its jobs so many times: {times:?}",
-                call.answer
+                call.response
             )
         });
     }
@@ -175,7 +175,7 @@ pub(super) fn cancelled_rests(known: &Known<'_>) -> Found {
         let Some(from_us) = cancels.clone().map(|call| call.sent_us).min() else {
             continue;
         };
-        let Some(last) = cancels.find(|call| call.answer == Answer::Ok(0)) else {
+        let Some(last) = cancels.find(|call| call.response == Response::Ok(0)) else {
             continue;
         };
         let earlier = flow.jobs.iter();
@@ -233,7 +233,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
             });
             let is_requested = flow.calls.iter().any(|call| {
                 matches!(call.request, Request::RetryFlow { .. })
-                    && !matches!(call.answer, Answer::Refused(_))
+                    && !matches!(call.response, Response::Refused(_))
                     && call.sent_us <= job.requested_us
             });
             let is_again = !retried.insert(from);
@@ -245,8 +245,8 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
             });
         }
         for call in flow.calls {
-            let (Request::RetryFlow { before_us, .. }, Answer::Ok(count)) =
-                (&call.request, &call.answer)
+            let (Request::RetryFlow { before_us, .. }, Response::Ok(count)) =
+                (&call.request, &call.response)
             else {
                 continue;
             };
@@ -343,7 +343,7 @@ pub(super) fn deleted(known: &Known<'_>) -> Found {
     for flow in flows(known) {
         let deleted = flow.calls.iter().find(|call| {
             matches!(call.request, Request::DeleteFlow { .. })
-                && matches!(call.answer, Answer::Ok(_))
+                && matches!(call.response, Response::Ok(_))
         });
         let Some(call) = deleted else {
             continue;

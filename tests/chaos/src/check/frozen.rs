@@ -80,7 +80,7 @@ pub(super) fn blocks_nothing(known: &Known<'_>) -> Found {
             found.case(job, took_us > ANSWERS_WITHIN_US, || {
                 format!(
                     "{:?} took {took_us} µs while {worker} was frozen during its claim, and was answered with {:?}",
-                    call.request, call.answer
+                    call.request, call.response
                 )
             });
         }

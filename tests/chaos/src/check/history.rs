@@ -1,6 +1,6 @@
 //! The history of one job: all requests, evidence and rows about it, in order.
 
-use super::super::ledger::{Answer, Event, Request};
+use super::super::ledger::{Event, Request, Response};
 use super::Known;
 
 /// The history of one job, to investigate a violation.
@@ -11,7 +11,8 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
     for call in &world.calls {
         let concerns_job = match &call.request {
             Request::Enqueue { spec, .. } => {
-                call.answer == Answer::Ok(job) || known.rows(job).iter().any(|row| row.n == spec.n)
+                call.response == Response::Ok(job)
+                    || known.rows(job).iter().any(|row| row.n == spec.n)
             }
             Request::EnqueueFlow { spec } => {
                 let mut nodes = spec.nodes.iter();
@@ -28,7 +29,7 @@ pub(crate) fn job_history(known: &Known<'_>, job: i64) -> String {
         };
         if concerns_job {
             lines.push((call.sent_us, format!("sent {:?}", call.request)));
-            lines.push((call.answered_us, format!("answered {:?}", call.answer)));
+            lines.push((call.answered_us, format!("answered {:?}", call.response)));
         }
     }
     for evidence in known.evidence(job) {

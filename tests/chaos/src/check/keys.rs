@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::Job;
 use super::{Found, Known, flows};
 
-/// The time in which a job was certainly live: from the answer that returned its id, or that of the flow, to its end. A
-/// job without such an answer is left out.
+/// The time in which a job was certainly live: from the response that returned its id, or that of the flow, to its end. A
+/// job without such a response is left out.
 struct Lifetime {
     job: i64,
     from_us: i64,
@@ -46,7 +46,7 @@ pub(super) fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     }
     let mut found = Found::default();
     for (key, mut lifetimes) in lifetimes {
-        // A job that ended before its answer arrived was never certainly live.
+        // A job that ended before its response arrived was never certainly live.
         lifetimes.retain(|lifetime| lifetime.from_us < lifetime.until_us);
         lifetimes.sort_by_key(|lifetime| lifetime.from_us);
         for (index, lifetime) in lifetimes.iter().enumerate() {
@@ -65,11 +65,11 @@ pub(super) fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     found
 }
 
-/// The time of the first answer after which each job was certainly there.
+/// The time of the first response after which each job was certainly there.
 fn answered(known: &Known<'_>) -> HashMap<i64, i64> {
     let calls = known.world.calls.iter();
-    let returned = calls.filter_map(|call| match (&call.request, &call.answer) {
-        (Request::Enqueue { .. } | Request::Retry { .. }, Answer::Ok(id)) => {
+    let returned = calls.filter_map(|call| match (&call.request, &call.response) {
+        (Request::Enqueue { .. } | Request::Retry { .. }, Response::Ok(id)) => {
             Some((*id, call.answered_us))
         }
         _ => None,

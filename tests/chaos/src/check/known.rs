@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::flows::FlowSpec;
 use super::super::gates::Gated;
-use super::super::ledger::{Answer, Event, Happened, Request};
+use super::super::ledger::{Event, Happened, Request, Response};
 use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, BankLine, Call, Evidence, Job, Record, Step, World};
@@ -354,7 +354,7 @@ impl<'a> Known<'a> {
         self.worker_ids.values().any(|id| *id == worker)
     }
 
-    /// The intervals in which this queue was certainly paused: from the answer to a pause to the request of the next
+    /// The intervals in which this queue was certainly paused: from the response to a pause to the request of the next
     /// resume.
     pub(super) fn pauses(&self, queue: &str) -> Vec<(i64, i64)> {
         let resumes: Vec<&Call> = self
@@ -365,7 +365,7 @@ impl<'a> Known<'a> {
             .collect();
         let pauses = self.world.calls.iter().filter(|call| {
             matches!(&call.request, Request::Pause { queue: of } if of == queue)
-                && matches!(call.answer, Answer::Ok(_))
+                && matches!(call.response, Response::Ok(_))
         });
         pauses
             .filter_map(|pause| {
@@ -456,7 +456,7 @@ fn flow_specs(world: &World) -> Vec<(&Call, &FlowSpec)> {
 fn flows(specs: &[(&Call, &FlowSpec)]) -> HashMap<i64, i64> {
     let mut flows = HashMap::new();
     for (call, spec) in specs {
-        if let Answer::Ok(flow) = call.answer {
+        if let Response::Ok(flow) = call.response {
             flows.extend(spec.nodes.iter().map(|node| (node.spec.n, flow)));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::{Call, Job, Step};
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
@@ -28,16 +28,16 @@ pub(super) fn not_lost(known: &Known<'_>) -> Found {
         let kept = kept(known, job, mark);
         let may_be_deleted = known.world.dumped_us - call.sent_us > KEPT_FOR_US
             && had_ended(known, job, known.world.dumped_us);
-        let wrong = match &call.answer {
-            Answer::Ok(1) => taken + kept != 1 && (taken > 0 || !may_be_deleted),
-            Answer::Ok(_) => taken + kept != 0 || !had_ended(known, job, call.answered_us),
-            Answer::Refused(_) => taken + kept != 0,
-            Answer::Unknown(_) => taken + kept > 1,
+        let wrong = match &call.response {
+            Response::Ok(1) => taken + kept != 1 && (taken > 0 || !may_be_deleted),
+            Response::Ok(_) => taken + kept != 0 || !had_ended(known, job, call.answered_us),
+            Response::Refused(_) => taken + kept != 0,
+            Response::Unknown(_) => taken + kept > 1,
         };
         found.case(job, wrong, || {
             format!(
                 "signal {mark} to job {job} was answered with {:?}, was taken {taken} times and is kept {kept} times",
-                call.answer
+                call.response
             )
         });
         if let Some(missed) = missed_by(known, call, job, mark) {
@@ -84,7 +84,7 @@ fn had_ended(known: &Known<'_>, job: i64, at_us: i64) -> bool {
 
 /// The wait that timed out although this signal had been committed and not taken.
 fn missed_by<'a>(known: &Known<'a>, call: &Call, job: i64, mark: i64) -> Option<&'a Step> {
-    if call.answer != Answer::Ok(1) {
+    if call.response != Response::Ok(1) {
         return None;
     }
     let taken_us = taken(known, job, mark).map(|step| step.at_us).min();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::gates::{Door, Gated};
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::{Call, Job};
 use super::{Found, Known, keys, limits};
 
@@ -47,7 +47,7 @@ fn waiting(known: &Known<'_>) -> Found {
             for _ in others {
                 found.case(job.id, false, String::new);
             }
-            // Without its answer, it is not known when it was enqueued.
+            // Without its response, it is not known when it was enqueued.
             let ([own], Some(earlier)) = (&own[..], nth.checked_sub(1).map(|nth| jobs[nth])) else {
                 continue;
             };
@@ -81,8 +81,8 @@ fn waits(
         records.any(|r| r.event == "released" && (call.sent_us..=gone_us).contains(&r.at_us));
     // The last one that was let through counts.
     let overtaken = next.is_some_and(|next| next.requested_us <= call.answered_us);
-    let answers = enqueues.get(&id).into_iter().flatten();
-    let Some(enqueued_us) = answers.map(|call| call.answered_us).min() else {
+    let responses = enqueues.get(&id).into_iter().flatten();
+    let Some(enqueued_us) = responses.map(|call| call.answered_us).min() else {
         return false;
     };
     if given_back || overtaken {
@@ -107,7 +107,7 @@ fn waits(
 fn enqueues<'a>(known: &Known<'a>) -> HashMap<i64, Vec<&'a Call>> {
     let mut enqueues: HashMap<i64, Vec<&Call>> = HashMap::new();
     for call in &known.world.calls {
-        if let (Request::Enqueue { .. }, Answer::Ok(id)) = (&call.request, &call.answer) {
+        if let (Request::Enqueue { .. }, Response::Ok(id)) = (&call.request, &call.response) {
             enqueues.entry(*id).or_default().push(call);
         }
     }

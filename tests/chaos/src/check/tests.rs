@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::super::ledger::{Answer, Event, Happened, Request, Run};
+use super::super::ledger::{Event, Happened, Request, Response, Run};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
 use super::super::world::{Attempt, Due, Evidence, Job, Worker, World};
@@ -106,18 +106,18 @@ fn a_retry_that_does_not_exist_is_found() {
 
 #[test]
 fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
-    let answered = |world: &mut World, answer: Answer| {
+    let answered = |world: &mut World, response: Response| {
         let call = world
             .calls
             .iter_mut()
-            .find(|c| c.answer == Answer::Ok(QUICK));
-        call.expect("the call exists").answer = answer;
+            .find(|c| c.response == Response::Ok(QUICK));
+        call.expect("the call exists").response = response;
     };
     breaks("refused_leaves_nothing", |world| {
-        answered(world, Answer::Refused("no".into()));
+        answered(world, Response::Refused("no".into()));
     });
     breaks("refused_leaves_nothing", |world| {
-        answered(world, Answer::Unknown("rolled back".into()));
+        answered(world, Response::Unknown("rolled back".into()));
         for call in &mut world.calls {
             if let Request::Enqueue { spec, .. } = &mut call.request {
                 spec.rolled_back |= spec.n == QUICK * 100;
@@ -519,7 +519,7 @@ fn a_job_that_fails_as_lost_because_two_hosts_share_an_id_is_found() {
     });
 }
 
-/// An attempt at the job that was cancelled in line starts `late_us` after the answer, on the worker with this id.
+/// An attempt at the job that was cancelled in line starts `late_us` after the response, on the worker with this id.
 fn starts_late(world: &mut World, worker: &str, late_us: i64) {
     for known in &mut world.workers {
         if known.incarnation == A {
@@ -688,7 +688,7 @@ fn an_answered_cancellation_that_does_not_hold_is_found() {
     breaks("admin_ends_hold", |world| {
         let request = Request::Cancel { job: QUICK };
         let mut call = world.calls[0].clone();
-        (call.request, call.answer) = (request, Answer::Ok(1));
+        (call.request, call.response) = (request, Response::Ok(1));
         world.calls.push(call);
     });
 }

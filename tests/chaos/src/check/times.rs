@@ -1,6 +1,6 @@
 //! Whether jobs start too early.
 
-use super::super::ledger::{Answer, Request};
+use super::super::ledger::{Request, Response};
 use super::super::world::Job;
 use super::{Found, Known};
 
@@ -40,13 +40,13 @@ fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 
             continue;
         };
         let moved = run_at_us.unwrap_or(call.sent_us);
-        match &call.answer {
-            Answer::Refused(_) => {}
-            Answer::Ok(_) if at_us >= call.answered_us => earliest = moved,
-            Answer::Ok(_) | Answer::Unknown(_) if at_us >= call.sent_us => {
+        match &call.response {
+            Response::Refused(_) => {}
+            Response::Ok(_) if at_us >= call.answered_us => earliest = moved,
+            Response::Ok(_) | Response::Unknown(_) if at_us >= call.sent_us => {
                 earliest = earliest.min(moved);
             }
-            Answer::Ok(_) | Answer::Unknown(_) => {}
+            Response::Ok(_) | Response::Unknown(_) => {}
         }
     }
     earliest

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::super::super::flows::{FlowSpec, OnFailure};
-use super::super::super::ledger::{Answer, Request};
+use super::super::super::ledger::{Request, Response};
 use super::super::super::world::{Call, Dependency, World};
 use super::healthy::flow::*;
 use super::healthy::*;
@@ -13,7 +13,7 @@ use super::{breaks, breaks_nothing, cases_of, evidence, job};
 fn enqueue(world: &mut World, flow: i64) -> &mut Call {
     let mut calls = world.calls.iter_mut();
     let found = calls.find(|call| {
-        matches!(call.request, Request::EnqueueFlow { .. }) && call.answer == Answer::Ok(flow)
+        matches!(call.request, Request::EnqueueFlow { .. }) && call.response == Response::Ok(flow)
     });
     found.expect("the healthy world has it")
 }
@@ -61,17 +61,17 @@ fn a_flow_that_lacks_a_job_or_has_one_twice_is_found() {
 #[test]
 fn a_refused_flow_that_has_jobs_and_half_of_one_without_an_answer_are_found() {
     breaks("flow_whole", |world| {
-        enqueue(world, FLOWS[3]).answer = Answer::Refused("no".into());
+        enqueue(world, FLOWS[3]).response = Response::Refused("no".into());
     });
     breaks("flow_whole", |world| {
         spec(world, FLOWS[3]).rolled_back = true;
     });
     breaks("flow_whole", |world| {
-        enqueue(world, FLOWS[3]).answer = Answer::Unknown("cut".into());
+        enqueue(world, FLOWS[3]).response = Response::Unknown("cut".into());
         world.jobs.retain(|job| job.id != HELD[1]);
     });
     let mut world = healthy();
-    enqueue(&mut world, FLOWS[3]).answer = Answer::Unknown("cut".into());
+    enqueue(&mut world, FLOWS[3]).response = Response::Unknown("cut".into());
     breaks_nothing(&world);
 }
 
@@ -167,7 +167,7 @@ fn a_retry_of_a_success_an_unrequested_one_and_a_second_one_are_found() {
     breaks(rule, |world| repeats(world, DIAMOND[1]));
     breaks(rule, |world| {
         for call in retries(world) {
-            call.answer = Answer::Refused("no".into());
+            call.response = Response::Refused("no".into());
         }
     });
 }
@@ -177,13 +177,13 @@ fn a_wrong_number_of_retried_jobs_and_one_that_is_left_out_are_found() {
     let rule = "flow_retry_repeats_failures";
     breaks(rule, |world| {
         let first = retries(world).next();
-        first.expect("there are two").answer = Answer::Ok(3);
+        first.expect("there are two").response = Response::Ok(3);
     });
     let left_out = |world: &mut World| {
         world.jobs.retain(|job| !REPEATED.contains(&job.id));
         world.evidence.retain(|e| !REPEATED.contains(&e.job));
         for call in retries(world) {
-            call.answer = Answer::Ok(0);
+            call.response = Response::Ok(0);
         }
     };
     breaks(rule, left_out);
@@ -202,7 +202,7 @@ fn a_wrong_number_of_retried_jobs_and_one_that_is_left_out_are_found() {
 fn a_retry_without_an_answer_may_have_made_jobs() {
     let mut world = healthy();
     for call in retries(&mut world).take(1) {
-        call.answer = Answer::Unknown("cut".into());
+        call.response = Response::Unknown("cut".into());
     }
     breaks_nothing(&world);
 }
@@ -233,7 +233,7 @@ fn jobs_that_a_retry_without_an_answer_may_have_made_are_not_certainly_live() {
     let first = retries(&mut world).next();
     let mut unanswered = first.expect("there are two").clone();
     unanswered.sent_us -= S;
-    unanswered.answer = Answer::Unknown("cut".into());
+    unanswered.response = Response::Unknown("cut".into());
     world.calls.push(unanswered);
     breaks_nothing(&world);
 }
@@ -271,7 +271,7 @@ fn a_job_that_starts_after_its_flow_was_deleted_is_found_unless_its_claim_was_in
     let starts_at = |world: &mut World, at_us: i64| {
         let mut calls = world.calls.iter_mut();
         let last = calls.find(|call| {
-            matches!(call.request, Request::CancelFlow { .. }) && call.answer == Answer::Ok(0)
+            matches!(call.request, Request::CancelFlow { .. }) && call.response == Response::Ok(0)
         });
         last.expect("the healthy world has it").request = Request::DeleteFlow { flow: FLOWS[1] };
         starts_late(world, at_us);

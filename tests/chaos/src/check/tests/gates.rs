@@ -1,7 +1,7 @@
 //! Broken promises of gates.
 
 use super::super::super::gates::Door;
-use super::super::super::ledger::{Answer, Event, Happened, Request};
+use super::super::super::ledger::{Event, Happened, Request, Response};
 use super::super::super::load::JobSpec;
 use super::super::super::world::{Attempt, Call, Evidence, Record, World};
 use super::super::{Known, limits, singletons, throttles};
@@ -23,7 +23,7 @@ fn enqueue(world: &mut World, id: i64) -> &mut Call {
     let mut calls = world.calls.iter_mut();
     let call = calls.find(|call| {
         matches!(&call.request, Request::Enqueue { spec, .. } if spec.n == id * 100)
-            && call.answer == Answer::Ok(id)
+            && call.response == Response::Ok(id)
     });
     call.expect("it was enqueued")
 }
@@ -211,7 +211,7 @@ fn two_jobs_of_a_singleton_that_run_at_the_same_time_are_found() {
     breaks("singleton_holds", |world| {
         evidence(world, RUNNING[0]).ended_us = Some(431 * S + 1_500);
         job(world, RUNNING[0]).finished_us = Some(431 * S + 1_600);
-        // The answers to their enqueues came too late to know how long they were live.
+        // The responses to their enqueues came too late to know how long they were live.
         enqueue(world, RUNNING[0]).answered_us = 433 * S;
         enqueue(world, RUNNING[1]).answered_us = 433 * S;
     });

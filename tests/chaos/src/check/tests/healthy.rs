@@ -7,7 +7,7 @@ pub(super) mod suspension;
 use serde_json::json;
 
 use super::super::super::bank::Payment;
-use super::super::super::ledger::{Answer, Event, Exit, Happened, Request, Run};
+use super::super::super::ledger::{Event, Exit, Happened, Request, Response, Run};
 use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
@@ -53,13 +53,13 @@ pub(super) const UNPAID: i64 = 38;
 struct Builder(World);
 
 impl Builder {
-    fn call(&mut self, at_us: i64, request: Request, answer: Answer) {
+    fn call(&mut self, at_us: i64, request: Request, response: Response) {
         self.0.calls.push(Call {
             number: self.0.calls.len() as u64,
             request,
             sent_us: at_us,
             answered_us: at_us + 1_000,
-            answer,
+            response,
         });
     }
 
@@ -86,7 +86,11 @@ impl Builder {
             available_us: run_at_us.unwrap_or(at_us),
             ..Job::default()
         };
-        self.call(at_us, Request::Enqueue { spec, run_at_us }, Answer::Ok(id));
+        self.call(
+            at_us,
+            Request::Enqueue { spec, run_at_us },
+            Response::Ok(id),
+        );
         self.0.jobs.push(job);
         self.of(id)
     }
@@ -106,7 +110,7 @@ impl Builder {
 
     /// The job is cancelled.
     fn cancel(&mut self, id: i64, at_us: i64) {
-        self.call(at_us, Request::Cancel { job: id }, Answer::Ok(1));
+        self.call(at_us, Request::Cancel { job: id }, Response::Ok(1));
         self.end(id, "cancelled", json!(null), at_us + 500);
     }
 
@@ -384,7 +388,7 @@ pub(super) fn healthy() -> World {
         job: MOVED,
         run_at_us: Some(18 * S),
     };
-    b.call(11 * S, moved, Answer::Ok(1));
+    b.call(11 * S, moved, Response::Ok(1));
     b.start(MOVED, 1, A, 18 * S);
     b.succeed(MOVED, 19 * S);
     let far = JobSpec {
@@ -394,7 +398,7 @@ pub(super) fn healthy() -> World {
     b.job(FAR, 10 * S, far);
 
     b.job(CANCELLED, 10 * S, plain());
-    b.call(11 * S, Request::Cancel { job: CANCELLED }, Answer::Ok(1));
+    b.call(11 * S, Request::Cancel { job: CANCELLED }, Response::Ok(1));
     b.end(CANCELLED, "cancelled", json!(null), 11 * S);
     b.job(COMPLETED, 10 * S, plain());
     let mark = "by hand".to_string();
@@ -402,7 +406,7 @@ pub(super) fn healthy() -> World {
         job: COMPLETED,
         mark: mark.clone(),
     };
-    b.call(11 * S, complete, Answer::Unknown("lost".into()));
+    b.call(11 * S, complete, Response::Unknown("lost".into()));
     let job = b.of(COMPLETED);
     job.state = "succeeded".into();
     job.result = Some(json!({"by_admin": mark}));
@@ -412,7 +416,7 @@ pub(super) fn healthy() -> World {
         job: FAILED,
         mark: mark.clone(),
     };
-    b.call(11 * S, fail, Answer::Ok(1));
+    b.call(11 * S, fail, Response::Ok(1));
     b.end(
         FAILED,
         "failed",
@@ -433,7 +437,7 @@ pub(super) fn healthy() -> World {
 
     // Retries of the first job, one after the other.
     for (id, at) in AGAIN.into_iter().zip([30, 40]) {
-        b.call(at * S, Request::Retry { job: QUICK }, Answer::Ok(id));
+        b.call(at * S, Request::Retry { job: QUICK }, Response::Ok(id));
         b.0.jobs.push(Job {
             id,
             queue: "default".into(),
@@ -560,23 +564,23 @@ pub(super) fn healthy() -> World {
     b.happen(185 * S, 195 * S, shared);
 
     let (queue, other) = ("default".to_string(), "default".to_string());
-    b.call(100 * S, Request::Pause { queue }, Answer::Ok(1));
+    b.call(100 * S, Request::Pause { queue }, Response::Ok(1));
     b.job(WAITED, 105 * S, plain());
     b.start(WAITED, 1, A, 110 * S + 2_000);
     b.succeed(WAITED, 111 * S);
     // These were refused, and have no job.
-    for (n, answer) in [
-        (9_001, Answer::Refused("no".into())),
-        (9_002, Answer::Unknown("cut".into())),
+    for (n, response) in [
+        (9_001, Response::Refused("no".into())),
+        (9_002, Response::Unknown("cut".into())),
     ] {
         let spec = JobSpec { n, ..plain() };
         let request = Request::Enqueue {
             spec,
             run_at_us: None,
         };
-        b.call(112 * S, request, answer);
+        b.call(112 * S, request, response);
     }
-    b.call(110 * S, Request::Resume { queue: other }, Answer::Ok(1));
+    b.call(110 * S, Request::Resume { queue: other }, Response::Ok(1));
     let stopped = Event::HostStopped {
         worker: "host-1".into(),
         status: "exit status: 0".into(),

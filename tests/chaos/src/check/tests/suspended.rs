@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::ledger::{Answer, Request};
+use super::super::super::ledger::{Request, Response};
 use super::super::super::suspending::{Part, Suspending};
 use super::super::super::world::{Evidence, Job, Kept, Step, World};
 use super::healthy::suspension::*;
@@ -140,11 +140,11 @@ fn an_old_signal_to_a_job_that_has_ended_may_be_deleted() {
 
 #[test]
 fn a_signal_that_was_refused_and_is_there_is_found() {
-    for answer in [Answer::Ok(0), Answer::Refused("no".into())] {
+    for response in [Response::Ok(0), Response::Refused("no".into())] {
         breaks("signals_not_lost", |world| {
             for call in &mut world.calls {
                 if matches!(call.request, Request::Signal { mark: KEPT, .. }) {
-                    call.answer = answer.clone();
+                    call.response = response.clone();
                 }
             }
         });
@@ -152,7 +152,7 @@ fn a_signal_that_was_refused_and_is_there_is_found() {
     let mut world = healthy();
     for call in &mut world.calls {
         if matches!(call.request, Request::Signal { .. }) {
-            call.answer = Answer::Unknown("cut".into());
+            call.response = Response::Unknown("cut".into());
         }
     }
     breaks_nothing(&world);

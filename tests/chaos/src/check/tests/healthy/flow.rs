@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::super::super::flows::{Edge, FlowSpec, Node, OnFailure};
-use super::super::super::super::ledger::{Answer, Request};
+use super::super::super::super::ledger::{Request, Response};
 use super::super::super::super::load::{JobSpec, Kind, WORK};
 use super::super::super::super::world::{Dependency, Job};
 use super::{A, B, Builder, S, nonce};
@@ -68,7 +68,7 @@ impl Builder {
             nodes,
             ..FlowSpec::default()
         };
-        self.call(at_us, Request::EnqueueFlow { spec }, Answer::Ok(flow));
+        self.call(at_us, Request::EnqueueFlow { spec }, Response::Ok(flow));
     }
 
     fn fails(&mut self, id: i64, claimed_us: i64) {
@@ -120,7 +120,7 @@ fn add_diamond(b: &mut Builder) {
             flow: FLOWS[0],
             before_us: 519 * S,
         };
-        b.call(at_us, request, Answer::Ok(count));
+        b.call(at_us, request, Response::Ok(count));
     }
     b.repeated(REPEATED[0], DIAMOND[1], 520 * S + 500);
     b.repeated(REPEATED[1], DIAMOND[3], 520 * S + 500);
@@ -141,7 +141,7 @@ pub(super) fn add(b: &mut Builder) {
     b.start(STOPPED_FLOW[0], 1, A, 529 * S);
     for (at_us, count) in [(530 * S, 2), (530 * S + 10_000, 0)] {
         let request = Request::CancelFlow { flow: FLOWS[1] };
-        b.call(at_us, request, Answer::Ok(count));
+        b.call(at_us, request, Response::Ok(count));
     }
     for id in STOPPED_FLOW {
         b.end(id, "cancelled", json!(null), 530 * S + 500);
@@ -154,7 +154,7 @@ pub(super) fn add(b: &mut Builder) {
         b.fails(ids[0], 536 * S);
     }
     let request = Request::DeleteFlow { flow: FLOWS[2] };
-    b.call(540 * S, request, Answer::Ok(1));
+    b.call(540 * S, request, Response::Ok(1));
     b.end(DELETED[1], "cancelled", json!(null), 540 * S + 500);
     b.of(HELD[1]).is_waiting = true;
     b.0.dependencies.push(Dependency {

@@ -1,7 +1,7 @@
 //! Jobs behind gates in the healthy world, each as much as its gate permits.
 
 use super::super::super::super::gates::{Door, Gated};
-use super::super::super::super::ledger::{Answer, Request};
+use super::super::super::super::ledger::{Request, Response};
 use super::super::super::super::load::{GATED, JobSpec};
 use super::{A, B, Builder, S};
 
@@ -52,7 +52,7 @@ impl Builder {
             spec,
             run_at_us: None,
         };
-        self.call(at_us, request, Answer::Ok(id));
+        self.call(at_us, request, Response::Ok(id));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::super::ledger::{Answer, Request};
+use super::super::super::super::ledger::{Request, Response};
 use super::super::super::super::load::{JobSpec, WORK};
 use super::super::super::super::suspending::{Part, Suspending};
 use super::super::super::super::world::{Attempt, Job, Kept, Step};
@@ -106,7 +106,7 @@ pub(super) fn add(b: &mut Builder) {
             job: SUSPENDED,
             mark,
         };
-        b.call(407 * S, request, Answer::Ok(1));
+        b.call(407 * S, request, Response::Ok(1));
     }
     b.0.signals.push(Kept {
         job: SUSPENDED,
