@@ -413,8 +413,8 @@ async fn renew(store: &Store, id: i64, fence: i64) {
         fence: Fence(fence),
         lease_ms: 60_000,
     };
-    let answers = store.renew(&[renewal]).await.unwrap();
-    assert_eq!(answers, [(JobId(id), None)]);
+    let responses = store.renew(&[renewal]).await.unwrap();
+    assert_eq!(responses, [(JobId(id), None)]);
 }
 
 /// Gives a claim back.

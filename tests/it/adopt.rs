@@ -70,8 +70,8 @@ async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
         let holds = holder.transaction().await.unwrap();
         match change {
             "renewed" => {
-                let answers = owner.renew(&[renewal(&job, 60_000)]).await.unwrap();
-                assert_eq!(answers, [(job.id, None)]);
+                let responses = owner.renew(&[renewal(&job, 60_000)]).await.unwrap();
+                assert_eq!(responses, [(job.id, None)]);
             }
             "paused" => {
                 let pause = "SELECT rouse.pause_queue('default')";

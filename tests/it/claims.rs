@@ -67,11 +67,11 @@ async fn a_job_larger_than_the_claim_limit_is_claimed_alone() {
     }
 }
 
-/// The key of the worker for which [`answer`] claims.
+/// The key of the worker for which [`enqueue_and_claim`] claims.
 const KEY: [u8; 32] = [7; 32];
 
 /// Claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in the rows.
-async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
+async fn enqueue_and_claim(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
         .batch_execute(&format!(
             "SELECT rouse.enqueue('x', to_jsonb({payload})) FROM generate_series(1, {jobs})"
@@ -103,11 +103,17 @@ async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the
     db.store().register(&worker).await.unwrap();
     // Each job takes 120 bytes for its columns and two for the quotes.
     let text = "repeat('x', 1902)";
-    assert_eq!(answer(&client, text, 64).await, (64, 0, 64 * 1904));
-    assert_eq!(answer(&client, text, 65).await, (1, 65, 0));
+    assert_eq!(
+        enqueue_and_claim(&client, text, 64).await,
+        (64, 0, 64 * 1904)
+    );
+    assert_eq!(enqueue_and_claim(&client, text, 65).await, (1, 65, 0));
     // A number that takes a few bytes in the table and 1,001 bytes in an answer.
-    assert_eq!(answer(&client, "1e1000", 116).await, (116, 0, 116 * 1001));
-    assert_eq!(answer(&client, "1e1000", 117).await, (1, 117, 0));
+    assert_eq!(
+        enqueue_and_claim(&client, "1e1000", 116).await,
+        (116, 0, 116 * 1001)
+    );
+    assert_eq!(enqueue_and_claim(&client, "1e1000", 117).await, (1, 117, 0));
 }
 
 #[tokio::test]
@@ -116,8 +122,14 @@ async fn a_payload_of_2_kib_is_written_once_and_read_after_the_claim() {
     let client = db.client().await;
     let worker = registration("w", WorkerKey::new(KEY));
     db.store().register(&worker).await.unwrap();
-    assert_eq!(answer(&client, "repeat('x', 2045)", 1).await, (1, 0, 2047));
-    assert_eq!(answer(&client, "repeat('x', 2046)", 1).await, (1, 1, 0));
+    assert_eq!(
+        enqueue_and_claim(&client, "repeat('x', 2045)", 1).await,
+        (1, 0, 2047)
+    );
+    assert_eq!(
+        enqueue_and_claim(&client, "repeat('x', 2046)", 1).await,
+        (1, 1, 0)
+    );
     let stored = "SELECT count(*) FROM rouse.payload";
     assert_eq!(
         client

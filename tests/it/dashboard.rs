@@ -52,17 +52,23 @@ impl Dashboard {
     }
 
     /// A page, as a browser on this machine gets it.
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], "").await
     }
 
     /// A form, as a page of the dashboard sends it.
-    async fn post(&self, path: &str, form: &str) -> Answer {
+    async fn post(&self, path: &str, form: &str) -> Response {
         self.send("POST", path, &[("Sec-Fetch-Site", "same-origin")], form)
             .await
     }
 
-    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
         let host = match headers.iter().any(|(name, _)| *name == "Host") {
             true => String::new(),
             false => format!("Host: {}\r\n", self.address),
@@ -77,11 +83,11 @@ impl Dashboard {
         );
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.unwrap();
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        Answer {
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).await.unwrap();
+        let response = String::from_utf8(response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
+        Response {
             status: head[9..12].parse().unwrap(),
             head: head.to_owned(),
             body: body.to_owned(),
@@ -119,13 +125,13 @@ fn form_token(page: &str) -> Option<String> {
 
 /// A response.
 #[derive(Debug)]
-struct Answer {
+struct Response {
     status: u16,
     head: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     /// The cookie that it sets, as a browser sends it.
     fn cookie(&self) -> String {
         let cookie = self.header("set-cookie").expect("a cookie");

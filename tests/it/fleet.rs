@@ -383,8 +383,8 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     refused.fence = Fence(0);
     let settled = store.settle(&[retried, ended, refused], Locked::Wait).await;
     assert_eq!(settled.unwrap().accepted.len(), 2);
-    let answer = store.heartbeat(None, &Stats::default(), false).await;
-    assert_eq!(answer.unwrap().timeouts, 2, "for the metrics page");
+    let response = store.heartbeat(None, &Stats::default(), false).await;
+    assert_eq!(response.unwrap().timeouts, 2, "for the metrics page");
     store.unregister().await.unwrap();
 
     let listed = run_rouse(&db, &["workers", "ls", "--all", "--json"]).await;
@@ -414,8 +414,8 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
         .await
         .unwrap();
     assert_eq!(flagged().await, (json!("active"), json!(2)));
-    let answer = store.heartbeat(None, &Stats::default(), false).await;
-    assert_eq!(answer.unwrap().timeouts, 2);
+    let response = store.heartbeat(None, &Stats::default(), false).await;
+    assert_eq!(response.unwrap().timeouts, 2);
 
     let cleared = run_rouse(&db, &["workers", "clear", "mail"]).await;
     cleared

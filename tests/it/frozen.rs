@@ -34,10 +34,10 @@ async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
         TestWorker::start_through(proxy.store(), db.connector(), settings(), catalog().await);
     let small = enqueue(&client, "noop", json!({"n": 1})).await;
     until(&client, small, |job| job.state == "succeeded").await;
-    let answer = proxy.hold(statement, Side::Answer);
+    let response = proxy.hold(statement, Side::Response);
     let enqueued: i64 = client.query_one(ENQUEUE, &[]).await.unwrap().get(0);
     assert_eq!(enqueued, JOBS);
-    answer.caught().await;
+    response.caught().await;
 
     until_true(
         &client,
@@ -72,7 +72,7 @@ async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
         .unwrap()
         .get(0);
     assert_eq!(run_by_other, JOBS - 1);
-    answer.release();
+    response.release();
     other.drain().await;
     frozen.drain().await;
     assert_eq!(show(&client, claimed).await.state, "cancelled");

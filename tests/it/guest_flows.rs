@@ -351,11 +351,11 @@ async fn a_guest_that_asks_for_too_much_or_for_nonsense_is_refused() {
         {"parents": null},
     ]);
     let (_, result, error) = run(&client, "flow.raw", calls).await;
-    let answers = result.as_array().unwrap_or_else(|| panic!("{error}"));
-    for (n, answer) in answers[..12].iter().enumerate() {
-        assert!(answer["refused"].is_string(), "{n}: {answer}");
+    let responses = result.as_array().unwrap_or_else(|| panic!("{error}"));
+    for (n, response) in responses[..12].iter().enumerate() {
+        assert!(response["refused"].is_string(), "{n}: {response}");
     }
-    assert_eq!(answers[14], json!({"ok": []}));
+    assert_eq!(responses[14], json!({"ok": []}));
 }
 
 #[tokio::test]

@@ -188,12 +188,12 @@ async fn a_host_that_starts_waits_some_seconds_for_locks_and_names_what_it_waits
     );
     let worker = "a transaction that has changed a worker and is still open";
     let queue = "a transaction that has changed a queue or a gate and is still open";
-    for (answer, what) in [
+    for (response, what) in [
         (outlived, worker),
         (declared, queue),
         (registration.map(drop), worker),
     ] {
-        let error = answer.expect_err(what);
+        let error = response.expect_err(what);
         assert_eq!(error.waits_for(), Some(what), "{error}");
     }
     assert!(

@@ -63,9 +63,9 @@ async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String)
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     let status = head.lines().next().unwrap();
     (status.to_owned(), body.to_owned())
 }
@@ -205,8 +205,8 @@ async fn a_request_is_answered_despite_many_idle_connections() {
         stream.write_all(half).await.unwrap();
         open.push(stream);
     }
-    let answer = tokio::time::timeout(Duration::from_secs(5), get(running.address, "/healthz"));
-    let (status, _) = answer
+    let response = tokio::time::timeout(Duration::from_secs(5), get(running.address, "/healthz"));
+    let (status, _) = response
         .await
         .expect("before any of them is closed for its silence");
     assert_eq!(status, "HTTP/1.1 200 OK");

@@ -142,7 +142,7 @@ impl Guests {
     }
 
     /// The responses to these requests.
-    pub(crate) async fn answers(&self, handler: &str, requests: Value) -> Vec<Value> {
+    pub(crate) async fn responses(&self, handler: &str, requests: Value) -> Vec<Value> {
         let payload = json!({"requests": requests, "regardless": true});
         let RunEnd::Returned(bytes) = self.run(handler, payload).await else {
             panic!("the guest continues after failed requests");
@@ -153,9 +153,9 @@ impl Guests {
 
     /// The response of the echo server to this request.
     async fn echo(&self, handler: &str, request: Value) -> Value {
-        let answer = self.answers(handler, json!([request])).await.remove(0);
-        let body = answer["body"].as_str();
-        let body = body.unwrap_or_else(|| panic!("expected a response, got {answer}"));
+        let response = self.responses(handler, json!([request])).await.remove(0);
+        let body = response["body"].as_str();
+        let body = body.unwrap_or_else(|| panic!("expected a response, got {response}"));
         serde_json::from_str(body).expect("the echo is JSON")
     }
 
@@ -254,10 +254,10 @@ async fn tls_requests_use_http2_and_verify_the_certificate_of_the_host() {
     assert_eq!(echo["headers"]["host"], Value::Null);
 
     let elsewhere = format!("https://here.web.test:{}/tls-elsewhere", web().tls);
-    let answers = guests
-        .answers("test.http.private", json!([{"url": elsewhere}]))
+    let responses = guests
+        .responses("test.http.private", json!([{"url": elsewhere}]))
         .await;
-    let error = answers[0]["error"].as_str().expect("an error");
+    let error = responses[0]["error"].as_str().expect("an error");
     assert!(error.contains("certificate"), "{error}");
     assert!(web().seen("/tls-elsewhere").is_empty());
 }
@@ -267,13 +267,13 @@ async fn connections_are_reused_only_by_the_same_handler() {
     let guests = guests().await;
     let connections = async |handler: &str, count: usize| {
         let request = json!({"url": http("here.web.test", "/kept")});
-        let answers = guests.answers(handler, vec![request; count].into()).await;
-        let connection = |answer: &Value| {
-            let body = answer["body"].as_str().expect("a body");
+        let responses = guests.responses(handler, vec![request; count].into()).await;
+        let connection = |response: &Value| {
+            let body = response["body"].as_str().expect("a body");
             let echo: Value = serde_json::from_str(body).expect("JSON");
             echo["connection"].as_u64().expect("a number")
         };
-        answers.iter().map(connection).collect::<HashSet<u64>>()
+        responses.iter().map(connection).collect::<HashSet<u64>>()
     };
     // A connection may be returned to the pool just after the next request has opened a new
     // one.
@@ -307,59 +307,63 @@ async fn requests_and_their_bytes_have_limits() {
     })
     .await;
     let get = |path: &str| json!({"url": http("localhost", path)});
-    let error = |answer: &Value| answer["error"].as_str().unwrap_or_default().to_owned();
+    let error = |response: &Value| response["error"].as_str().unwrap_or_default().to_owned();
 
-    let answers = guests
-        .answers(
+    let responses = guests
+        .responses(
             "test.http.private",
             json!([get("/bytes/19000"), get("/bytes/20001")]),
         )
         .await;
-    assert_eq!(answers[0]["body"].as_str().map(str::len), Some(19_000));
-    assert!(error(&answers[1]).contains("20000"), "{}", answers[1]);
+    assert_eq!(responses[0]["body"].as_str().map(str::len), Some(19_000));
+    assert!(error(&responses[1]).contains("20000"), "{}", responses[1]);
 
     let upload =
         json!({"url": http("localhost", "/upload"), "method": "POST", "body_bytes": 20_001});
-    let answers = guests.answers("test.http.private", json!([upload])).await;
-    assert!(error(&answers[0]).contains("20000"), "{}", answers[0]);
+    let responses = guests.responses("test.http.private", json!([upload])).await;
+    assert!(error(&responses[0]).contains("20000"), "{}", responses[0]);
 
     let bytes = get("/bytes/19000");
-    let answers = guests
-        .answers("test.http.private", json!([bytes, bytes, bytes]))
+    let responses = guests
+        .responses("test.http.private", json!([bytes, bytes, bytes]))
         .await;
-    assert_eq!(answers[1]["status"], 200);
+    assert_eq!(responses[1]["status"], 200);
     assert!(
-        error(&answers[2]).contains("limits.http_bytes"),
+        error(&responses[2]).contains("limits.http_bytes"),
         "{}",
-        answers[2]
+        responses[2]
     );
 
     let small = get("/many");
-    let answers = guests
-        .answers(
+    let responses = guests
+        .responses(
             "test.http.private",
             json!([small, small, small, small, small]),
         )
         .await;
-    assert_eq!(answers[3]["status"], 200);
+    assert_eq!(responses[3]["status"], 200);
     assert!(
-        error(&answers[4]).contains("limits.http_requests"),
+        error(&responses[4]).contains("limits.http_requests"),
         "{}",
-        answers[4]
+        responses[4]
     );
 
     let started = Instant::now();
-    let answers = guests
-        .answers("test.http.private", json!([get("/silence"), get("/half")]))
+    let responses = guests
+        .responses("test.http.private", json!([get("/silence"), get("/half")]))
         .await;
-    assert_eq!(answers[0]["kind"], "http-timeout");
-    assert!(error(&answers[1]).contains("timeout"), "{}", answers[1]);
+    assert_eq!(responses[0]["kind"], "http-timeout");
+    assert!(error(&responses[1]).contains("timeout"), "{}", responses[1]);
     assert!(started.elapsed() < Duration::from_secs(10));
 
     // This host does not trust the server.
     let tls = json!([{"url": https("/untrusted")}]);
-    let answers = guests.answers("test.http.private", tls).await;
-    assert!(error(&answers[0]).contains("certificate"), "{}", answers[0]);
+    let responses = guests.responses("test.http.private", tls).await;
+    assert!(
+        error(&responses[0]).contains("certificate"),
+        "{}",
+        responses[0]
+    );
 }
 
 #[tokio::test]
@@ -371,10 +375,10 @@ async fn thousands_of_header_fields_are_too_many_in_either_direction() {
     };
     assert!(message.contains("size of fields"), "{message}");
     for url in [http("localhost", "/fields/5000"), https("/fields/5000")] {
-        let answers = guests
-            .answers("test.http.private", json!([{"url": url}]))
+        let responses = guests
+            .responses("test.http.private", json!([{"url": url}]))
             .await;
-        assert!(answers[0]["error"].is_string(), "{}", answers[0]);
+        assert!(responses[0]["error"].is_string(), "{}", responses[0]);
     }
 }
 
@@ -404,10 +408,10 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
 #[tokio::test]
 async fn a_guest_continues_after_a_request_timeout() {
     let request = json!([{"url": http("localhost", "/silence"), "timeout_ms": 50}]);
-    let answers = guests().await.answers("test.http.private", request).await;
-    assert_eq!(answers[0]["kind"], "http-timeout");
+    let responses = guests().await.responses("test.http.private", request).await;
+    assert_eq!(responses[0]["kind"], "http-timeout");
     assert!(
-        answers[0]["error"]
+        responses[0]["error"]
             .as_str()
             .is_some_and(|error| error.contains("within 50ms"))
     );
@@ -422,10 +426,10 @@ async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
         ..grant("test.http.private", &["localhost"])
     };
     let requests = json!([{"url": http("unknown.test", "/")}]);
-    let answers = guests.answers("test.http.private", requests).await;
-    assert_eq!(answers[0]["kind"], "http");
+    let responses = guests.responses("test.http.private", requests).await;
+    assert_eq!(responses[0]["kind"], "http");
     assert!(
-        answers[0]["error"]
+        responses[0]["error"]
             .as_str()
             .is_some_and(|error| error.contains("no such name"))
     );
@@ -435,10 +439,10 @@ async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
     })
     .await;
     let requests = json!([{"url": format!("http://localhost:{nobody}/")}]);
-    let answers = guests.answers("test.http.private", requests).await;
-    assert_eq!(answers[0]["kind"], "http");
+    let responses = guests.responses("test.http.private", requests).await;
+    assert_eq!(responses[0]["kind"], "http");
     assert!(
-        answers[0]["error"]
+        responses[0]["error"]
             .as_str()
             .is_some_and(|error| error.contains("refused"))
     );

@@ -127,15 +127,15 @@ async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     until_recorded(&recording.started, running).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
 
-    let answer = proxy.hold("FROM rouse.claim(", Side::Answer);
+    let response = proxy.hold("FROM rouse.claim(", Side::Response);
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
-    answer.caught().await;
+    response.caught().await;
     until(&client, id, |job| job.state == "running").await;
     assert!(cancel(&client, id).await, "cancelled by this call");
     // The notification for this job comes later: once it is aborted, the worker knows of the other too.
     assert!(cancel(&client, running).await, "cancelled by this call");
     until_recorded(&recording.ended, running).await;
-    answer.release();
+    response.release();
 
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");

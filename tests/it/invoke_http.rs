@@ -59,7 +59,7 @@ fn loopback() -> String {
 }
 
 /// The response of a host.
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: Value,
@@ -104,12 +104,12 @@ impl Call {
         Self(stream)
     }
 
-    async fn answer(mut self) -> Answer {
+    async fn response(mut self) -> Response {
         let mut text = String::new();
         let read = tokio::time::timeout(TIMEOUT, self.0.read_to_string(&mut text));
         read.await.expect("a response in time").unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        Answer {
+        Response {
             status: head.split(' ').nth(1).unwrap().parse().unwrap(),
             head: head.to_ascii_lowercase(),
             body: serde_json::from_str(body).unwrap_or(Value::Null),
@@ -119,10 +119,10 @@ impl Call {
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-pub(crate) async fn post(address: SocketAddr, handler: &str, body: &str) -> Answer {
+pub(crate) async fn post(address: SocketAddr, handler: &str, body: &str) -> Response {
     Call::send(address, handler, &[JSON], body)
         .await
-        .answer()
+        .response()
         .await
 }
 
@@ -154,9 +154,13 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
         ("noop", "", 400, "invalid_payload"),
         ("noop", "{\"n\": \"\u{0}\"}", 400, "invalid_payload"),
     ] {
-        let answer = post(address, handler, body).await;
-        assert_eq!(answer.status, status, "{handler} {body}: {}", answer.body);
-        assert_eq!(answer.body["error"]["kind"], kind, "{}", answer.body);
+        let response = post(address, handler, body).await;
+        assert_eq!(
+            response.status, status,
+            "{handler} {body}: {}",
+            response.body
+        );
+        assert_eq!(response.body["error"]["kind"], kind, "{}", response.body);
     }
     let failed = post(address, "test.fail", r#"{"as": "details"}"#).await;
     assert_eq!(failed.body["error"]["message"], "see the details");
@@ -185,20 +189,20 @@ async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() 
     let folder = folder("invoke_payload_bytes_max = 64\n");
     let (_host, address) = serve(&folder, &loopback(), &[]);
     let with_length = [JSON, ("content-length", "65")];
-    let answer = Call::send(address, "noop", &with_length, "")
+    let response = Call::send(address, "noop", &with_length, "")
         .await
-        .answer()
+        .response()
         .await;
-    assert_eq!(answer.status, 413, "{}", answer.body);
-    assert_eq!(answer.body["error"]["kind"], "too_large");
+    assert_eq!(response.status, 413, "{}", response.body);
+    assert_eq!(response.body["error"]["kind"], "too_large");
     // All of it in one chunk, so that nothing is left unread when the response comes.
     let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
     let chunked = [JSON, ("transfer-encoding", "chunked")];
-    let answer = Call::send(address, "noop", &chunked, &chunk)
+    let response = Call::send(address, "noop", &chunked, &chunk)
         .await
-        .answer()
+        .response()
         .await;
-    assert_eq!(answer.status, 413, "{}", answer.body);
+    assert_eq!(response.status, 413, "{}", response.body);
     let largest = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
     assert_eq!(largest.len(), 64);
     assert_ne!(post(address, "noop", &largest).await.status, 413);
@@ -215,7 +219,10 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
 
     // Before the body has arrived.
     let later = [JSON, ("content-length", "8")];
-    let refused = Call::send(address, "noop", &later, "").await.answer().await;
+    let refused = Call::send(address, "noop", &later, "")
+        .await
+        .response()
+        .await;
     assert_eq!(refused.status, 429, "{}", refused.body);
     assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
     assert_eq!(refused.body["error"]["kind"], "full");
@@ -238,7 +245,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_pla
     }
     let unknown = Call::send(address, "no.such", &later, "").await;
     assert_eq!(
-        unknown.answer().await.status,
+        unknown.response().await.status,
         404,
         "this one is not waited for either"
     );
@@ -251,7 +258,7 @@ async fn invocations_still_running_after_the_drain_time_are_stopped() {
     let running = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
-    let stopped = running.answer().await;
+    let stopped = running.response().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(TIMEOUT);
@@ -273,9 +280,9 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     // The line is written just before the host stops.
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let refused = loop {
-        let answer = post(address, "noop", "{\"n\": 1}").await;
-        if answer.status != 200 {
-            break answer;
+        let response = post(address, "noop", "{\"n\": 1}").await;
+        if response.status != 200 {
+            break response;
         }
         assert!(tokio::time::Instant::now() < deadline, "it takes calls");
     };
@@ -283,7 +290,7 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     assert_eq!(refused.body["error"]["kind"], "stopping");
     assert!(get(address, "/readyz").await.0.contains("503"));
     host.signal(libc::SIGTERM);
-    let stopped = running.answer().await;
+    let stopped = running.response().await;
     assert_eq!(stopped.status, 503, "{}", stopped.body);
     assert_eq!(stopped.body["error"]["kind"], "shutdown");
     let (status, output) = host.exit(TIMEOUT);

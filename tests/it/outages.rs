@@ -196,8 +196,8 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
     host.line(TIMEOUT, |line| {
         line.contains("the database is unreachable; trying again")
     });
-    let answer = post(address.parse().unwrap(), "noop", "{\"n\": 7}").await;
-    assert_eq!((answer.status, answer.body), (200, json!({"n": 7})));
+    let response = post(address.parse().unwrap(), "noop", "{\"n\": 7}").await;
+    assert_eq!((response.status, response.body), (200, json!({"n": 7})));
 }
 
 #[tokio::test]

@@ -533,9 +533,9 @@ async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconf
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;
     let host = serve(proxy.url());
-    let answer = proxy.hold("rouse.settle(", Side::Answer);
+    let response = proxy.hold("rouse.settle(", Side::Response);
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
-    answer.caught().await;
+    response.caught().await;
     // The database has written the outcome, and the host does not learn it.
     assert_eq!(ended(&client, id).await.state, "succeeded");
     proxy.go_down();
@@ -547,7 +547,7 @@ async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconf
     assert!(line.contains(&format!("job.id={id} ")), "{line}");
     let job = show(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
-    drop(answer);
+    drop(response);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -136,7 +136,7 @@ async fn the_jobs_of_a_large_claim_are_looked_up_by_id_while_many_jobs_run() {
     assert_eq!(
         unread.len(),
         usize::try_from(BACKLOG).unwrap(),
-        "too many for one answer"
+        "too many for one response"
     );
     let requested = &unread[..JOBS];
     let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &requested]).await;

@@ -136,9 +136,9 @@ async fn a_secret_is_sent_to_its_host_and_the_guest_sees_only_its_placeholder() 
     // The server echoes all of it, in the head and in pieces of 3 bytes.
     let all = result.to_string();
     assert!(!all.contains(KEY) && !all.contains(TOKEN), "{all}");
-    let answers = &result["answers"];
-    assert_eq!(answers[0]["headers"]["x-leak"], format!("Bearer {key}"));
-    let echoed = answers[1]["body"].as_str().expect("a body");
+    let responses = &result["answers"];
+    assert_eq!(responses[0]["headers"]["x-leak"], format!("Bearer {key}"));
+    let echoed = responses[1]["body"].as_str().expect("a body");
     assert!(
         echoed.contains(&format!("one {token}, two {token}")),
         "{echoed}"
@@ -220,8 +220,8 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
         let used = run.used.expect("a guest ran");
         (result["answers"][0].take(), used.bytes_out)
     };
-    let (answer, bytes_out) = send(10).await;
-    assert_eq!(answer["status"], 200, "{answer}");
+    let (response, bytes_out) = send(10).await;
+    assert_eq!(response["status"], 200, "{response}");
     let arrived = web()
         .seen("/multiplied")
         .pop()
@@ -231,8 +231,8 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
 
     // With placeholders these are 7 and 14 KB.
     for (times, most) in [(150, "500000 bytes"), (300, "1048576 bytes")] {
-        let (answer, bytes_out) = send(times).await;
-        let error = answer["error"].as_str().expect("an error");
+        let (response, bytes_out) = send(times).await;
+        let error = response["error"].as_str().expect("an error");
         assert!(error.contains(most), "{error}");
         assert!(bytes_out < 1000, "{bytes_out}");
     }

@@ -303,9 +303,9 @@ async fn renewals_of_many_leases_may_take_a_slow_server_longer() {
         .await
         .unwrap();
     let renewals: Vec<_> = jobs.iter().map(|job| renewal(job, 120_000)).collect();
-    let answers = store.renew(&renewals).await.unwrap();
-    assert_eq!(answers.len(), 400);
-    assert!(answers.iter().all(|(_, refusal)| refusal.is_none()));
+    let responses = store.renew(&renewals).await.unwrap();
+    assert_eq!(responses.len(), 400);
+    assert!(responses.iter().all(|(_, refusal)| refusal.is_none()));
 }
 
 #[tokio::test]
@@ -333,10 +333,10 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
         .await
         .unwrap();
     let renewals: Vec<_> = jobs.iter().map(|job| renewal(job, 120_000)).collect();
-    let answers = store.renew(&renewals).await.unwrap();
+    let responses = store.renew(&renewals).await.unwrap();
     let reasons: Vec<_> = jobs
         .iter()
-        .map(|job| answers.iter().find(|(id, _)| *id == job.id).unwrap().1)
+        .map(|job| responses.iter().find(|(id, _)| *id == job.id).unwrap().1)
         .collect();
     assert_eq!(
         reasons,
@@ -365,8 +365,8 @@ async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
     // If another transaction has locked the row, the renewal reports nothing and does not wait.
     let transaction = client.transaction().await.unwrap();
     lock_job(&transaction, jobs[0].id.0).await;
-    let answers = store.renew(&renewals[..1]).await.unwrap();
-    assert_eq!(answers, [(jobs[0].id, Some(Refusal::Busy))]);
+    let responses = store.renew(&renewals[..1]).await.unwrap();
+    assert_eq!(responses, [(jobs[0].id, Some(Refusal::Busy))]);
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ async fn worker(db: &TestDb) -> TestWorker {
 }
 
 /// Has the handler make these calls, even after failures, in a job of this tenant (SQL); returns the answers.
-async fn answers(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
+async fn results(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
     let payload = json!({"calls": calls, "regardless": true});
     let id = enqueue_sql(
         client,
@@ -102,7 +102,7 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
     let calls = json!({"calls": [{"set": ["cursor", {"at": 7}]}, "fail"]});
     let failed = ended(&client, enqueue(&client, "test.state.one", calls).await).await;
     assert_eq!(failed.state, "failed");
-    let found = answers(
+    let found = results(
         &client,
         "test.state.one",
         "NULL",
@@ -142,9 +142,9 @@ async fn a_deletion_that_is_repeated_because_its_answer_was_lost_returns_false()
         middlewares: Vec::new(),
     };
     let worker = TestWorker::start_with(parts, Settings::default());
-    let answer = proxy.hold("rouse.delete_state(", Side::Answer);
+    let response = proxy.hold("rouse.delete_state(", Side::Response);
     let lose_the_answer = async {
-        answer.caught().await;
+        response.caught().await;
         until_true(
             &client,
             "SELECT NOT EXISTS (SELECT FROM rouse.handler_state)",
@@ -154,7 +154,7 @@ async fn a_deletion_that_is_repeated_because_its_answer_was_lost_returns_false()
         proxy.come_up();
     };
     let calls = json!([{"set": ["k", 1]}, {"delete": "k"}, {"get": "k"}]);
-    let found = answers(&client, "test.state.one", "NULL", calls);
+    let found = results(&client, "test.state.one", "NULL", calls);
     let (found, ()) = tokio::join!(found, lose_the_answer);
     assert_eq!(found[1..], [json!(false), json!(null)]);
     worker.drain().await;
@@ -172,13 +172,13 @@ async fn each_handler_has_separate_state_for_each_tenant() {
             let value = format!("{handler} {tenant}");
             let calls =
                 json!([{"get": "k"}, {"keys": ""}, {"set": ["k", value.replace('\'', "")]}]);
-            let found = answers(&client, handler, tenant, calls).await;
+            let found = results(&client, handler, tenant, calls).await;
             assert_eq!(found[..2], [json!(null), json!([])], "{value}");
         }
     }
     for handler in handlers {
         for tenant in tenants {
-            let found = answers(&client, handler, tenant, json!([{"get": "k"}])).await;
+            let found = results(&client, handler, tenant, json!([{"get": "k"}])).await;
             let value = format!("{handler} {tenant}").replace('\'', "");
             assert_eq!(found, [json!(value)]);
         }
@@ -193,7 +193,7 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     let worker = worker(&db).await;
     let text = |chars: usize| "x".repeat(chars);
     // In JSON, each text has two more bytes, and each key one more.
-    let found = answers(
+    let found = results(
         &client,
         "test.state.other",
         "NULL",
@@ -263,9 +263,9 @@ struct Counting {
 }
 
 impl Counting {
-    fn called<T: Send + 'static>(&self, answer: T) -> JournalFuture<'_, Result<T, String>> {
+    fn called<T: Send + 'static>(&self, response: T) -> JournalFuture<'_, Result<T, String>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(answer) })
+        Box::pin(async { Ok(response) })
     }
 }
 
@@ -431,7 +431,7 @@ async fn hostile_keys_are_refused_and_hostile_values_are_plain_bytes() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
-    let found = answers(
+    let found = results(
         &client,
         "test.state.one",
         "NULL",
@@ -465,7 +465,7 @@ async fn keys_are_listed_page_by_page_in_order() {
     // A page has 200 keys.
     let calls =
         json!([{"fill": ["a/", 450, 1]}, {"fill": ["b/", 1, 1]}, {"keys": "a/"}, {"keys": ""}]);
-    let found = answers(&client, "test.state.one", "'acme'", calls).await;
+    let found = results(&client, "test.state.one", "'acme'", calls).await;
     let all: Vec<String> = (0..450).map(|n| format!("a/{n:05}")).collect();
     assert_eq!(found[2], json!(all));
     assert_eq!(found[3].as_array().unwrap().len(), 451);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::example_effects;
-use crate::support::collector::{Answer, Collector, attribute, text};
+use crate::support::collector::{Behaviour, Collector, attribute, text};
 use crate::support::web::web;
 use crate::support::worker::{TIMEOUT, cancel, ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, rouse, scratch};
@@ -33,16 +33,25 @@ struct Traced {
 }
 
 impl Traced {
-    async fn start(db: &TestDb, answer: Answer, variables: &[(&str, &str)]) -> Self {
-        Self::start_at(db, answer, "off", variables).await
+    async fn start(db: &TestDb, behaviour: Behaviour, variables: &[(&str, &str)]) -> Self {
+        Self::start_at(db, behaviour, "off", variables).await
     }
 
-    async fn start_at(db: &TestDb, answer: Answer, http: &str, variables: &[(&str, &str)]) -> Self {
-        Self::start_as(serve(db, http), answer, variables).await
+    async fn start_at(
+        db: &TestDb,
+        behaviour: Behaviour,
+        http: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
+        Self::start_as(serve(db, http), behaviour, variables).await
     }
 
-    async fn start_as(mut command: Command, answer: Answer, variables: &[(&str, &str)]) -> Self {
-        let collector = Collector::start(answer).await;
+    async fn start_as(
+        mut command: Command,
+        behaviour: Behaviour,
+        variables: &[(&str, &str)],
+    ) -> Self {
+        let collector = Collector::start(behaviour).await;
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())
             .envs(variables.iter().copied());
@@ -136,7 +145,7 @@ async fn trace_of(client: &Client, id: i64) -> Option<String> {
 async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_children() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
-    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+    let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
 
     let transaction = client.transaction().await.unwrap();
     let set = format!("SET LOCAL rouse.traceparent = '{}'", producer());
@@ -249,7 +258,7 @@ async fn a_job_whose_producer_has_no_trace_has_one_of_its_own_with_all_its_attem
     let db = TestDb::new().await;
     let client = db.client().await;
     let variables = [("OTEL_SERVICE_NAME", "mail")];
-    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let traced = Traced::start(&db, Behaviour::Accept, &variables).await;
     let flaky = enqueue(&client, "test.flaky", json!({"fail_until": 1})).await;
     let other = enqueue(&client, "noop", json!({"n": 1})).await;
     let logging = enqueue(&client, "test.print", json!({"line": "hello"})).await;
@@ -291,7 +300,7 @@ async fn a_sampler_drops_jobs_without_a_trace_and_follows_the_decision_of_produc
     let db = TestDb::new().await;
     let client = db.client().await;
     let variables = [("OTEL_TRACES_SAMPLER", "parentbased_always_off")];
-    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let traced = Traced::start(&db, Behaviour::Accept, &variables).await;
     let unsampled = producer().replace("-01", "-00");
     let enqueue_in = async |path: &str, trace: Option<String>| -> i64 {
         let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
@@ -373,7 +382,7 @@ async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
     std::fs::write(&config, "").unwrap();
     let batches = guests_dir().with_file_name("batch");
     let command = serve_from(&db, "off", &batches, &config);
-    let traced = Traced::start_as(command, Answer::Accept, &[]).await;
+    let traced = Traced::start_as(command, Behaviour::Accept, &[]).await;
     until_true(
         &client,
         "SELECT EXISTS (SELECT FROM rouse.gate WHERE name = 'batch.any/batch')",
@@ -408,7 +417,7 @@ async fn with_logs_alone_no_context_is_made_up_for_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let variables = [("OTEL_TRACES_EXPORTER", "none")];
-    let traced = Traced::start(&db, Answer::Accept, &variables).await;
+    let traced = Traced::start(&db, Behaviour::Accept, &variables).await;
     let plain = enqueue(&client, "test.http.private", requests("/logs-only/plain")).await;
     let sql = "SELECT rouse.enqueue('test.http.private', $1, trace => $2)";
     let params = (requests("/logs-only/traced"), producer());
@@ -431,7 +440,7 @@ async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
     let client = db.client().await;
     let traced = Traced::start(
         &db,
-        Answer::Accept,
+        Behaviour::Accept,
         &[("ROUSE_LOG", "info,rouse::job=debug")],
     )
     .await;
@@ -458,7 +467,7 @@ async fn a_collector_that_never_answers_delays_neither_jobs_nor_the_end_of_the_h
         ("OTEL_BSP_SCHEDULE_DELAY", "50"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "64"),
     ];
-    let traced = Traced::start(&db, Answer::Hang, &variables).await;
+    let traced = Traced::start(&db, Behaviour::Hang, &variables).await;
     for n in 0..300 {
         enqueue(&client, "noop", json!({"n": n})).await;
     }
@@ -507,7 +516,8 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
         .batch_execute("INSERT INTO orders VALUES (1, 10)")
         .await
         .unwrap();
-    let traced = Traced::start_as(example_effects::serving(&db, login), Answer::Accept, &[]).await;
+    let traced =
+        Traced::start_as(example_effects::serving(&db, login), Behaviour::Accept, &[]).await;
     let mut ids = Vec::new();
     for _ in 0..2 {
         let id = enqueue(&client, "shop.pay", json!({"order": 1})).await;
@@ -531,7 +541,7 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
 async fn only_so_many_open_steps_of_an_attempt_have_spans() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let traced = Traced::start(&db, Answer::Accept, &[]).await;
+    let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
     let id = enqueue(&client, "test.open-steps", json!({"steps": 80})).await;
     assert_eq!(ended(&client, id).await.result, Some(json!(80)));
     let spans = traced.stop().spans();

@@ -230,10 +230,10 @@ async fn lines_whose_answer_was_lost_are_stored_once() {
         Settings::default(),
         catalog().await,
     );
-    let answer = proxy.hold("rouse.append_log(", Side::Answer);
+    let response = proxy.hold("rouse.append_log(", Side::Response);
     let payload = json!({"line": "once", "times": 2});
     let id = enqueue(&client, "test.print", payload).await;
-    answer.caught().await;
+    response.caught().await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.log)").await;
     let first = lines(&client, id).await;
     // The database has stored them, and the worker does not know.
@@ -241,7 +241,7 @@ async fn lines_whose_answer_was_lost_are_stored_once() {
     proxy.go_down();
     proxy.come_up();
     again.caught().await;
-    answer.release();
+    response.release();
     again.release();
     assert_eq!(ended(&client, id).await.state, "succeeded");
     // A worker that stops writes all pending lines.

@@ -178,8 +178,8 @@ async fn a_write_to_another_workers_job_is_refused_and_counted() {
         .await
         .unwrap();
     assert!(skipping.accepted.is_empty());
-    let answers = other.renew(&[renewal(&job, 1)]).await.unwrap();
-    assert!(answers[0].1.is_some(), "{answers:?}");
+    let responses = other.renew(&[renewal(&job, 1)]).await.unwrap();
+    assert!(responses[0].1.is_some(), "{responses:?}");
     assert_eq!(show(&client, id).await.state, "running");
     let refused: Vec<i64> = client
         .query("SELECT refused FROM rouse.worker ORDER BY incarnation", &[])

@@ -18,16 +18,16 @@ const TOKENS: &[(&str, &str)] = &[
 
 /// The cookie that a sign-in with this token gives.
 async fn sign_in(dashboard: &Dashboard, token: &str) -> String {
-    let answer = dashboard
+    let response = dashboard
         .post("/sign-in", &format!("token={token}&next=%2Fjobs"))
         .await;
     assert_eq!(
-        (answer.status, answer.header("location")),
+        (response.status, response.header("location")),
         (303, Some("/ui/jobs")),
         "{}",
-        answer.body
+        response.body
     );
-    let cookie = answer.header("set-cookie").unwrap();
+    let cookie = response.header("set-cookie").unwrap();
     assert!(
         cookie.contains("HttpOnly") && cookie.contains("SameSite=Lax"),
         "{cookie}"
@@ -115,8 +115,8 @@ async fn a_viewer_reads_and_an_operator_changes() {
             &form,
         ),
     ] {
-        let answer = dashboard.send("POST", &cancel, &headers, body).await;
-        assert_eq!(answer.status, 403, "{who}: {}", answer.body);
+        let response = dashboard.send("POST", &cancel, &headers, body).await;
+        assert_eq!(response.status, 403, "{who}: {}", response.body);
     }
     let stale = dashboard
         .send("POST", &cancel, &[("Cookie", &operator), same], "csrf=x")
@@ -246,12 +246,12 @@ async fn on_loopback_only_this_machine_reads() {
         &[("Host", "rebound.example")][..],
         &[("X-Forwarded-For", "1.2.3.4")],
     ] {
-        let answer = dashboard.send("GET", "/", headers, "").await;
-        assert_eq!(answer.status, 403, "{headers:?}");
+        let response = dashboard.send("GET", "/", headers, "").await;
+        assert_eq!(response.status, 403, "{headers:?}");
         assert!(
-            answer.body.contains("ROUSE_UI_OPERATOR_TOKEN"),
+            response.body.contains("ROUSE_UI_OPERATOR_TOKEN"),
             "{}",
-            answer.body
+            response.body
         );
     }
     let dashboard = Dashboard::start(&db, &TOKENS[..1]);

@@ -85,9 +85,9 @@ async fn postgres_and_the_model_count_the_same_tokens() {
             )
             .await
             .unwrap();
-        let answer: (i32, Option<i64>) = (row.get(0), row.get(1));
+        let response: (i32, Option<i64>) = (row.get(0), row.get(1));
         assert_eq!(
-            answer,
+            response,
             tokens(rate, &starts, until, at),
             "{rate:?}, starts {starts:?}, until {until:?}, at {at}"
         );
@@ -104,10 +104,10 @@ struct Lane {
 }
 
 /// The jobs of each lane, and whether it is closed: until an end, or for a time.
-type Answer = BTreeMap<usize, (usize, Option<bool>)>;
+type Response = BTreeMap<usize, (usize, Option<bool>)>;
 
 /// Claims in Postgres.
-async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Answer {
+async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Response {
     let asked: Vec<ClaimOrder> = orders
         .iter()
         .map(|order| ClaimOrder {
@@ -121,20 +121,20 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
     };
     let ids: Vec<_> = lanes.iter().map(|lane| lane.order.lane).collect();
     let place = |id| ids.iter().position(|lane| *lane == id).unwrap();
-    let mut answer = Answer::new();
+    let mut response = Response::new();
     for job in jobs {
         let place = place(job.lane);
-        answer.entry(place).or_default().0 += 1;
+        response.entry(place).or_default().0 += 1;
         lanes[place].running.push(job);
     }
     for closed in closed {
-        answer.entry(place(closed.lane)).or_default().1 = Some(closed.wait.is_none());
+        response.entry(place(closed.lane)).or_default().1 = Some(closed.wait.is_none());
     }
-    answer
+    response
 }
 
 /// Claims in the model.
-fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Answer {
+fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Response {
     let mut orders = orders.to_vec();
     let keys = |lane: u32| lanes[lane as usize].keys.as_slice();
     let gated = gates.within(&mut orders, wanted, 0, keys, |lane| {
@@ -154,14 +154,14 @@ fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize)
             claimed.insert(order.lane, jobs);
         }
     }
-    let mut answer = Answer::new();
+    let mut response = Response::new();
     for (lane, jobs) in &claimed {
-        answer.entry(*lane as usize).or_default().0 = *jobs;
+        response.entry(*lane as usize).or_default().0 = *jobs;
     }
     for closed in gates.charge(&gated, &claimed, 0) {
-        answer.entry(closed.lane as usize).or_default().1 = Some(closed.wait_ms.is_none());
+        response.entry(closed.lane as usize).or_default().1 = Some(closed.wait_ms.is_none());
     }
-    answer
+    response
 }
 
 #[tokio::test]
@@ -256,8 +256,11 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
             orders.truncate(1 + random.below(8) as usize);
             let wanted = 1 + random.below(20) as usize;
             let expected = model(&mut gates, &mut lanes, &orders, wanted);
-            let answer = claim(&store, &mut lanes, &orders, wanted).await;
-            assert_eq!(answer, expected, "seed {seed}, claim {claims}: {orders:?}");
+            let response = claim(&store, &mut lanes, &orders, wanted).await;
+            assert_eq!(
+                response, expected,
+                "seed {seed}, claim {claims}: {orders:?}"
+            );
             for lane in &mut lanes {
                 let ended = random.below(lane.running.len() as i64 + 1) as usize;
                 for job in lane.running.drain(..ended) {

@@ -45,9 +45,9 @@ async fn is_paid_once(shop: &Shop, id: i64) {
 async fn a_connection_that_is_cut_at_any_message_commits_once() {
     for (words, side) in [
         ("BEGIN ISOLATION", Side::Cut),
-        ("BEGIN ISOLATION", Side::Answer),
+        ("BEGIN ISOLATION", Side::Response),
         ("COMMIT", Side::Cut),
-        ("COMMIT", Side::Answer),
+        ("COMMIT", Side::Response),
     ] {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
@@ -58,7 +58,7 @@ async fn a_connection_that_is_cut_at_any_message_commits_once() {
         let held = proxy.hold(words, side);
         let id = shop.enqueue(pays()).await;
         held.caught().await;
-        if side == Side::Answer {
+        if side == Side::Response {
             // The server has done it, and the host does not know.
             proxy.go_down();
             proxy.come_up();
@@ -100,7 +100,7 @@ async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
 
 #[tokio::test]
 async fn a_step_whose_commit_was_not_answered_is_looked_up() {
-    for side in [Side::Cut, Side::Answer] {
+    for side in [Side::Cut, Side::Response] {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
         let worker = shop.start_with(login, Settings::default()).await;
@@ -114,7 +114,7 @@ async fn a_step_whose_commit_was_not_answered_is_looked_up() {
             .enqueue(json!([{"step": {"name": "pay", "effects": effects}}]))
             .await;
         held.caught().await;
-        if side == Side::Answer {
+        if side == Side::Response {
             proxy.go_down();
             proxy.come_up();
         }

@@ -176,7 +176,7 @@ async fn effects_of_one_job_stay_in_order_however_many_they_are() {
 async fn a_shared_commit_whose_answer_is_lost_is_looked_up_for_each_job() {
     for (words, side) in [
         ("COMMIT", Side::Cut),
-        ("COMMIT", Side::Answer),
+        ("COMMIT", Side::Response),
         ("settle_with_effects", Side::Cut),
     ] {
         let shop = Shop::open().await;
@@ -186,7 +186,7 @@ async fn a_shared_commit_whose_answer_is_lost_is_looked_up_for_each_job() {
         let held = proxy.hold(words, side);
         gathered.go_on().await;
         held.caught().await;
-        if side == Side::Answer {
+        if side == Side::Response {
             // The server has committed, and the host does not know.
             proxy.go_down();
             proxy.come_up();

@@ -148,8 +148,8 @@ async fn a_redirect_is_checked_like_any_other_request() {
     }
     // A redirect is not followed unless the guest asks for it.
     let request = json!([{"url": http("localhost", "/redirect/307?to=/x")}]);
-    let answers = guests.answers("test.http.private", request).await;
-    assert_eq!(answers[0]["status"], 307);
+    let responses = guests.responses("test.http.private", request).await;
+    assert_eq!(responses[0]["status"], 307);
 }
 
 #[tokio::test]

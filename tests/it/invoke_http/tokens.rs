@@ -34,7 +34,7 @@ async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and
     let call = async |headers: &[(&str, &str)]| {
         let headers: Vec<_> = headers.iter().copied().chain([NONE]).collect();
         let call = Call::send(address, "noop", &headers, "{\"n\": 1}").await;
-        call.answer().await.status
+        call.response().await.status
     };
     assert_eq!(call(&[JSON]).await, 200);
     assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
@@ -91,7 +91,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let (host, address) = serve(&folder, &everywhere, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
     let call = async |headers: &[(&str, &str)]| {
         let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
-        call.answer().await
+        call.response().await
     };
     host.line(TIMEOUT, |line| line.contains("for callers with the token"));
     let right = format!("Bearer {TOKEN}");
@@ -122,7 +122,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let address = address.parse().unwrap();
     assert_eq!(post(address, "noop", "{}").await.status, 200);
     let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;
-    assert_eq!(without.answer().await.status, 401);
+    assert_eq!(without.response().await.status, 401);
 }
 
 #[tokio::test]
@@ -137,9 +137,9 @@ async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() 
     });
     host.line(TIMEOUT, |line| line.contains("worker started"));
     let address = everywhere.replace("0.0.0.0", "127.0.0.1").parse().unwrap();
-    let answer = post(address, "noop", "{}").await;
-    assert_eq!(answer.status, 403);
-    assert_eq!(answer.body["error"]["kind"], "off");
+    let response = post(address, "noop", "{}").await;
+    assert_eq!(response.status, 403);
+    assert_eq!(response.body["error"]["kind"], "off");
 
     for (args, config, expected) in [
         (&["--no-queue"][..], "", "nothing is left to do"),

@@ -194,7 +194,7 @@ async fn a_worker_that_was_frozen_while_it_adopted_looks_for_orphans_again_befor
     let worker =
         TestWorker::start_through(proxy.store(), db.connector(), settings, catalog().await);
     until_true(&client, "SELECT count(*) > 20 FROM rouse.finished").await;
-    let held = proxy.hold("rouse.adopt(", Side::Answer);
+    let held = proxy.hold("rouse.adopt(", Side::Response);
     let end_lease = "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = $1";
     let adopted = |orphan: i64| {
         format!("SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {orphan} AND lost)")

@@ -96,7 +96,7 @@ async fn a_host_that_is_cut_off_between_listing_and_firing_leaves_the_due_time_t
     };
     let again = match store.fire_schedules(&[fired]).await {
         Err(error) if error.is_transient() => store.fire_schedules(&[fired]).await,
-        answer => answer,
+        response => response,
     };
     assert!(again.unwrap().is_empty());
     assert_eq!(outcomes(&client, "a").await, ["enqueued"]);

@@ -12,24 +12,24 @@ use crate::support::TestDb;
 use crate::support::claims::{claim_one, make_due, recorded_steps, settlement};
 use crate::support::worker::{TestWorker, ended, enqueue, until_true};
 
-/// From here on, `public.answer` has a row for each answer to a question about steps.
-async fn count_answers(client: &Client) {
+/// After this call, `public.response` has a row for each response to a request for steps.
+async fn count_responses(client: &Client) {
     let count = "
         ALTER FUNCTION rouse.recorded_steps RENAME TO really_recorded_steps;
-        CREATE TABLE public.answer (number bigint GENERATED ALWAYS AS IDENTITY, steps bigint);
+        CREATE TABLE public.response (number bigint GENERATED ALWAYS AS IDENTITY, steps bigint);
         CREATE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
         RETURNS TABLE (place bigint, refusal text, known bigint, added bigint, names text[], bytes integer[], results text[], waits text[], until_ms bigint[], at timestamptz[])
         LANGUAGE sql AS '
-            WITH answer AS MATERIALIZED (SELECT * FROM rouse.really_recorded_steps(p_worker, p_key, p_ids, p_fences, p_known_until)),
-            counted AS (INSERT INTO public.answer (steps) SELECT coalesce(cardinality(a.names), 0) FROM answer AS a)
-            SELECT a.* FROM answer AS a'";
+            WITH response AS MATERIALIZED (SELECT * FROM rouse.really_recorded_steps(p_worker, p_key, p_ids, p_fences, p_known_until)),
+            counted AS (INSERT INTO public.response (steps) SELECT coalesce(cardinality(a.names), 0) FROM response AS a)
+            SELECT a.* FROM response AS a'";
     client.batch_execute(count).await.unwrap();
 }
 
-/// The numbers of steps in the answers since the last call.
-async fn answers(client: &Client) -> Vec<i64> {
+/// The numbers of steps in the responses since the last call.
+async fn responses(client: &Client) -> Vec<i64> {
     let take = "
-        WITH taken AS (DELETE FROM public.answer RETURNING number, steps)
+        WITH taken AS (DELETE FROM public.response RETURNING number, steps)
         SELECT coalesce(array_agg(steps ORDER BY number), '{}') FROM taken";
     client.query_one(take, &[]).await.unwrap().get(0)
 }
@@ -71,7 +71,7 @@ async fn sleep(client: &Client, store: &Store, job: &ClaimedJob) {
 async fn a_resumption_reads_only_steps_that_are_newer_than_those_the_host_knows() {
     let db = TestDb::new().await;
     let (client, owner, other) = (db.client().await, db.worker().await, db.worker().await);
-    count_answers(&client).await;
+    count_responses(&client).await;
     enqueue(&client, "x", json!({})).await;
     let job = claim_one(&owner).await;
     for step in ["a", "b", "c"] {
@@ -79,7 +79,7 @@ async fn a_resumption_reads_only_steps_that_are_newer_than_those_the_host_knows(
     }
     let known = read(&owner, &job, RecordedSteps::default()).await;
     let known = read(&owner, &job, known).await;
-    assert_eq!(answers(&client).await, [3, 0]);
+    assert_eq!(responses(&client).await, [3, 0]);
     sleep(&client, &owner, &job).await;
 
     // An attempt on another host, which knows nothing of the job.
@@ -89,7 +89,7 @@ async fn a_resumption_reads_only_steps_that_are_newer_than_those_the_host_knows(
 
     let job = claim_one(&owner).await;
     let known = read(&owner, &job, known).await;
-    assert_eq!(answers(&client).await, [3], "a wait, d, and a wait");
+    assert_eq!(responses(&client).await, [3], "a wait, d, and a wait");
     assert_eq!(known.steps.len(), 6);
     assert_all(&owner, &job, &known).await;
 }
@@ -98,7 +98,7 @@ async fn a_resumption_reads_only_steps_that_are_newer_than_those_the_host_knows(
 async fn steps_that_were_removed_changed_or_dated_back_make_the_host_read_all_of_them() {
     let db = TestDb::new().await;
     let (client, owner) = (db.client().await, db.worker().await);
-    count_answers(&client).await;
+    count_responses(&client).await;
     enqueue(&client, "x", json!({})).await;
     let job = claim_one(&owner).await;
     for step in ["a", "b", "c"] {
@@ -106,7 +106,7 @@ async fn steps_that_were_removed_changed_or_dated_back_make_the_host_read_all_of
     }
     let mut known = read(&owner, &job, RecordedSteps::default()).await;
     record(&owner, &job, "d").await;
-    answers(&client).await;
+    responses(&client).await;
     for (change, expected) in [
         ("DELETE FROM rouse.step WHERE name = 'a'", [1, 3]),
         ("UPDATE rouse.step SET result = '7' WHERE name = 'b'", [0, 3]),
@@ -120,9 +120,9 @@ async fn steps_that_were_removed_changed_or_dated_back_make_the_host_read_all_of
         let unlocked = format!("BEGIN; SELECT rouse.unlock_history('a test'); {change}; COMMIT");
         client.batch_execute(&unlocked).await.unwrap();
         known = read(&owner, &job, known).await;
-        assert_eq!(answers(&client).await, expected, "{change}");
+        assert_eq!(responses(&client).await, expected, "{change}");
         assert_all(&owner, &job, &known).await;
-        answers(&client).await;
+        responses(&client).await;
     }
 }
 
@@ -146,11 +146,11 @@ async fn nap(client: &Client, naps: u32) {
 async fn a_host_keeps_the_steps_of_a_suspended_job_if_they_are_many() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    count_answers(&client).await;
+    count_responses(&client).await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     nap(&client, 20).await;
     // A step, a wait and its new end for each sleep: two steps in three rows. 32 steps are kept.
     let expected: Vec<i64> = (1..=20).map(|n| if n <= 16 { 3 * n } else { 3 }).collect();
-    assert_eq!(answers(&client).await, expected);
+    assert_eq!(responses(&client).await, expected);
     worker.drain().await;
 }

@@ -79,12 +79,12 @@ impl Browser {
             .body(Full::new(Bytes::from(body)))
             .expect("a request");
         let client = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client.request(request).await.expect("the driver answers");
-        let body = answer
+        let response = client.request(request).await.expect("the driver answers");
+        let body = response
             .into_body()
             .collect()
             .await
-            .expect("the whole answer");
+            .expect("the whole response");
         let mut body: Value = serde_json::from_slice(&body.to_bytes()).expect("JSON");
         let value = body["value"].take();
         match value["error"].is_string() {

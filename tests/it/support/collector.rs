@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 /// What it does with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Behaviour {
     Accept,
     /// Never answer.
     Hang,
@@ -44,7 +44,7 @@ pub(crate) struct Collector {
 
 impl Collector {
     /// Starts it. It ends with the test's runtime.
-    pub(crate) async fn start(answer: Answer) -> Self {
+    pub(crate) async fn start(behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let received: Arc<Mutex<Received>> = Arc::default();
@@ -55,7 +55,7 @@ impl Collector {
                 let (received, notify) = (own.clone(), notify.clone());
                 let service = service_fn(move |request| {
                     notify.notify_one();
-                    receive(received.clone(), answer, request)
+                    receive(received.clone(), behaviour, request)
                 });
                 tokio::spawn(async move {
                     let server = auto::Builder::new(TokioExecutor::new());
@@ -103,7 +103,7 @@ impl Collector {
 
 async fn receive(
     received: Arc<Mutex<Received>>,
-    answer: Answer,
+    behaviour: Behaviour,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -111,7 +111,7 @@ async fn receive(
     let body = body
         .map(http_body_util::Collected::to_bytes)
         .unwrap_or_default();
-    if answer == Answer::Hang {
+    if behaviour == Behaviour::Hang {
         std::future::pending::<()>().await;
     }
     let mut response = Response::new(Full::default());

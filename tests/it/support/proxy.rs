@@ -42,7 +42,7 @@ pub(crate) enum Side {
     /// The statement: the database does not see it yet.
     Statement,
     /// The answer and everything after it on that connection: the database has executed the statement.
-    Answer,
+    Response,
     /// The connection: it is cut each time the statement comes, until the release.
     Cut,
 }
@@ -223,7 +223,7 @@ impl Holds {
             Side::Cut => next
                 .clone()
                 .filter(|hold| fits && !*hold.is_released.borrow()),
-            Side::Statement | Side::Answer => next.take_if(|_| fits),
+            Side::Statement | Side::Response => next.take_if(|_| fits),
         }?;
         hold.caught.send_modify(|times| *times += 1);
         Some(hold)
@@ -245,10 +245,10 @@ async fn forward(client: TcpStream, socket: PathBuf, holds: Holds, sent: &Atomic
     };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let answers = watch::Sender::new(None);
-    let held = answers.subscribe();
+    let responses = watch::Sender::new(None);
+    let held = responses.subscribe();
     tokio::select! {
-        () = forward_statements(from_client, to_server, holds, answers, sent) => {}
+        () = forward_statements(from_client, to_server, holds, responses, sent) => {}
         () = forward_answers(from_server, to_client, held) => {}
     }
 }
@@ -257,7 +257,7 @@ async fn forward_statements(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     holds: Holds,
-    answers: watch::Sender<Option<Arc<Hold>>>,
+    responses: watch::Sender<Option<Arc<Hold>>>,
     sent: &AtomicUsize,
 ) {
     let mut bytes = vec![0; 64 << 10];
@@ -266,7 +266,7 @@ async fn forward_statements(
         if let Some(hold) = holds.catch(&bytes[..count]) {
             match hold.side {
                 Side::Statement => wait_for(&hold).await,
-                Side::Answer => _ = answers.send_replace(Some(hold)),
+                Side::Response => _ = responses.send_replace(Some(hold)),
                 Side::Cut => return,
             }
         }

@@ -120,7 +120,7 @@ impl Web {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let service = service_fn(move |request| self.answer(connection, request));
+        let service = service_fn(move |request| self.respond(connection, request));
         let builder = auto::Builder::new(TokioExecutor::new());
         // Some tests cut their clients off.
         drop(
@@ -130,7 +130,7 @@ impl Web {
         );
     }
 
-    async fn answer(
+    async fn respond(
         &'static self,
         connection: usize,
         request: Request<Incoming>,

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::{TRACE, Traced, producer};
-use crate::support::collector::Answer;
+use crate::support::collector::Behaviour;
 use crate::support::worker::{TIMEOUT, ended};
 use crate::support::{Host, TestDb, free_port, scratch, skip};
 
@@ -25,7 +25,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (host, own) = (free_port(), free_port());
-    let traced = Traced::start_at(&db, Answer::Accept, &format!("127.0.0.1:{host}"), &[]).await;
+    let traced = Traced::start_at(&db, Behaviour::Accept, &format!("127.0.0.1:{host}"), &[]).await;
     let sql = "SELECT rouse.enqueue('noop', '{\"n\": 1}', trace => $1)";
     let id: i64 = client.query_one(sql, &[&producer()]).await.unwrap().get(0);
     ended(&client, id).await;
@@ -52,7 +52,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
         "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
     let found = loop {
         // It is still starting, or has not scraped yet.
-        let found = answer(own, exemplars).await.unwrap_or_default();
+        let found = fetch(own, exemplars).await.unwrap_or_default();
         if found["data"].as_array().is_some_and(|it| !it.is_empty()) {
             break found;
         }
@@ -66,7 +66,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
         "{found}"
     );
     // The names of counters are the same in both formats.
-    let count = answer(own, "/api/v1/query?query=rouse_attempts_total")
+    let count = fetch(own, "/api/v1/query?query=rouse_attempts_total")
         .await
         .unwrap();
     let metric = &count["data"]["result"][0];
@@ -76,8 +76,8 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
     traced.stop();
 }
 
-/// The JSON that a program on this port answers.
-async fn answer(port: u16, path: &str) -> Option<Value> {
+/// The JSON response of the program on this port.
+async fn fetch(port: u16, path: &str) -> Option<Value> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;

@@ -63,7 +63,7 @@ async fn send(address: SocketAddr, path: &str, token: &str) -> TcpStream {
 }
 
 /// The status and the body.
-async fn answer(mut stream: TcpStream) -> (u16, Value) {
+async fn response(mut stream: TcpStream) -> (u16, Value) {
     let mut text = String::new();
     let read = tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut text));
     read.await.expect("a response in time").unwrap();
@@ -73,7 +73,7 @@ async fn answer(mut stream: TcpStream) -> (u16, Value) {
 }
 
 async fn get(address: SocketAddr, path: &str) -> (u16, Value) {
-    answer(send(address, path, TOKEN).await).await
+    response(send(address, path, TOKEN).await).await
 }
 
 fn start_to_get(address: SocketAddr, path: String) -> JoinHandle<(u16, Value)> {
@@ -131,7 +131,7 @@ async fn wrong_callers_ids_and_waits_are_refused() {
     let db = TestDb::new().await;
     let server = start(db.store(), Ends::default()).await;
     let kind = async |path: &str, token: &str| {
-        let (status, body) = answer(send(server.address, path, token).await).await;
+        let (status, body) = response(send(server.address, path, token).await).await;
         (status, body["error"]["kind"].as_str().unwrap().to_owned())
     };
     for (path, token, status, expected) in [
@@ -164,7 +164,7 @@ async fn waiters_are_limited_and_leave_with_their_connection_and_with_the_host()
     let second = send(server.address, &path, TOKEN).await;
     until_waiting(&server.ends, 1).await;
     server.stopping.cancel();
-    let (status, body) = answer(second).await;
+    let (status, body) = response(second).await;
     assert_eq!((status, &body["error"]["kind"]), (503, &json!("stopping")));
     until_waiting(&server.ends, 0).await;
 }
