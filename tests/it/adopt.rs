@@ -1,4 +1,4 @@
-//! Adoption of jobs whose worker is gone.
+//! Adoption of jobs whose worker is dead.
 
 mod crashes;
 

@@ -243,7 +243,7 @@ async fn a_denial_names_the_job_if_it_kept_only_read_access_to_a_directory() {
     assert!(denial.contains("under \"dirs\"") && !denial.contains("rouse.toml"));
     worker.drain().await;
 
-    // A limit of the operator is still reported as the operator's.
+    // A limit set by the operator is still reported as the operator's.
     let read = grant(&folder, "/in", Mode::Read);
     let worker = start_with(&db, Grants(vec![read])).await;
     let payload = json!({"path": "/in/a", "text": "a"});

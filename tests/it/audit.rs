@@ -369,7 +369,7 @@ async fn a_page_of_an_audit_reads_only_rows_near_its_time() {
     assert_eq!(row.get::<_, i64>(0), 20);
     let read = after - before;
     assert!((20..MANY / 2).contains(&read), "{read} rows were read");
-    // Rows that do not match are skipped as far back as the caller asked.
+    // Rows that do not match are skipped as far back as the caller requested.
     let all = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-02', max => 100000)";
     assert_eq!(
         transaction

@@ -1,4 +1,4 @@
-//! The size of one claim, and how its answer travels.
+//! The size of one claim, and how its result is sent.
 
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ async fn a_job_larger_than_the_claim_limit_is_claimed_alone() {
 /// The key of the worker for which [`enqueue_and_claim`] claims.
 const KEY: [u8; 32] = [7; 32];
 
-/// Claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in the rows.
+/// Enqueues and claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in
+/// the rows.
 async fn enqueue_and_claim(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
         .batch_execute(&format!(
@@ -108,7 +109,7 @@ async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the
         (64, 0, 64 * 1904)
     );
     assert_eq!(enqueue_and_claim(&client, text, 65).await, (1, 65, 0));
-    // A number that takes a few bytes in the table and 1,001 bytes in an answer.
+    // A number that takes a few bytes in the table and 1,001 bytes in a response.
     assert_eq!(
         enqueue_and_claim(&client, "1e1000", 116).await,
         (116, 0, 116 * 1001)

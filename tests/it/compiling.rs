@@ -75,7 +75,7 @@ pub(crate) fn compiler_that(does: &str) -> PathBuf {
     path
 }
 
-/// The answer of a compiler that refuses a module: the refusal, the length of the reason, and the reason.
+/// The response of a compiler that refuses a module: the refusal, the length of the reason, and the reason.
 fn refusing(why: &str) -> String {
     assert!(why.len() < 64);
     let zeros = "\\0".repeat(7);

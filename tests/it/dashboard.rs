@@ -163,8 +163,8 @@ async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
     }
 }
 
-/// A database with something on each page: jobs in all states, with hostile texts, a flow, a schedule, a gate, a paused
-/// queue, a worker.
+/// A database with something on each page: jobs in all states, with hostile strings, a flow, a schedule, a gate, a
+/// paused queue, a worker.
 async fn shop() -> TestDb {
     let db = TestDb::new().await;
     let store = db.store();

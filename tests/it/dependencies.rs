@@ -23,14 +23,14 @@ async fn enqueue_after(client: &Client, handler: &str, after: Value) -> i64 {
     row.unwrap().get(0)
 }
 
-/// The chains that a live job waits for; `None` if it waits for none.
+/// The chains that a live job waits for; `None` if it does not wait for any.
 async fn waits_for(client: &Client, id: i64) -> Option<Vec<i64>> {
     let sql = "SELECT waits_for FROM rouse.jobs WHERE id = $1";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
 
-/// Claims the jobs that are ready, and settles them all in one call with these outcomes, in the order of their ids. Returns the ids, and
-/// whether some releases are left.
+/// Claims the jobs that are ready, and settles them all in one call with these outcomes, in the order of their ids.
+/// Returns the ids, and whether some releases are left.
 async fn settle_ready(store: &Store, outcomes: &[Outcome]) -> (Vec<i64>, bool) {
     let mut jobs = claim(store, 10_000).await;
     jobs.sort_by_key(|job| job.id.0);

@@ -64,7 +64,8 @@ async fn declare_dead(client: &Client, worker: &Store) {
     client.execute(dead, &[&incarnation]).await.unwrap();
 }
 
-/// Enqueues a job in `q` with these further arguments, and returns the worker in whose inbox it is; empty for the shared lane.
+/// Enqueues a job in `q` with these further arguments, and returns the worker in whose inbox it is; empty for the
+/// shared lane.
 async fn enqueue(client: &Client, arguments: &str) -> String {
     let id = enqueue_sql(client, &format!("'greet', queue => 'q'{arguments}")).await;
     inbox(client, id).await

@@ -1,4 +1,4 @@
-//! The page about errors: it promises a hint where the message does not contain the remedy.
+//! The page about errors: it guarantees a hint where the message does not contain the remedy.
 
 use crate::support::TestDb;
 use crate::support::database::refusal;

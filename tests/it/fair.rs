@@ -217,7 +217,8 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
     let rows = client.query(overtaken, &[]).await.unwrap();
     let counts: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(counts.len(), 8);
-    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line. One of each four may have met a busy machine.
+    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line. One of each four may
+    // have met a busy machine.
     for lanes in counts.chunks(4) {
         let late = lanes.iter().filter(|count| **count >= 60).count();
         assert!(late <= 1, "{counts:?}");

@@ -1,4 +1,4 @@
-//! The first day with Rouse: lists without a verb, verbs for several jobs, pages whose examples work.
+//! The first day with Rouse: lists without a subcommand, subcommands for several jobs, pages whose examples work.
 
 mod dev;
 

@@ -1,4 +1,4 @@
-//! WebAssembly files in a folder become handlers, and the catalog follows changes of the folder.
+//! WebAssembly files in a folder become handlers, and the catalog follows changes to the folder.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -230,7 +230,7 @@ async fn a_file_that_may_still_be_there_is_not_withdrawn() {
         ("linked.wasm", &echo("test.linked", "1")),
     ])
     .await;
-    // An error that root gets too, and that does not mean that the file is gone: the link's name is too long.
+    // An error that root gets too, and that does not mean that the file was removed: the link's name is too long.
     std::os::unix::fs::symlink("x".repeat(300), handlers.path(".link")).unwrap();
     fs::hard_link(handlers.path("echo.wasm"), handlers.path(".echo")).unwrap();
     fs::rename(handlers.path(".link"), handlers.path("echo.wasm")).unwrap();

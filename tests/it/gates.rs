@@ -1,4 +1,4 @@
-//! Gates: limits of how many jobs run, how often they start, which start together, and which are enqueued.
+//! Gates: limits on how many jobs run, how often they start, which start together, and which are enqueued.
 
 mod batches;
 mod changes;

@@ -293,7 +293,7 @@ async fn jobs_for_handlers_that_are_not_granted_are_denied_with_the_lines_to_pas
         assert!(message.contains(line), "{message}");
         assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
     }
-    // A call that is not granted takes back those beside it, even if the handler goes on.
+    // A call that is not granted takes back the others, even if the handler continues.
     let calls = json!([{"call": [["a", {"handler": "flow.square", "payload": "{}"}],
                                  ["b", {"handler": "billing.refund", "payload": "{}"}]]}]);
     let (id, ..) = run(&client, "flow.raw", calls).await;

@@ -1,4 +1,4 @@
-//! Text from guests and modules is harmless wherever it is shown: on a terminal, in a host's log, in the database.
+//! Text from guests and modules is sanitized wherever it is shown: on a terminal, in a host's log, in the database.
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};

@@ -94,7 +94,7 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
         )
         .await
         .unwrap();
-    // A change of its handlers is reported at once.
+    // A change to its handlers is reported at once.
     std::fs::write(folder.path().join("echo.wasm"), echo("test.echo", "1")).unwrap();
     until_true(
         &client,
@@ -112,7 +112,8 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     worker.drain().await;
 }
 
-/// Its leases last for an hour. The database would wait for the end of them, because it does not count the worker as dead.
+/// Its leases last for an hour. The database would wait for the end of them, because it does not count the worker as
+/// dead.
 #[tokio::test]
 async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     let db = TestDb::new().await;

@@ -1,8 +1,8 @@
-//! Untrusted modules: what a guest may try, and what the host promises.
+//! Untrusted modules: what a guest may try, and what the host guarantees.
 //!
-//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a
+//! Each case is a name, a guarantee, and a module in WebAssembly text. All cases run on one host in parallel with a
 //! harmless neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that
-//! it was not slowed down by more than [`SLOWDOWN_MAX`]. `docs/explanation/security.md` describes the other promises.
+//! it was not slowed down by more than [`SLOWDOWN_MAX`]. `docs/explanation/security.md` describes the other guarantees.
 
 mod boundary;
 mod computing;
@@ -62,22 +62,22 @@ pub(super) enum Ends {
 /// One attack that a guest may try.
 pub(super) struct Case {
     pub(super) name: &'static str,
-    pub(super) promise: &'static str,
+    pub(super) guarantee: &'static str,
     pub(super) module: Vec<u8>,
     pub(super) payload: &'static str,
     pub(super) ends: Ends,
 }
 
 /// A guest whose `run` has this body.
-fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
-    with(name, promise, "", body, ends)
+fn body(name: &'static str, guarantee: &'static str, body: &str, ends: Ends) -> Case {
+    with(name, guarantee, "", body, ends)
 }
 
 /// Like [`body`], with these items in its module.
-fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
+fn with(name: &'static str, guarantee: &'static str, items: &str, body: &str, ends: Ends) -> Case {
     Case {
         name,
-        promise,
+        guarantee,
         module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
         payload: "{}",
         ends,
@@ -136,7 +136,7 @@ pub(super) async fn run(cases: Vec<Case>) {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let alone = alone.end().await;
     for case in cases {
-        println!("{}: {}", case.name, case.promise);
+        println!("{}: {}", case.name, case.guarantee);
         let handlers = Handlers::with(&[("hostile.wasm", &case.module)]).await;
         let handler = handlers.handler("test.files");
         let running = Neighbour::start(neighbour.clone());
@@ -151,7 +151,7 @@ pub(super) async fn run(cases: Vec<Case>) {
     }
 }
 
-/// Runs one case, and stops it if it does not end by itself.
+/// Runs one case, and stops it if it does not end on its own.
 async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
     let abort = AbortHandle::new();
     let mut running = attempt(&sandbox(), handler, job(case.payload), abort.clone());
@@ -184,7 +184,7 @@ fn expect(case: &Case, end: RunEnd) {
         _ => false,
     };
     assert!(fits, "{}: {end:?}", case.name);
-    // All text of a guest can be stored and is harmless on a terminal.
+    // All text of a guest can be stored and is safe on a terminal.
     let tries = Tries {
         failed: 1,
         max: 1,

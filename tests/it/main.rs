@@ -1,4 +1,4 @@
-//! Every promise of Rouse, shown against a real Postgres.
+//! Every guarantee of Rouse, tested against a real Postgres.
 
 mod support;
 

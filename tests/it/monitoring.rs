@@ -113,7 +113,7 @@ fn the_dashboard_has_queries_in_each_panel_and_recorded_names_exist() {
     }
 }
 
-/// Names, units and help texts follow the rules of Prometheus, on the page of a host that has run a job.
+/// Names, units and help strings follow the rules of Prometheus, on the page of a host that has run a job.
 #[tokio::test]
 async fn promtool_accepts_the_metrics_page_of_a_host() {
     let Some(mut command) = promtool(&["check", "metrics"]) else {

@@ -321,7 +321,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     assert!(lines.contains("\nmodule = \"f"), "{lines}");
     drop(catalog);
 
-    // No file takes another's name even when the owner's file is gone.
+    // No file takes another's name even when the owner's file was removed.
     machine.remove("mail.wasm");
     machine.put("0.wasm", echo("mail.send", "evil"));
     let bound = Machine {

@@ -71,7 +71,7 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_scheduling_delay_is_separat
     )
     .await;
     ended(&client, daily).await;
-    // A job whose worker is gone has waited for the end of a lease, and its wait does not count for the queue.
+    // A job whose worker is dead has waited for the end of a lease, and its wait does not count for the queue.
     let _dead = db.worker().await;
     let orphan = "INSERT INTO rouse.queue (name, paused_at) VALUES ('lost', now())";
     client.batch_execute(orphan).await.unwrap();

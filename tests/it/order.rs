@@ -81,8 +81,8 @@ async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
         .unwrap();
     run_all_in_one_slot(&db, &client).await;
     // The queues take turns, and within queue other its handlers do: every other job is one of this queue, every fourth
-    // one of each handler. A claim takes the part of one lane after that of the other. The first claims take whole lanes
-    // in the order in which they were found.
+    // one of each handler. A claim takes the part of one lane after that of the other. The first claims take whole
+    // lanes in the order in which they were found.
     let rows = client
         .query(
             &format!(

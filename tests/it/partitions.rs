@@ -178,7 +178,7 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
 async fn tables_are_made_where_the_database_is_whatever_the_defaults_of_the_session() {
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
-    // In the folder of the server. The owner of the schema has no rights in it.
+    // In the folder of the server. The owner of the schema has no privileges on it.
     for sql in [
         "SET allow_in_place_tablespaces = on",
         "CREATE TABLESPACE elsewhere LOCATION ''",

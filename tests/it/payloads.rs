@@ -202,7 +202,8 @@ async fn a_large_payload_stays_in_its_row_if_todays_partition_is_missing() {
 async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // One is live; one ended today; one ended back then, in a queue that keeps its jobs for ten years; one is gone.
+    // One is live; one ended today; one ended back then, in a queue that keeps its jobs for ten years; one is no longer
+    // kept.
     let live = query_number(&client, "SELECT rouse.enqueue('x')").await;
     client
         .batch_execute(&format!(
@@ -243,7 +244,8 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 1}");
 }
 
-/// A gate that merges jobs writes the payload of the newer one beside the older one. An enqueue that has begun first may be the last to pass.
+/// A gate that merges jobs writes the payload of the newer one in addition to that of the older one. An enqueue that
+/// has started first may be the last to pass.
 #[tokio::test]
 async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     let db = TestDb::new().await;
@@ -262,8 +264,8 @@ async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
 }
 
-/// The last enqueue that passed the gate had begun before midnight, and the one before it after midnight: the payload that
-/// was replaced is in the later partition.
+/// The last enqueue that passed the gate had started before midnight, and the one before it after midnight: the payload
+/// that was replaced is in the later partition.
 #[tokio::test]
 async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_before_is_dropped() {
     let db = TestDb::new().await;
@@ -276,7 +278,7 @@ async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_bef
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
 }
 
-/// The partition of its day is gone, and that of the copy has a payload that was replaced, too.
+/// The partition of its day was dropped, and that of the copy has a payload that was replaced, too.
 #[tokio::test]
 async fn a_copy_of_a_payload_is_copied_again_and_a_replaced_one_is_not() {
     let db = TestDb::new().await;

@@ -1,4 +1,4 @@
-//! The private Postgres keeps its promises for every user, however its host ends.
+//! The guarantees of the private Postgres hold for every user, however its host ends.
 
 use std::{
     env, fs,
@@ -135,7 +135,7 @@ async fn the_next_start_recovers_after_host_and_server_were_both_killed() {
     let host = Host::spawn(entry(&data_dir));
     let server = pid_in(&host);
     write_note(&url_in(&host)).await;
-    // The server first, so that it has no time to stop by itself.
+    // The server first, so that it has no time to stop on its own.
     kill(server);
     host.kill();
 

@@ -151,7 +151,7 @@ async fn appending_to_a_file_fills_no_more_than_the_quota() {
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
     assert_eq!(full.run("a").await, NO_SPACE);
     assert_eq!(full.size(), (BYTES_MAX, 1));
-    // Files that exist at the start of an attempt count.
+    // Files that exist when an attempt starts count.
     assert_eq!(full.run("b").await, NO_SPACE);
     assert_eq!(full.size(), (BYTES_MAX, 2));
 }

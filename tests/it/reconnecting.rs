@@ -44,7 +44,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     let mut started = Vec::new();
     for ms in [20_000, 1_000] {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
-        // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
+        // Started, not only claimed: if the response to a claim is lost, the job waits for the end of its lease.
         let expected = format!("job.id={id} ");
         host.line(TIMEOUT, |line| {
             line.contains(&expected) && line.contains("asleep")

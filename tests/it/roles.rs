@@ -1,4 +1,4 @@
-//! The rights of each role.
+//! The privileges of each role.
 
 use serde_json::json;
 use tokio_postgres::error::SqlState;

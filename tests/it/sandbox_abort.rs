@@ -143,7 +143,7 @@ async fn a_guest_in_a_loop_of_panics_is_stopped() {
 #[tokio::test]
 async fn a_guest_that_waits_for_its_abort_again_and_again_is_stopped() {
     let (_handlers, handler) = raw("(call $wait_for_abort)").await;
-    // It hoards pollables until the host ends it, which may be before its grace is over.
+    // It hoards pollables until the host ends it, which may be before its grace has expired.
     stop_for_every_reason("waiting for the abort", handler, "{}", false).await;
 }
 

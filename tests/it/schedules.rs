@@ -1,4 +1,4 @@
-//! Schedules: what SQL accepts, the outcomes of due times, and the rights to change schedules.
+//! Schedules: what SQL accepts, the outcomes of due times, and the privileges for changing schedules.
 
 mod backfills;
 mod commands;

@@ -10,7 +10,7 @@ use crate::support::claims::{orders, rand};
 use crate::support::database::refusal;
 use crate::support::worker::{TestWorker, ended, enqueue, until_true};
 
-/// Sets these for sessions of the database that are opened from now on.
+/// Sets these for sessions of the database that are opened after this call.
 async fn set_for_database(client: &Client, settings: &[(&str, &str)]) {
     for (name, value) in settings {
         let sql = format!(

@@ -251,7 +251,7 @@ async fn a_locked_job_is_left_out_and_the_others_are_settled() {
     assert!(settled.locked.is_empty());
 }
 
-/// The worker trusts the longer lease as soon as it has the answer.
+/// The worker trusts the longer lease as soon as it has the response.
 #[tokio::test]
 async fn a_renewal_commits_as_durably_as_the_session_requires() {
     let db = TestDb::new().await;

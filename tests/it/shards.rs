@@ -41,7 +41,7 @@ async fn lease(store: &Store) -> BTreeSet<u32> {
     leased.into_iter().flat_map(|of| of.own).collect()
 }
 
-/// The workers call in turns until nothing changes; returns the number of shards of each.
+/// The workers call in turn until nothing changes; returns the number of shards of each.
 async fn shares(stores: &[Store]) -> Vec<usize> {
     let mut before = Vec::new();
     for _ in 0..4 {
@@ -64,7 +64,7 @@ async fn shares(stores: &[Store]) -> Vec<usize> {
     panic!("no end after four rounds: {before:?}");
 }
 
-/// The lease of a worker ends, as if it had not called for long.
+/// The lease of a worker ends, as if it had not called for a long time.
 async fn end_lease(client: &Client, worker_id: &str) {
     let ended = client
         .execute(
@@ -92,7 +92,7 @@ async fn shares_are_even_and_follow_workers_that_come_leave_and_die() {
     // It leaves: its shards are free at once.
     stores.remove(1).unregister().await.unwrap();
     assert_eq!(shares(&stores).await, [4, 4, 4, 4]);
-    // It is killed: they are free when its lease is over.
+    // It is killed: they are free when its lease has expired.
     stores.remove(3);
     assert_eq!(shares(&stores).await, [4, 4, 4]);
     end_lease(&client, "w-5").await;

@@ -286,8 +286,8 @@ async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }
 
-/// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first job
-/// is that of another handler. Nothing but the end of the first job wakes the worker.
+/// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first
+/// job is that of another handler. Nothing but the end of the first job wakes the worker.
 #[tokio::test]
 async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
     let never = Duration::from_secs(600);

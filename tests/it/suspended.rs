@@ -90,7 +90,7 @@ async fn wait_of(client: &Client, id: i64) -> Value {
     row.get::<_, Option<Value>>(0).unwrap_or_default()
 }
 
-/// The end of the wait that an earlier attempt of the job began.
+/// The end of the wait that an earlier attempt of the job started.
 async fn end_of_wait(store: &Store, job: &ClaimedJob) -> SystemTime {
     let steps = recorded_steps(store, job.id, job.fence).await.unwrap();
     let Some(RecordedStep::Waits(begun)) = steps.values().next() else {

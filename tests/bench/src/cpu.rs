@@ -90,7 +90,7 @@ pub(super) fn postgres(postmaster: u32, without: &[u32]) -> Result<Seconds> {
     Ok(total)
 }
 
-/// CPU time of one thread with nanosecond resolution; `stat` counts hundredths of a second.
+/// CPU time of one thread with nanosecond resolution; `stat` counts in units of 10 ms.
 fn running(task: &Path) -> Result<Seconds> {
     let Ok(text) = fs::read_to_string(task.join("schedstat")) else {
         return Ok(Stat::read(&task.join("stat").to_string_lossy())?.own);

@@ -1,5 +1,5 @@
-//! The dashboard on a large database: how soon its pages answer, what open ones cost Postgres, and whether hosts beside
-//! them are slower.
+//! The dashboard on a large database: how soon its pages respond, what open ones cost Postgres, and whether hosts that
+//! run alongside them are slower.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
@@ -51,7 +51,7 @@ pub(super) struct Options {
     /// How long their cost is measured, in seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3_600))]
     pub(super) seconds: u64,
-    /// Jobs of each drain beside them; half of the drains are without open pages
+    /// Jobs of each drain alongside them; half of the drains are without open pages
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
     pub(super) jobs: i64,
     /// Drains of each kind
@@ -181,7 +181,7 @@ async fn paths(server: &Server) -> Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// How soon each page answers, once it has been opened: the 95th percentile of the first byte.
+/// How soon each page responds, once it has been opened: the 95th percentile of the first byte.
 async fn pages(
     bench: &Bench,
     server: &Server,
@@ -239,7 +239,7 @@ async fn cost(
     Ok(())
 }
 
-/// Drains with and without open pages, in turns.
+/// Drains with and without open pages, taking turns.
 async fn beside(
     bench: &Bench,
     server: &Server,

@@ -31,8 +31,7 @@ pub(super) struct Drained {
     pub(super) statements: f64,
     /// Peak memory of the largest host, bytes.
     pub(super) rss_peak: f64,
-    /// Memory growth of all hosts together from a tenth of the jobs to the end, bytes. `None` if the drain was too
-    /// short.
+    /// Memory growth of all hosts together from 10 % of the jobs to the end, bytes. `None` if the drain was too short.
     pub(super) rss_growth: Option<f64>,
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Options {
     /// Jobs per run
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     jobs: i64,
-    /// Runs of the host and of the loop, in turns; the median of each figure is reported
+    /// Runs of the host and of the loop, taking turns; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     runs: u16,
 }

@@ -1,6 +1,6 @@
-//! How fast one host runs jobs that wait for each other, continue their chain, or sleep, compared with jobs that do not;
-//! how long settlements are held up while waiting jobs are cancelled or retried (`held_up.rs`); and how late the jobs of
-//! schedules are (`schedules.rs`).
+//! How fast one host runs jobs that wait for each other, continue their chain, or sleep, compared with jobs that do
+//! not; how long settlements are held up while waiting jobs are cancelled or retried (`held_up.rs`); and how late the
+//! jobs of schedules are (`schedules.rs`).
 
 mod continued;
 mod resumptions;
@@ -34,7 +34,7 @@ pub(super) struct Options {
     /// Jobs per run, in flows of 10,000; and jobs that are cancelled
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     pub(super) jobs: i64,
-    /// Runs of each drain, in turns; the median of each figure is reported
+    /// Runs of each drain, taking turns; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
     /// Chains of ten jobs that their handler continues
@@ -171,7 +171,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Jobs that wait for others, in turns with jobs that do not.
+/// Jobs that wait for others, taking turns with jobs that do not.
 async fn graphs(
     bench: &Bench,
     server: &Server,

@@ -1,7 +1,7 @@
 //! How long another settlement is held up while many jobs that wait are cancelled or retried.
 //!
-//! One connection settles single jobs of another lane, one after another; a second one changes the waiting jobs in
-//! batches, as hosts and commands do. No host runs, so that each settlement is timed by itself.
+//! One connection settles individual jobs of another lane, one after another; a second one changes the waiting jobs in
+//! batches, as hosts and commands do. No host runs, so that each settlement is timed separately.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -207,7 +207,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Repeats a change of a flow until nothing is left to change.
+/// Repeats a change to a flow until nothing is left to change.
 async fn until_zero(client: &Client, sql: &str, flow: i64) -> Result<()> {
     while client.query_one(sql, &[&flow]).await?.get::<_, i32>(0) > 0 {}
     Ok(())

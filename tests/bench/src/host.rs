@@ -170,7 +170,7 @@ impl Host {
         self.pid
     }
 
-    /// Does `work` while the host runs. If the host exits by itself, the error has its log.
+    /// Does `work` while the host runs. If the host exits on its own, the error has its log.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.process.during(work).await
     }

@@ -138,9 +138,9 @@ async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
     Ok(enqueued)
 }
 
-/// `started_at` is the database's time of the claim plus the time that the host measured from the answer
-/// to the start, so it is too early by the transit of the answer. The settlement is too late by the
-/// duration of the run. The true start is between the two.
+/// `started_at` is the database's time of the claim plus the time that the host measured from the response to the
+/// start, so it is too early by the transit of the response. The settlement is too late by the duration of the run. The
+/// true start is between the two.
 async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     let ids: Vec<i64> = enqueued.iter().map(|job| job.id).collect();
     let started = std::time::Instant::now();

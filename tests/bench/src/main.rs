@@ -89,7 +89,7 @@ enum Part {
     Idle(idle::Options),
     /// More hosts, more lanes, larger payloads, long jobs, late commits
     Scale(scale::Options),
-    /// The dashboard with 10 million finished and 1 million queued jobs: pages, open pages, hosts beside them
+    /// The dashboard with 10 million finished and 1 million queued jobs: pages, open pages, hosts alongside them
     Dashboard(dashboard::Options),
     /// All of the above but the dashboard, and one table at the end; about an hour on two cores
     All(all::Options),

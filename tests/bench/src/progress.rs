@@ -34,7 +34,7 @@ impl Progress {
         self.start(title, template, Some(length));
     }
 
-    /// Starts a step of this duration, during which the bar moves by itself.
+    /// Starts a step of this duration, during which the bar moves automatically.
     pub(super) async fn during<T>(
         &self,
         title: &str,

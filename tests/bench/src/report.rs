@@ -1,4 +1,4 @@
-//! The result of a benchmark: a table for people, JSON for scripts.
+//! The result of a benchmark: a human-readable table, JSON for scripts.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ pub(super) enum Unit {
 pub(super) struct Figure {
     /// Words joined by dots, such as `drain.ratio`: stable, for scripts and targets.
     pub(super) key: String,
-    /// Description for people.
+    /// Human-readable description.
     pub(super) label: String,
     pub(super) value: f64,
     pub(super) unit: Unit,
@@ -210,7 +210,7 @@ impl Unit {
         }
     }
 
-    /// Formats a value in this unit for people.
+    /// Formats a value in this unit for display.
     pub(super) fn format(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.3}"),

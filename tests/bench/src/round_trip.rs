@@ -47,7 +47,7 @@ pub(super) async fn run(
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if let AsyncMessage::Notification(notification) = message {
                 let id: i64 = notification.payload().parse().unwrap_or_default();
-                // The receiver is gone when the probe has ended.
+                // The receiver is dropped when the probe has ended.
                 let _ = notify.send(id).await;
             }
         }

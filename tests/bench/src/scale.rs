@@ -1,5 +1,5 @@
-//! Figures with more hosts, fair shares, gates, direct dispatch, more lanes, larger payloads, long jobs, late commits and
-//! modes of queues.
+//! Figures with more hosts, fair shares, gates, direct dispatch, more lanes, larger payloads, long jobs, late commits
+//! and modes of queues.
 
 mod direct;
 mod fair;

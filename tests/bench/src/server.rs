@@ -128,7 +128,7 @@ impl Server {
             .context("reload the settings of the server")
     }
 
-    /// Makes the sessions that start from now on log each statement that takes at least this many milliseconds.
+    /// Makes sessions that start after this call log each statement that takes at least this many milliseconds.
     pub(super) async fn log_statements(&self, over_ms: u32) -> Result<()> {
         let name: String = self
             .client
@@ -142,8 +142,8 @@ impl Server {
             .context("log slow statements")
     }
 
-    /// The duration of the slowest statement in the server's log, milliseconds, and what it begins with. `None` if there
-    /// is none.
+    /// The duration of the slowest statement in the server's log, milliseconds, and its beginning. `None` if there is
+    /// none.
     pub(super) fn slowest_logged(&self) -> Result<Option<(f64, String)>> {
         let log = std::fs::read(self.folder.join("pg/server.log")).context("read the log")?;
         let log = String::from_utf8_lossy(&log);

@@ -148,7 +148,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             .during(soak(bench, &server.client, pid, chunks))
             .await?;
         let seconds = started.elapsed().as_secs_f64();
-        // The host has not exited by itself: `during` would have failed.
+        // The host has not exited on its own: `during` would have failed.
         host.stop().await?;
         let mut report = Report::new("soak");
         report.settings = server.settings();
@@ -255,7 +255,7 @@ fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
         |sample| sample.maps,
         |sample| sample.threads,
     ];
-    // The permitted growth of each: a tenth, plus this amount.
+    // The permitted growth of each: 10 %, plus this amount.
     let names = [
         ("rss", "resident memory", Unit::Bytes, 16e6),
         ("files", "open files", Unit::Count, 4.0),

@@ -22,8 +22,8 @@ impl Position {
     }
 }
 
-/// Bytes of the records between two positions, and of the full-page images among them. An image is
-/// written at the first change of a page after a checkpoint, so images depend on the time of the checkpoint.
+/// Bytes of the records between two positions, and of the full-page images among them. An image is written at the first
+/// change to a page after a checkpoint, so images depend on the time of the checkpoint.
 pub(super) struct Records {
     pub(super) bytes: i64,
     pub(super) image_bytes: i64,

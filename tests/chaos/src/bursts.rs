@@ -40,7 +40,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(3);
 /// 4 MiB in all: far more than the buffers of a connection hold.
 const LARGE_JOBS: usize = 64;
 const LARGE_BYTES: usize = 64 << 10;
-/// A claim of these jobs takes some milliseconds.
+/// A claim of these jobs takes a few milliseconds.
 const CLAIM_TIMEOUT: Duration = Duration::from_millis(500);
 /// By then the other hosts have claimed the jobs that are left.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);

@@ -138,7 +138,7 @@ async fn send(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An error of the statement is a response. An error that ends the connection leaves open whether the statement took
+/// An error from the statement is a response. An error that ends the connection leaves open whether the statement took
 /// effect.
 fn classify(error: &Error) -> Response {
     match error.as_db_error() {

@@ -15,7 +15,7 @@ use super::ledger::{Event, now_us};
 use super::plan::Fault;
 use super::random::Random;
 
-/// A transaction takes some milliseconds, and there are some each second.
+/// A transaction takes a few milliseconds, and there are a few each second.
 const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// A backend that is frozen while it changes its row of pg_stat_activity keeps everybody who reads the view waiting.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);

@@ -32,7 +32,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Injects all faults of the plan, and returns when the last one is over.
+    /// Injects all faults of the plan, and returns when the last one has ended.
     pub(super) async fn run(self: Arc<Self>, plan: Vec<Planned>, started: Instant) -> Result<()> {
         let mut running = JoinSet::new();
         for planned in plan {

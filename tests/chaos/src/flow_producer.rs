@@ -164,7 +164,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Calls until nothing is left to retry. What fails again meanwhile is not retried again.
+    /// Calls until nothing is left to retry. What fails again in the meantime is not retried again.
     async fn retry(&mut self, plan: &Plan) -> Result<()> {
         let before_us = now_us();
         if let Some(us) = plan.hangs_up_us {

@@ -260,7 +260,7 @@ impl Hosts {
         }
     }
 
-    /// If the host has exited by itself, records that in the ledger and returns when it was started.
+    /// If the host has exited on its own, records that in the ledger and returns when it was started.
     pub(super) fn has_ended(&self, process: &mut Process) -> Result<Option<i64>> {
         let Some(status) = process.child.try_wait()? else {
             return Ok(None);

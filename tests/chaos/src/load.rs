@@ -125,7 +125,7 @@ pub(super) struct JobSpec {
     /// Whether it does a step and reports progress.
     #[serde(default)]
     pub(super) steps: bool,
-    /// Whether it writes evidence every tenth of a second while it sleeps.
+    /// Whether it writes evidence every 100 ms while it sleeps.
     #[serde(default)]
     pub(super) ticks: bool,
     /// Size in bytes of an incompressible part of the payload.
@@ -248,7 +248,7 @@ impl JobSpec {
         self.suspending = Some(suspending);
     }
 
-    /// Whether it ends by itself soon, so that others may wait for it.
+    /// Whether it ends on its own soon, so that others may wait for it.
     pub(super) fn ends_soon(&self) -> bool {
         self.run_in_ms.is_none() && self.kind != Kind::IsNeverSignalled
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask chaos`: real hosts and a real server under load, while faults are injected.
 //!
-//! Afterwards the promises are checked against two witnesses outside the database: the ledger, with every request and
+//! Afterwards the guarantees are checked against two witnesses outside the database: the ledger, with every request and
 //! its response, and the evidence that each attempt leaves.
 
 mod run;
@@ -55,7 +55,7 @@ use plan::Fault;
 use report::Report;
 use world::World;
 
-/// Kill, freeze and crash hosts and Postgres under load, then check that every promise was kept
+/// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee held
 #[derive(Parser)]
 #[command(
     name = "cargo xtask chaos",
@@ -65,7 +65,7 @@ use world::World;
         cargo xtask chaos --minutes 1 --faults kill-host,crash-server   injects only these faults\n  \
         cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
         cargo xtask chaos --check chaos-run              checks the folder of an earlier run again\n\n\
-        The exit code is 0 if every promise was kept and every fault and every rule had a case. Otherwise the folder\n\
+        The exit code is 0 if every guarantee held and every fault and every rule had a case. Otherwise the folder\n\
         with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md lists the rules."
 )]
 struct Options {
@@ -90,7 +90,7 @@ struct Options {
     /// Keep ledger, evidence and logs in this new folder, even if the run passes
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run this SQL as the superuser before the load, to break a promise on purpose and see whether chaos notices
+    /// Run this SQL as the superuser before the load, to violate a guarantee on purpose and see whether chaos notices
     #[arg(long, value_name = "FILE")]
     sabotage: Option<PathBuf>,
     /// Start nothing; check the folder that an earlier run has kept

@@ -51,8 +51,8 @@ pub(super) enum Fault {
     SameId,
     /// kill -9 of each host that runs a certain job, until that job fails as lost
     CrashJob,
-    /// The transaction of an attempt's effects is stopped at its fence, at a statement, before or at its COMMIT; then its
-    /// session is terminated, its host is killed or the server is crashed
+    /// The transaction of an attempt's effects is stopped at its fence, at a statement, before or at its COMMIT; then
+    /// its session is terminated, its host is killed or the server is crashed
     CutEffects,
 }
 

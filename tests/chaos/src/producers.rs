@@ -198,7 +198,7 @@ impl Producer {
     }
 }
 
-/// The argument `after` of this job: the last jobs of its producer. `None` if it waits for none.
+/// The argument `after` of this job: the last jobs of its producer. `None` if it does not wait for any.
 fn after(spec: &JobSpec, last: &VecDeque<i64>) -> Option<Value> {
     let parents = last.iter().rev().take(spec.parents);
     let named = parents.map(|id| {

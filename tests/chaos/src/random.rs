@@ -5,7 +5,7 @@
 pub(super) struct Random(u64);
 
 impl Random {
-    /// An independent stream for each purpose, so that a change of one does not affect the others.
+    /// An independent stream for each purpose, so that a change to one does not affect the others.
     pub(super) fn new(seed: u64, purpose: &str) -> Self {
         let mut random = Self(seed);
         for byte in purpose.bytes() {

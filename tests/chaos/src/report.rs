@@ -64,8 +64,8 @@ impl Report {
             if !found.violations.is_empty() {
                 let count = found.violations.len();
                 report.failures.push(format!(
-                    "{}: {count} violations of the promise: {}",
-                    rule.name, rule.promise
+                    "{}: {count} violations of the guarantee: {}",
+                    rule.name, rule.guarantee
                 ));
             } else if found.checked == 0 && rule.is_needed(&world.run) {
                 report
@@ -232,10 +232,10 @@ impl Report {
     }
 
     fn rule_table(&self) -> Table {
-        let mut table = table(["promise", "cases", "violations"]);
+        let mut table = table(["guarantee", "cases", "violations"]);
         for (rule, checked, violations) in &self.rules {
             table.add_row([
-                format!("{}: {}", rule.name, rule.promise),
+                format!("{}: {}", rule.name, rule.guarantee),
                 checked.to_string(),
                 violations.to_string(),
             ]);

@@ -56,8 +56,8 @@ pub(super) fn listens(worker: &str) -> bool {
     !of("host", POLLS) && !of("line", LINE_POLLS)
 }
 
-/// `login` is the connection string of the handler with effects. The seats differ: the first two have the tag, the second keeps its id, the third polls only, and every other one has
-/// a short drain timeout.
+/// `login` is the connection string of the handler with effects. The seats differ: the first two have the tag, the
+/// second keeps its id, the third polls only, and every other one has a short drain timeout.
 pub(super) fn of(role: Role, evidence: &str, login: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),

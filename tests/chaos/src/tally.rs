@@ -17,7 +17,7 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         let of_the_end = world.jobs.iter().filter_map(|job| job.sha256.as_ref());
         of_attempts.chain(of_the_end).collect()
     };
-    // Hosts that share an id are stopped when the fault is over.
+    // Hosts that share an id are stopped when the fault ends.
     let shared: BTreeSet<&String> = {
         let happened = world.happened.iter();
         let shared = happened.filter_map(|happened| match &happened.event {

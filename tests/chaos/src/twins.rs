@@ -64,7 +64,7 @@ impl Hosts {
             }
             tokio::time::sleep(POLL_EVERY).await;
         }
-        // The host without the id exits by itself, and would not stop in order while it starts.
+        // The host without the id exits on its own, and would not shut down gracefully while it starts.
         let loser = usize::from(twins[1].exits > twins[0].exits);
         let ending = Instant::now();
         while twins[loser].exits > 0

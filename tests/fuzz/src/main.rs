@@ -27,7 +27,7 @@ use rand::rngs::StdRng;
 use contract::Contracts;
 use host::Host;
 
-/// Time limit of one case: compiling a module may take some seconds on a busy machine, and an attempt is stopped
+/// Time limit of one case: compiling a module may take a few seconds on a busy machine, and an attempt is stopped
 /// sooner.
 const CASE_SECONDS_MAX: u64 = 60;
 

@@ -1,4 +1,5 @@
-//! A handler that takes batches, for the tests of the host. Each job says what becomes of it, or of the whole batch.
+//! A handler that takes batches, for the tests of the host. Each job determines its own outcome, or that of the whole
+//! batch.
 
 use std::time::{Duration, SystemTime};
 

@@ -41,7 +41,7 @@ struct Work {
     /// It does a step in the middle of its sleep, and reports its progress.
     #[serde(default)]
     steps: bool,
-    /// It leaves evidence every tenth of a second while it sleeps, until it is refused.
+    /// It leaves evidence every 100 ms while it sleeps, until it is refused.
     #[serde(default)]
     ticks: bool,
 }

@@ -181,7 +181,7 @@ async fn a_payload_that_is_refused_changes_nothing() {
     )
     .await;
     assert!(is_true(&client, "SELECT rouse.fail($1, 'no')", &[&parent]).await);
-    // It goes on waiting for the retry of the failed one.
+    // It continues to wait for the retry of the failed one.
     let new = replace(&client, child, json!(2)).await;
     let waits = "SELECT waits_for = ARRAY[$2::bigint] FROM rouse.jobs WHERE id = $1";
     assert!(is_true(&client, waits, &[&new, &parent]).await);

@@ -1,4 +1,4 @@
-//! Contracts over time: several versions in use, handlers that are gone, handlers without a contract.
+//! Contracts over time: several versions in use, handlers that no worker has, handlers without a contract.
 
 use rouse::worker::Settings;
 use serde_json::Value;
@@ -45,7 +45,7 @@ async fn what_a_version_in_use_accepts_is_accepted() {
         "{hint}"
     );
 
-    // It is gone with its last worker.
+    // It is removed with its last worker.
     worker.drain().await;
     until_true(
         &client,

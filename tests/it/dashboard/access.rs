@@ -144,7 +144,7 @@ async fn a_viewer_reads_and_an_operator_changes() {
         shown.body
     );
     assert_ne!(ids(&client, state).await, [id]);
-    // The record names the reader beside the login.
+    // The record names the reader in addition to the login.
     let by: String = client
         .query_one(
             "SELECT detail ->> 'by' FROM rouse.history($1) WHERE event = 'cancelled'",

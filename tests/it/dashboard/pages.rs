@@ -279,7 +279,7 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         .split_once(r#"name="until-now" value=""#)
         .unwrap();
     let until = until.split_once('"').unwrap().0;
-    // One that fails after the question is not retried by its answer.
+    // One that fails after the question is not retried after its answer.
     client.batch_execute("SELECT rouse.fail(max(id), 'later') FROM rouse.jobs WHERE state = 'queued' AND queue = 'mail'").await.unwrap();
     let form = format!("csrf={token}&state=failed&do=retry-all&sure=yes&until-now={until}");
     let started = dashboard.post("/jobs/change", &form).await;

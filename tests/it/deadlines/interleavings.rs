@@ -55,7 +55,7 @@ async fn a_locked_job_holds_up_no_other_and_ends_once_it_is_free() {
             at,
             "it is shown as before"
         );
-        // It is tried again after a second, and later and later: no host looks for it in a loop.
+        // It is tried again after a second, and then at growing intervals: no host looks for it in a loop.
         for (passed, again) in [
             (
                 "clock_timestamp()",
@@ -118,7 +118,7 @@ async fn a_call_that_stays_open_holds_up_only_the_deadlines_that_it_has_handled(
     observer.batch_execute(sql).await.unwrap();
     let register = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     let worker: i64 = one(&client, register).await;
-    // It ends the first job slowly, so that a tenth of a second is over.
+    // It ends the first job slowly, so that it takes more than 100 ms.
     observer
         .batch_execute(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.15); RETURN OLD; END $$;

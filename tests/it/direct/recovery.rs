@@ -1,4 +1,4 @@
-//! What becomes of the jobs of a worker that is gone, and of those whose attempt has not ended them.
+//! The jobs in the inbox of a worker that has stopped, and those whose attempt has not ended them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
     for call in calls {
         moved += call.await.unwrap();
     }
-    // A call that finds the inbox or all rows locked ends early, and the next round goes on.
+    // A call that finds the inbox or all rows locked ends early, and the next round continues.
     while let recovered @ Recovered { moved: 1.., .. } =
         others[0].recover_direct(1000, None).await.unwrap()
     {

@@ -1,4 +1,4 @@
-//! The limit of running jobs of a key.
+//! The limit on running jobs of a key.
 
 use std::sync::Arc;
 use std::time::Duration;

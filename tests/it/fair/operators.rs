@@ -209,7 +209,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         .await
         .unwrap();
     enqueue(&client, "bulk", "a", "test.sleep", 1, 1).await;
-    // The second page has what the first one asked for, and the sweep comes within a second.
+    // The second page has what the first one requested, and the sweep comes within a second.
     let labels = "{queue=\"mail\",dimension=\"tenant\",key=\"a\"}";
     let wanted = [
         format!("rouse_fair_selections_total{labels} 300"),

@@ -251,7 +251,7 @@ async fn a_worker_without_notifications_answers_with_its_next_heartbeat() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
     let store = db.store();
     let nonce = store.challenge("deaf", "noop").await.unwrap();
-    // A change of its handlers is reported by a heartbeat at once.
+    // A change to its handlers is reported by a heartbeat at once.
     std::fs::copy(
         guests_dir().join("text_stats.wasm"),
         folder.path().join("text_stats.wasm"),

@@ -48,7 +48,7 @@ async fn a_retry_that_was_interrupted_between_two_batches_is_completed_by_the_ne
             "4 cancelled"
         ]
     );
-    // The operator's session is gone, and the jobs go on meanwhile: the first has ended, the second runs.
+    // The operator's session has ended, and the jobs continue in the meantime: the first has ended, the second runs.
     drop(client);
     settle_ready(&store, &[]).await;
     let running = claim(&store, 1).await.remove(0);

@@ -249,7 +249,7 @@ async fn cancelled_jobs_leave_a_running_batch() {
             "SELECT EXISTS (SELECT FROM rouse.history({id}) WHERE event = 'started') OR EXISTS (SELECT FROM rouse.job WHERE id = {id} AND state = 'running')"
         )
     };
-    // Another job than the first: the attempt goes on.
+    // A job other than the first: the attempt continues.
     let ids = enqueue_all(&client, &vec![sleeps.clone(); 4], ", tenant => 'a'").await;
     until_true(&client, &running(ids[3])).await;
     assert!(cancel(&client, ids[2]).await);
@@ -367,7 +367,7 @@ impl Middleware for Pretends {
     }
 }
 
-/// Otherwise a batch would begin again for ever.
+/// Otherwise a batch would start again forever.
 #[tokio::test]
 async fn a_batch_that_ends_for_a_job_which_it_has_not_lost_runs_one_by_one() {
     let db = TestDb::new().await;

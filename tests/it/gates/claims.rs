@@ -215,7 +215,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     .await;
     let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
     assert!((55..=60).contains(&number(&client, rest).await));
-    // And at a tenth of the rate, ten minutes: nothing more starts at once.
+    // At 10 % of the rate, it takes ten minutes: nothing more starts at once.
     set_gate(
         &client,
         "'rate', 'throttle', max => 1, period => '1 minute', burst => 10",
@@ -225,7 +225,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
 }
 
-/// The claim meets the change of the keys, and has read the gate before.
+/// The claim meets the change to the keys, and has read the gate before.
 #[tokio::test]
 async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_permits() {
     let (db, client) = gate("'rate', 'throttle', max => 2, period => '1 day', burst => 2").await;
@@ -513,7 +513,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     assert_eq!(claimed.unwrap().len(), 1);
 }
 
-/// A claim that has waited for another one sees what has happened meanwhile: its time is that after the wait.
+/// A claim that has waited for another one sees what has happened in the meantime: its time is that after the wait.
 #[tokio::test]
 async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
     let (db, client) = gate("'many', 'max_concurrent', max => 100").await;

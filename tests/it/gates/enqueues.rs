@@ -312,7 +312,7 @@ async fn a_key_that_is_renewed_during_maintenance_stays() {
     let (db, client) =
         gate("'one', 'singleton', handler => 'a', key => '{$.doc}', during => 'queued'").await;
     let store = db.worker().await;
-    // Maintenance reads these keys first. Their jobs are gone.
+    // Maintenance reads these keys first. Their jobs have ended.
     let many = "INSERT INTO rouse.gate_key (gate, key, job, since, until)
                 SELECT 'one', '!' || n, -n, '-infinity', '-infinity' FROM generate_series(1, 200000) AS n";
     client.batch_execute(many).await.unwrap();
@@ -328,7 +328,7 @@ async fn a_key_that_is_renewed_during_maintenance_stays() {
         let store = store.clone();
         tokio::spawn(async move { store.maintain_lanes().await })
     };
-    // It takes this lock when it begins to search.
+    // It takes this lock when it starts to search.
     let searches = "SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.relation = 'rouse.gate_key'::regclass AND l.mode = 'RowShareLock')";
     until_true(&client, searches).await;
     producer.batch_execute("COMMIT").await.unwrap();

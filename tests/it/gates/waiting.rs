@@ -329,7 +329,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     assert_eq!(number(&client, released).await, 0);
 }
 
-/// It counts as running until its job delay is over, which is after the end of its job.
+/// It counts as running until its job delay has passed, which is after the end of its job.
 #[tokio::test]
 async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_is_over() {
     let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;

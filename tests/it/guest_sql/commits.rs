@@ -1,4 +1,4 @@
-//! Commits whose answers are lost, and attempts that have lost their jobs.
+//! Commits whose responses are lost, and attempts that have lost their jobs.
 
 use std::time::Duration;
 
@@ -155,7 +155,8 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     second.drain().await;
 }
 
-/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. Nobody could adopt the job.
+/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. Nobody could adopt the
+/// job.
 #[tokio::test]
 async fn a_transaction_that_gets_no_commit_ends_by_itself_and_unlocks_its_job() {
     let (shop, proxy) = through_a_proxy().await;

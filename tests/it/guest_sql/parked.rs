@@ -83,7 +83,7 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
         "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"
     ))
     .await;
-    // A new worker finds the right again; the running one within 30 seconds.
+    // A new worker finds the privilege again; the running one within 30 seconds.
     shop.grant().await;
     worker.drain().await;
     let _worker = shop.start().await;

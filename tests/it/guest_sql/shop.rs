@@ -40,7 +40,7 @@ impl Shop {
         shop
     }
 
-    /// Its login has no right on the tables yet.
+    /// Its login has no privilege on the tables yet.
     pub(super) async fn without_rights() -> Self {
         let db = TestDb::new().await;
         let client = db.client().await;

@@ -4,7 +4,7 @@ use super::{Case, Ends, body, run, with};
 use crate::sandbox_guest::{guest_that, manifest};
 
 /// A guest with this text in its memory, at `$at`, with `$bytes` bytes.
-fn text(name: &'static str, promise: &'static str, text: &str, body: &str, ends: Ends) -> Case {
+fn text(name: &'static str, guarantee: &'static str, text: &str, body: &str, ends: Ends) -> Case {
     let manifest = manifest("test.files", "1");
     let at = 4096 + manifest.len();
     let body = body
@@ -16,7 +16,7 @@ fn text(name: &'static str, promise: &'static str, text: &str, body: &str, ends:
     );
     Case {
         name,
-        promise,
+        guarantee,
         module: guest_that(&describe, &format!("{manifest}{text}"), &body),
         payload: "{}",
         ends,

@@ -21,7 +21,7 @@ fn put(at: u32, text: &str) -> String {
 /// Returns `{}` if the call fails with an error; traps if it succeeds.
 fn refused(
     name: &'static str,
-    promise: &'static str,
+    guarantee: &'static str,
     items: &str,
     texts: &str,
     call: &str,
@@ -32,7 +32,7 @@ fn refused(
     );
     Case {
         name,
-        promise,
+        guarantee,
         module: guest_of_wasip1(items, &manifest("test.files", "1"), &body),
         payload: "{}",
         ends: Ends::Returns("{}"),
@@ -40,18 +40,18 @@ fn refused(
 }
 
 /// Opens a path for reading, following links.
-fn open_path(name: &'static str, promise: &'static str, path: &str) -> Case {
+fn open_path(name: &'static str, guarantee: &'static str, path: &str) -> Case {
     let call = format!(
         "(call $open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const {}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))",
         path.len()
     );
-    refused(name, promise, OPEN, &put(300, path), &call)
+    refused(name, guarantee, OPEN, &put(300, path), &call)
 }
 
 /// A call with two paths, the first of them in the granted directory.
 fn two_paths(
     name: &'static str,
-    promise: &'static str,
+    guarantee: &'static str,
     import: &str,
     from: &str,
     to: &str,
@@ -65,7 +65,7 @@ fn two_paths(
         .replace("$to", &format!("(i32.const 600) (i32.const {})", to.len()));
     refused(
         name,
-        promise,
+        guarantee,
         import,
         &format!("{}{}", put(300, from), put(600, to)),
         &call,

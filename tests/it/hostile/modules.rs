@@ -8,7 +8,7 @@ use crate::support::attempt;
 use rouse::job::RunEnd;
 use rouse::sandbox::AbortHandle;
 
-/// A name, a promise, the file, and words of the refusal.
+/// A name, a guarantee, the file, and words of the refusal.
 type Refused = (&'static str, &'static str, Vec<u8>, &'static str);
 
 fn wat(text: &str) -> Vec<u8> {
@@ -208,8 +208,8 @@ async fn no_refused_module_delays_or_harms_the_others() {
         .collect();
     files.push(("zz-good.wasm", &good));
     let handlers = Handlers::with(&files).await;
-    for ((name, promise, _, words), file) in cases.iter().zip(&names) {
-        println!("{name}: {promise}");
+    for ((name, guarantee, _, words), file) in cases.iter().zip(&names) {
+        println!("{name}: {guarantee}");
         let set = handlers.catalog.current();
         let refusal = set.refused.iter().find(|refused| refused.file == *file);
         let why = &refusal.unwrap_or_else(|| panic!("{name}: not served")).why;

@@ -1,4 +1,4 @@
-//! Functions, views and rights: applied as a whole, compared with the sources, and restored.
+//! Functions, views and privileges: applied as a whole, compared with the sources, and restored.
 
 use rouse::store::migrate::{self, ALL, MigrateError, PROTOCOL, Source, Sources};
 use rouse::worker::Settings;
@@ -29,7 +29,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
         migrations: &migrations,
         functions: &functions,
         protocols: (PROTOCOL, PROTOCOL + 1),
-        // The rights name functions without their parameters.
+        // The privileges name functions without their parameters.
         rights: &[],
     };
     // A host of this release keeps working while the next release is applied, and afterwards.
@@ -93,7 +93,7 @@ async fn an_upgraded_database_equals_a_new_one() {
     };
     migrate_with(&upgraded.url(), old, TIMEOUT).await.unwrap();
     let client = upgraded.client().await;
-    // Logins of an installation have rights of their own, and keep them.
+    // Logins of an installation have privileges of their own, and keep them.
     client
         .batch_execute("DO $$ BEGIN CREATE ROLE migrations_app; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
                         GRANT EXECUTE ON FUNCTION rouse.retry(bigint, text) TO migrations_app")

@@ -1,4 +1,4 @@
-//! Locks of migrations: what waits for what, and for how long.
+//! Locks of migrations: which sessions wait for which, and for how long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Firings that meet other hosts, changes of the schedule, and crashes.
+//! Firings that meet other hosts, changes to the schedule, and crashes.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ async fn operators_list_read_put_and_remove_state() {
         let args: Vec<&str> = [&["state"], args].concat();
         rouse_in(&db, &args, &here).await
     };
-    // State of a handler that is gone, under a key that no guest could have made.
+    // State of a handler that no longer exists, under a key that no guest could have made.
     client
         .batch_execute(
             "INSERT INTO rouse.handler_state (handler, tenant, key, value, version, set_at)

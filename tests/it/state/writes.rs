@@ -172,7 +172,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     let found = owner.get_state(state_of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
-    // Its answer was lost, so the winner writes again.
+    // Its response was lost, so the winner writes again.
     assert_eq!(
         write(&owner, &jobs[0], winner).await.unwrap(),
         StateWrite::Set

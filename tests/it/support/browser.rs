@@ -18,7 +18,7 @@ use super::{Host, free_port, skip};
 /// How long a page may take to show something, on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The key of an element's id in answers (<https://www.w3.org/TR/webdriver2/#elements>).
+/// The key of an element's id in responses (<https://www.w3.org/TR/webdriver2/#elements>).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// A browser with one window. It ends with its driver.

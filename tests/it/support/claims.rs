@@ -38,7 +38,7 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
     }
 }
 
-/// The renewal of a claimed job, for this long from now on.
+/// The renewal of a claimed job, for this long from now.
 pub(crate) fn renewal(job: &ClaimedJob, lease_ms: i64) -> Renewal {
     Renewal {
         id: job.id,
@@ -105,8 +105,8 @@ pub(crate) async fn make_due(client: &Client, id: i64) {
         .unwrap();
 }
 
-/// Adopts orphans as a worker does, with `lost_max` crashes at most, but does not wait until their workers have been silent
-/// for some time.
+/// Adopts orphans as a worker does, with `lost_max` crashes at most, but does not wait until their workers have been
+/// silent for some time.
 pub(crate) async fn adopt(
     store: &Store,
     fence: Fence,

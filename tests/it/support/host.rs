@@ -169,8 +169,8 @@ impl Host {
         assert_eq!(result, 0, "signal {signal} to {pid}");
     }
 
-    /// Waits until it has ended by itself, and returns all of its stdout followed by all of its stderr, since the order
-    /// between the two is unknown; panics with all output if it does not end in time.
+    /// Waits until it has ended on its own, and returns all of its stdout followed by all of its stderr, since the
+    /// order between the two is unknown; panics with all output if it does not end in time.
     pub(crate) fn exit(mut self, timeout: Duration) -> (ExitStatus, String) {
         let text = self.output.wait_for(timeout, "it did not end", |lines| {
             let of = |stderr| {
@@ -184,7 +184,7 @@ impl Host {
         (status, text)
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone.
+    /// Kills it (SIGKILL) and waits until it has ended.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("the child can be killed");
         let status = self.child.wait().expect("the child can be waited for");

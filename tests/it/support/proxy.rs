@@ -32,7 +32,7 @@ pub(crate) struct Proxy {
 #[derive(Debug, Clone, Copy, Default)]
 struct Outage {
     is_down: bool,
-    /// How many have begun. A connection does not survive one, however short it is.
+    /// The number of outages that have started. A connection does not survive one, however short it is.
     begun: usize,
 }
 
@@ -41,7 +41,7 @@ struct Outage {
 pub(crate) enum Side {
     /// The statement: the database does not see it yet.
     Statement,
-    /// The answer and everything after it on that connection: the database has executed the statement.
+    /// The response and everything after it on that connection: the database has executed the statement.
     Response,
     /// The connection: it is cut each time the statement comes, until the release.
     Cut,
@@ -136,7 +136,7 @@ impl Proxy {
         }
     }
 
-    /// The number of messages that clients have sent: one per statement, since each is sent as a whole and its answer
+    /// The number of messages that clients have sent: one per statement, since each is sent as a whole and its response
     /// awaited.
     pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
@@ -193,7 +193,7 @@ impl Proxy {
         Store::new(&self.connector(), 4)
     }
 
-    /// Holds the next statement that contains these words, or its answer.
+    /// Holds the next statement that contains these words, or its response.
     pub(crate) fn hold(&self, words: &'static str, side: Side) -> Held {
         let hold = Arc::new(Hold {
             words,

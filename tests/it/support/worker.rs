@@ -179,7 +179,7 @@ impl TestWorker {
         self.ended().await;
     }
 
-    /// Waits until the worker has ended by itself; returns the error.
+    /// Waits until the worker has ended on its own; returns the error.
     pub(crate) async fn failed(self) -> String {
         let ended = tokio::time::timeout(TIMEOUT, self.task)
             .await
@@ -250,7 +250,7 @@ pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
 }
 
 /// The events of a job that a worker has run, without the renewals of its lease: a worker renews its leases also when
-/// its LISTEN begins, which is before, during or after the first attempt.
+/// its LISTEN starts, which is before, during or after the first attempt.
 pub(crate) async fn events_but_renewals(client: &Client, id: i64) -> Vec<String> {
     let mut events = events(client, id).await;
     events.retain(|event| event != "renewed");
@@ -318,7 +318,7 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
 }
 
 /// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs
-/// of two claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
+/// of two claims: they are measured from the claim, on the server's clock, and ignore how long its response travelled.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
 /// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.

@@ -61,7 +61,7 @@ async fn as_the_worker(client: &Client, sql: &str, args: &[&(dyn ToSql + Sync)])
     row
 }
 
-/// The job is locked while the answer is sent, and a frozen host reads none.
+/// The job is locked while the response is sent, and a frozen host reads none.
 #[tokio::test]
 async fn large_ends_of_calls_are_read_without_a_lock() {
     let db = TestDb::new().await;
@@ -178,7 +178,7 @@ async fn a_job_cannot_call_a_job_that_waits_for_it() {
         assert!(refused.to_string().contains("waits for it"), "{refused}");
         assert!(refused.is_about_data(), "the attempt fails");
     }
-    // A job that waits for nobody here can be called.
+    // A job that does not wait for any of these can be called.
     enqueue("other", None).await;
     let calls = suspended("c", Wait::Calls { jobs: Vec::new() });
     let settled = settle(&store, &job, calls, vec![keyed("other")]).await;

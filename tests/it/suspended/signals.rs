@@ -32,7 +32,7 @@ async fn a_signal_wakes_the_job_that_waits_for_it_and_no_other() {
     assert_eq!(job.id.0, id);
     let taken = Some(json!({"payload": {"by": "Ada"}}));
     assert_eq!(take(&store, &job, None).await, taken);
-    // A repeated call, because its answer was lost, gets the same.
+    // A repeated call, because its response was lost, gets the same.
     assert_eq!(take(&store, &job, None).await, taken);
     assert!(none(&store).await);
 }
@@ -51,14 +51,14 @@ async fn early_signals_are_kept_in_order_and_each_ends_one_wait() {
     assert_eq!(second, br#"{"payload" : 2}"#);
     let third = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
     assert_eq!(third.await.unwrap().unwrap(), None);
-    // A large one is not in the answer that the lock of the job waits for.
+    // A large one is not in the response that the lock of the job waits for.
     let large = json!("x".repeat(100_000));
     assert!(send(&client, id, large.clone()).await);
     let taken = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
     let taken = taken.await.unwrap().unwrap().unwrap();
     let taken: serde_json::Value = serde_json::from_slice(&taken).unwrap();
     assert_eq!(taken, json!({"payload": large}));
-    // A wait that begins while a signal is there is over at once.
+    // A wait that starts while a signal is there ends at once.
     assert!(send(&client, id, json!(3)).await);
     settle(&store, &job, signal(None), Vec::new()).await;
     assert_eq!(claim_one(&store).await.id.0, id);

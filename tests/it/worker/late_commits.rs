@@ -120,7 +120,7 @@ async fn a_late_committed_job_of_a_new_lane_is_found_without_a_notification() {
     worker.drain().await;
 }
 
-/// A row lock hides a job that has had its turn for long.
+/// A row lock hides a job that has had its turn for a long time.
 #[tokio::test]
 async fn a_job_that_was_locked_while_a_new_worker_read_its_lane_is_found_without_a_notification() {
     let db = TestDb::new().await;

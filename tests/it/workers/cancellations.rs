@@ -18,7 +18,7 @@ async fn a_cancellation_reaches_a_running_attempt_at_once() {
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     cancel(&client, id).await;
-    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    // The renewal would come after 24 s, and the attempt does not wait for anything else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())
         .await
         .expect("the attempt has ended");
@@ -48,7 +48,7 @@ async fn a_cancellation_missed_by_the_listener_reaches_a_running_attempt_after_t
     listens_again.caught().await;
     assert!(cancel(&client, id).await, "cancelled by this call");
     listens_again.release();
-    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    // The renewal would come after 24 s, and the attempt does not wait for anything else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())
         .await
         .expect("the attempt has ended");
@@ -69,7 +69,7 @@ async fn a_cancellation_before_the_listener_has_heard_itself_reaches_a_running_a
     until(&client, id, |job| job.state == "running").await;
     assert!(cancel(&client, id).await, "cancelled by this call");
     echo.release();
-    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    // The renewal would come after 24 s, and the attempt does not wait for anything else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())
         .await
         .expect("the attempt has ended");

@@ -27,7 +27,7 @@ const SWEEP_EVERY: Nanos = SECOND;
 const COLLECTED_FOR: Nanos = 2 * MS;
 /// Looks of a busy host are this far apart, so that a look handles several ends. Starts and ends have their own times.
 const LOOK_EVERY: Nanos = MS;
-/// The shards of a host that is gone get other owners after this time.
+/// The shards of a dead host get other owners after this time.
 const SHARD_LEASE: Nanos = 5 * SECOND;
 /// If no attempt has started for this long, the simulation ends.
 const IDLE_MAX: Nanos = 120 * SECOND;
@@ -658,7 +658,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
     }
 
-    /// A host goes on after a freeze, or a new one starts after a death.
+    /// A host continues after a freeze, or a new one starts after a death.
     fn restart(&mut self, host: u32, now: Nanos) {
         let of = &mut self.hosts[host as usize];
         match of.health {
@@ -684,7 +684,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
     }
 
-    /// Gives the lanes of a host that is gone to the others, in turns.
+    /// Gives the lanes of a dead host to the others, in turn.
     fn reassign(&mut self, gone: usize) {
         if self.hosts[gone].health != Health::Down {
             return;

@@ -26,7 +26,7 @@ pub(crate) enum Event {
     Fault(u32),
     /// A host starts again.
     Start(u32),
-    /// The shards of a host that is gone get other owners.
+    /// The shards of a dead host get other owners.
     Reassign(u32),
     /// The end of a window of the report.
     Window,

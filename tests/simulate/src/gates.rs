@@ -1,8 +1,8 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
 //! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::within`] is
-//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their responses
-//! with those of a real Postgres. Times are microseconds, as in Postgres.
+//! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their
+//! responses with those of a real Postgres. Times are microseconds, as in Postgres.
 
 use std::collections::HashMap;
 
@@ -62,7 +62,7 @@ pub struct Gated {
 pub struct ClosedLane {
     /// The lane.
     pub lane: u32,
-    /// For how long; `None`: until a job of its key has ended.
+    /// The time until then; `None`: until a job of its key has ended.
     pub wait_ms: Option<i64>,
     /// The keys that have no room for it.
     pub by: Vec<Key>,

@@ -314,8 +314,8 @@ impl Host {
         }
     }
 
-    /// Moves lanes that wait for this key, and that others are known to keep closed, too, to the lists of these. `full`:
-    /// keys that have no room now.
+    /// Moves lanes that wait for this key, and that others are known to keep closed, too, to the lists of these.
+    /// `full`: keys that have no room now.
     pub(crate) fn move_closed(&mut self, key: &Key, full: &[Key], lanes: &[Lane]) {
         let behind = |lane: u32| lanes[lane as usize].keys.clone();
         self.closings.move_closed(key, full, behind);

@@ -17,8 +17,8 @@ pub(crate) struct Lane {
     pub(crate) place: Place,
     /// Its weight, as the scenario has it.
     pub(crate) weight: f64,
-    /// Tenants of the same group share by weight, if the same hosts serve them: those behind no gate, and those behind the
-    /// same gates with one key for all. `None` if a gate limits this tenant alone.
+    /// Tenants of the same group share by weight, if the same hosts serve them: those behind no gate, and those behind
+    /// the same gates with one key for all. `None` if a gate limits this tenant alone.
     pub(crate) group: Option<usize>,
     /// Its keys of all gates.
     pub(crate) keys: Vec<Key>,

@@ -21,7 +21,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
         cargo xtask simulate weights --hosts 7 --tenants 200 --seed 3\n  \
         cargo xtask simulate shared-limit shared-rate --hosts 1\n  \
         cargo xtask simulate gates --json                 one JSON object on stdout, for scripts\n  \
-        cargo xtask simulate gates --sabotage gates       breaks a promise; the exit code is 1\n\n\
+        cargo xtask simulate gates --sabotage gates       violates a guarantee; the exit status is 1\n\n\
         The turns of lanes and the size of claims are the code of the host. The gates, the server,\n\
         the network and the slots are models. The seed determines everything.\n\n\
         `share` is the part that a class got of the jobs to which its weight entitles it, while its\n\
@@ -49,7 +49,7 @@ struct Options {
     /// Determines everything that is random
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Break a promise on purpose, to see whether the simulator notices
+    /// Violate a guarantee on purpose, to see whether the simulator notices
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
     /// Print one JSON object on stdout, and nothing else

@@ -1,4 +1,4 @@
-//! The result of a simulation: as a value, as a table, and whether every promise was kept.
+//! The result of a simulation: as a value, as a table, and whether every guarantee held.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ pub struct Report {
     pub windows: usize,
     /// How often a limit was exceeded.
     pub exceeded: u64,
-    /// The first of these, in words.
+    /// The first of these, as text.
     pub first_exceeded: Option<String>,
     /// Tenants whose jobs could start, and did not.
     pub stuck: u64,
@@ -134,7 +134,7 @@ impl Report {
         }
     }
 
-    /// The promises that were not kept, in words.
+    /// The guarantees that did not hold, as text.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self.exceeded > 0 {

@@ -34,7 +34,7 @@ pub struct Scenario {
     pub window: Nanos,
     /// The virtual time after which the simulation ends, whether or not all jobs have ended.
     pub until: Option<Nanos>,
-    /// Breaks a promise on purpose.
+    /// Violates a guarantee on purpose.
     pub sabotage: Option<Sabotage>,
 }
 
@@ -104,7 +104,7 @@ pub enum FaultKind {
     },
     /// It does nothing for this time.
     Freeze {
-        /// The time until it goes on.
+        /// The time until it continues.
         lasts: Nanos,
     },
 }
@@ -143,7 +143,7 @@ impl Default for Costs {
     }
 }
 
-/// A promise that is broken on purpose, to see whether the simulator notices.
+/// A guarantee that is violated on purpose, to see whether the simulator notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sabotage {
     /// Claims through a gate take one job more than it permits

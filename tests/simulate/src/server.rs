@@ -234,7 +234,7 @@ impl Server {
         }
     }
 
-    /// A job whose host is gone, or has lost its lease. It can be adopted when the lease has ended, and counts as
+    /// A job whose host is dead, or has lost its lease. It can be adopted when the lease has ended, and counts as
     /// running until the adopting host has settled it.
     pub(crate) fn orphan(&mut self, job: Job, lease_until: Nanos) {
         self.orphaned += 1;

@@ -1,10 +1,10 @@
-//! Checks the promises by counting claims, starts and ends. It does not use the turns; it uses the model of the gates
+//! Checks the guarantees by counting claims, starts and ends. It does not use the turns; it uses the model of the gates
 //! only to see whether stuck tenants had room.
 //!
 //! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in
-//! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many jobs such a
-//! tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided by the sum of
-//! their weights. The jobs of others do not count: they got all they wanted.
+//! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many
+//! jobs such a tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided
+//! by the sum of their weights. The jobs of others do not count: they got all they wanted.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -77,7 +77,7 @@ pub(crate) struct Witness {
     buckets: HashMap<Key, (i64, f64)>,
     pub(crate) starts: u64,
     pub(crate) exceeded: u64,
-    /// The first time that a limit was exceeded, in words.
+    /// The first time that a limit was exceeded, as text.
     pub(crate) first_exceeded: Option<String>,
     /// Jain's index of each window.
     pub(crate) jain: Vec<f64>,
@@ -229,7 +229,7 @@ impl Witness {
         }
     }
 
-    /// Counts a start behind a limit of starts.
+    /// Counts a start behind a limit on starts.
     fn count_start(&mut self, key: Key, rate: Rate, at_us: i64) {
         let period_us = rate.period_ms * 1000;
         match rate.burst {

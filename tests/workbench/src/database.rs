@@ -19,7 +19,7 @@ async fn open(config: &Config) -> Result<Client> {
         .connect(NoTls)
         .await
         .with_context(|| format!("connect to {:?}", config.get_hosts()))?;
-    // The client gets an error of the connection with its next query.
+    // The client gets a connection error with its next query.
     tokio::spawn(connection);
     Ok(client)
 }

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// A first start creates a database cluster, which takes some seconds on a small machine under load.
+/// A first start creates a database cluster, which takes a few seconds on a small machine under load.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The host finishes its running attempts; the jobs of demo and benchmarks take milliseconds.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,8 +101,8 @@ impl HostProcess {
         self.child.id()
     }
 
-    /// Does `work` while the process runs. If the work fails, the process exits by itself, or Ctrl-C or
-    /// SIGTERM arrives, the process is stopped, and the error has the end of its log.
+    /// Does `work` while the process runs. If the work fails, the process exits on its own, or Ctrl-C or SIGTERM
+    /// arrives, the process is stopped, and the error has the end of its log.
     pub async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut interruption = Interruption::watch()?;
         let done = tokio::select! {
@@ -204,7 +204,7 @@ async fn read_lines(
             && event["event"] == "ready"
             && let Some(sender) = ready.take()
         {
-            // The receiver is gone if the start has timed out.
+            // The receiver is dropped if the start has timed out.
             let _ = sender.send(Ready::read(&event));
         }
         let mut log = log.lock().unwrap_or_else(|e| e.into_inner());

@@ -19,7 +19,7 @@ const CHAIN: i64 = 10;
 const PROBE_ROUNDS: u32 = 200;
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
-/// Measures many chains in turns with the probe.
+/// Measures many chains, taking turns with the probe.
 pub(super) async fn many(measured: &mut Measured<'_>, chains: i64, runs: u16) -> Result<()> {
     let jobs = chains * CHAIN;
     let works = [Work::hops(jobs, 1), Work::hops(jobs, CHAIN)];

@@ -72,7 +72,8 @@ pub(super) async fn run(measured: &mut Measured<'_>, resumptions: i64) -> Result
     Ok(())
 }
 
-/// Ends the sleep. Like one that ends by itself, it leaves one row of its step, and not a second one with the new time.
+/// Ends the sleep. Like one that ends on its own, it leaves one row of its step, and not a second one with the new
+/// time.
 async fn wake(client: &Client, id: i64) -> Result<()> {
     client
         .batch_execute("BEGIN; SELECT rouse.unlock_history('a benchmark')")

@@ -25,7 +25,7 @@ struct Round {
     seconds: f64,
     rss_asleep: f64,
     rss_peak: f64,
-    /// From a tenth of the suspensions to the peak.
+    /// From 10 % of the suspensions to the peak.
     rss_growth: f64,
 }
 

@@ -1,4 +1,5 @@
-//! Direct dispatch: what it costs to drain inboxes instead of one lane, and how many jobs of a tenant meet on one worker.
+//! Direct dispatch: what it costs to drain inboxes instead of one lane, and how many jobs of a tenant meet on one
+//! worker.
 
 use anyhow::{Context as _, Result};
 use rouse_workbench::percentiles::median;
@@ -85,7 +86,7 @@ async fn affinity(scale: &mut Scale<'_>, work: &Work) -> Result<()> {
     Ok(())
 }
 
-/// Drains by each policy, in turns, so that all have the same noise. A first round adds the lanes to the catalog.
+/// Drains by each policy, taking turns, so that all have the same noise. A first round adds the lanes to the catalog.
 async fn drains<const N: usize>(
     scale: &Scale<'_>,
     options: &HostOptions,

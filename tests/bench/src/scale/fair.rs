@@ -102,7 +102,7 @@ async fn shares(scale: &mut Scale<'_>, hosts: usize) -> Result<()> {
     Ok(())
 }
 
-/// The delay from the enqueue to the start of the first job of a tenant, on an idle host and beside a flood.
+/// The delay from the enqueue to the start of the first job of a tenant, on an idle host and during a flood.
 async fn cold(scale: &mut Scale<'_>) -> Result<()> {
     let options = HostOptions::new(&scale.handlers);
     let mut p99 = Vec::new();

@@ -10,7 +10,7 @@ use crate::report::Unit;
 
 /// The slots of each host.
 const SLOTS: u16 = 2;
-/// The windows in which shares are compared. Half a window before them is left out: hosts begin without knowing what
+/// The windows in which shares are compared. Half a window before them is left out: hosts start without knowing what
 /// the jobs cost.
 const WINDOWS: u32 = 2;
 /// What `test.burn` counts to: about 2 ms.

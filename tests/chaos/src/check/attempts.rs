@@ -47,7 +47,7 @@ struct Loss<'a> {
     worker: &'a str,
     claimed_us: i64,
     ended_us: i64,
-    /// From here on, a sign of life of its host shows that the host has not crashed.
+    /// After this call, a sign of life of its host shows that the host has not crashed.
     silent_from_us: i64,
 }
 
@@ -75,8 +75,8 @@ impl Loss<'_> {
 }
 
 /// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count
-/// if the host could not send a heartbeat before the verdict, which follows some time after the end of the last lease. A
-/// job with fewer crashes that did not fail as lost is not a case.
+/// if the host could not send a heartbeat before the verdict, which follows some time after the end of the last lease.
+/// A job with fewer crashes that did not fail as lost is not a case.
 pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let lost_max = known.world.run.lost_max;

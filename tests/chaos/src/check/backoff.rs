@@ -14,8 +14,8 @@ const SLACK_US: i64 = 50_000;
 /// Connections that one host may be opening when the server goes down: those of its pool, and one to listen.
 const AT_ONCE_MAX: usize = 20;
 
-/// All failed connection attempts of a host with one login share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at
-/// least half, whatever waits for a connection. A stopping host may retry sooner.
+/// All failed connection attempts of a host with one login share one backoff: 1, 2, 4 … 60 s between tries, of which
+/// jitter leaves at least half, whatever waits for a connection. A stopping host may retry sooner.
 pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut of_hosts: HashMap<(&str, &str), Vec<&Try>> = HashMap::new();

@@ -7,7 +7,7 @@ use super::known::{IN_LINE_US, ended_by_an_admin};
 use super::{Found, Known};
 
 /// For a host that listens. The notification is sent with the commit, and a claim that was notified about starts only
-/// after the database has answered. The limit covers the delivery of the notification (some milliseconds), the time
+/// after the database has answered. The limit covers the delivery of the notification (a few milliseconds), the time
 /// from the start of an attempt to its evidence, and a machine whose cores are all busy. A claim without a notification
 /// starts when a slot comes free, up to a second later: without notifications 20 of 33 started, 19 of them after more
 /// than 300 ms; with notifications none did.
@@ -51,7 +51,7 @@ fn ended<'a>(known: &Known<'a>) -> Vec<Ended<'a>> {
     calls.collect()
 }
 
-/// A claim that had not started when its job was ended never starts. A host that was frozen or is gone is not a case.
+/// A claim that had not started when its job was ended never starts. A host that was frozen or is dead is not a case.
 pub(super) fn ended_in_line(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for Ended {
@@ -96,9 +96,9 @@ pub(super) fn ended_in_line(known: &Known<'_>) -> Found {
     found
 }
 
-/// The evidence that an attempt writes every tenth of a second stops soon after its job was cancelled, even if its host
-/// could not listen at that moment. An attempt that would have ended by then anyway is not a case, nor is one whose
-/// host or server had other faults.
+/// The evidence that an attempt writes every 100 ms stops soon after its job was cancelled, even if its host could not
+/// listen at that moment. An attempt that would have ended by then anyway is not a case, nor is one whose host or
+/// server had other faults.
 pub(super) fn cancels_arrive(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for Ended {

@@ -128,7 +128,7 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
     found
 }
 
-/// Each call that an attempt has begun has one job, and returns how that has ended.
+/// Each call that an attempt has started has one job, and returns the end of that job.
 pub(super) fn calls_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (job, _) in suspending(known) {

@@ -7,8 +7,8 @@ use super::super::world::Job;
 use super::known::has_continued;
 use super::{Found, Known};
 
-/// A claim reads the clock before it looks for jobs, so its time may be before the end of a parent that it has seen. The
-/// start of the attempt is not.
+/// A claim reads the clock before it looks for jobs, so its time may be before the end of a parent that it has seen.
+/// The start of the attempt is not.
 const CLAIM_LOOKS_US: i64 = 1_000_000;
 
 /// A chain that a job waits for.
@@ -20,8 +20,8 @@ struct Parent<'a> {
 }
 
 impl Parent<'_> {
-    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another job
-    /// continues the chain. `None`: it never did.
+    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another
+    /// job continues the chain. `None`: it never did.
     fn released_us(&self) -> Option<i64> {
         let ended = self.jobs.iter().filter(|job| !has_continued(job));
         let ended =

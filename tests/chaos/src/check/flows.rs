@@ -62,7 +62,7 @@ impl<'a> Flow<'a> {
 }
 
 /// The jobs that an enqueue or a retry of a flow has made, with the time of its response. Left out are retries that
-/// another call without a response may have made meanwhile.
+/// another call without a response may have made in the meantime.
 pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
     let mut made = Vec::new();
     for flow in flows(known) {

@@ -11,7 +11,7 @@ use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, BankLine, Call, Evidence, Job, Record, Step, World};
 
-/// A claim commits asynchronously, and the server writes commits to disk within some tenths of a second. A crash
+/// A claim commits asynchronously, and the server writes commits to disk within a few tenths of a second. A crash
 /// forgets claims that were not written yet.
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
 /// A claim that has not started within a second is released; a host checks for such claims every quarter of a second.
@@ -201,7 +201,7 @@ impl<'a> Known<'a> {
             })
     }
 
-    /// The time at which the attempt was over for the database. `None` if it never was.
+    /// The time at which the attempt ended for the database. `None` if it never did.
     pub(super) fn over_us(&self, evidence: &Evidence) -> Option<i64> {
         let started = evidence.started_us;
         let number = evidence.attempt;

@@ -14,10 +14,9 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
 
 /// No more than `max` jobs with the same key run at the same time. A case is a start by which as many run.
 ///
-/// An attempt runs from its evidence of the start to its evidence of the end. It is over earlier if its host was
-/// killed, or if the job was taken from it: an admin action ends a job before its attempt learns of it, and the guest
-/// of a host that was frozen beyond the lease may run for a moment when the host wakes up. Attempts of one job count
-/// once.
+/// An attempt runs from its evidence of the start to its evidence of the end. It ends earlier if its host was killed,
+/// or if the job was taken from it: an admin action ends a job before its attempt learns of it, and the guest of a host
+/// that was frozen beyond the lease may run for a moment when the host wakes up. Attempts of one job count once.
 pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
     known: &Known<'a>,
     max: usize,
@@ -30,7 +29,7 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
             let evidence = known.evidence(job.id).iter();
             let counted = evidence.filter(|attempt| !is_excused(known, attempt));
             let ran = counted.map(|attempt| (*attempt, until_us(known, attempt)));
-            // Its guest may begin a moment after its job was ended by hand.
+            // Its guest may start shortly after an admin action has ended its job.
             let ran = ran.filter(|(attempt, until_us)| *until_us > attempt.started_us);
             runs.entry(key).or_default().extend(ran);
         }
@@ -53,7 +52,7 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
     found
 }
 
-/// The server may forget a claim in a crash, and a host learns a moment late that its claim is gone: it was frozen, or
+/// The server may forget a claim in a crash, and a host learns a moment late that its claim is lost: it was frozen, or
 /// another host has its id.
 fn is_excused(known: &Known<'_>, attempt: &Evidence) -> bool {
     let started_us = attempt.started_us;

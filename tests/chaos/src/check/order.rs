@@ -9,15 +9,16 @@ use super::{Found, Known};
 /// jobs; and the expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
 
-/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_WITHIN` of the host).
+/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_WITHIN` of the
+/// host).
 const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 
 /// A claim: job, attempt, time.
 type Claim = (i64, i32, i64);
 
 /// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption, while it
-/// serves the orphan's handler: one with SQL statements is parked on a new worker until they are checked. Intervals with
-/// a crash of the server are left out: it may have forgotten claims and adoptions.
+/// serves the orphan's handler: one with SQL statements is parked on a new worker until they are checked. Intervals
+/// with a crash of the server are left out: it may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);

@@ -129,7 +129,7 @@ pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
 /// An attempt changes nothing outside the database once the next attempt has started: its host refuses changes as soon
 /// as it cannot trust the lease. If the server has forgotten the claim, or another host has taken the id, the host
 /// cannot know this yet, and the case is left out. The remaining window is a freeze between the host's check and the
-/// change: some microseconds. An attempt whose host is gone by then, or that was suspended, is not a case.
+/// change: a few microseconds. An attempt whose host is dead by then, or that was suspended, is not a case.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();

@@ -9,7 +9,7 @@ use super::{Found, Known, keys, limits};
 
 /// A settlement takes effect when it commits, a moment after the time that it records.
 const COMMITS_WITHIN_US: i64 = 1_000_000;
-/// Allowed in addition to the lease until the claims of a host that does not answer are gone.
+/// Allowed in addition to the lease until the claims of a host that does not respond have ended.
 const LATE_US: i64 = 2_000_000;
 
 /// While a job of a key waits, or has not ended, no other one of that key is enqueued. Retries of ended jobs pass no
@@ -74,7 +74,7 @@ fn waits(
     next: Option<&Job>,
 ) -> bool {
     let id = job.id;
-    // A claim that was given back has no other row, and the job did not wait meanwhile.
+    // A claim that was given back has no other row, and the job did not wait in the meantime.
     let gone_us = call.answered_us + known.world.run.lease_us + LATE_US;
     let mut records = known.records(id).iter();
     let given_back =

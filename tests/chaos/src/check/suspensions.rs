@@ -15,8 +15,8 @@ fn suspended<'a>(known: &Known<'a>) -> impl Iterator<Item = &'a Job> {
     jobs.filter(|job| known.attempts(job.id).iter().any(|a| a.wait.is_some()))
 }
 
-/// No job is suspended at the end of the run past its time, after the jobs that it has called, or with the signal that it
-/// waits for.
+/// No job is suspended at the end of the run past its time, after the jobs that it has called, or with the signal that
+/// it waits for.
 pub(super) fn not_stranded(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {
@@ -55,8 +55,8 @@ fn stranded(known: &Known<'_>, job: &Job, wait: &Value) -> Option<&'static str> 
     }
 }
 
-/// The attempts that do not count are exactly the lost and the suspended ones, and those that a shutdown has stopped. The
-/// others are within the maximum.
+/// The attempts that do not count are exactly the lost and the suspended ones, and those that a shutdown has stopped.
+/// The others are within the maximum.
 pub(super) fn not_counted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {

@@ -1,4 +1,4 @@
-//! Checks worlds in which exactly one promise is broken.
+//! Checks worlds in which exactly one guarantee is violated.
 
 mod effects;
 mod flows;
@@ -17,7 +17,7 @@ use super::super::world::{Attempt, Due, Evidence, Job, Worker, World};
 use super::{Known, RULES, Rule, check};
 use healthy::*;
 
-/// Breaks one promise in the healthy world, and asserts that exactly its rule has violations.
+/// Violates one guarantee in the healthy world, and asserts that exactly its rule has violations.
 fn breaks(rule: &str, mutate: impl FnOnce(&mut World)) {
     let mut world = healthy();
     mutate(&mut world);
@@ -81,12 +81,15 @@ fn the_reliability_page_lists_every_rule_with_its_promise() {
         .filter(|(name, _)| !name.contains('`'))
         .filter_map(
             |(name, rest)| match rest.split(" | ").collect::<Vec<_>>()[..] {
-                [promise, _cases, _violations] => Some((name, promise)),
+                [guarantee, _cases, _violations] => Some((name, guarantee)),
                 _ => None,
             },
         )
         .collect();
-    let rules: BTreeMap<&str, &str> = RULES.iter().map(|rule| (rule.name, rule.promise)).collect();
+    let rules: BTreeMap<&str, &str> = RULES
+        .iter()
+        .map(|rule| (rule.name, rule.guarantee))
+        .collect();
     assert_eq!(listed, rules);
 }
 
@@ -795,7 +798,7 @@ fn a_stop_is_a_case_only_if_its_attempt_had_no_other_fault() {
     assert_eq!(cases_of("stop_loses_nothing", &world), 0);
 }
 
-/// The host exits by itself, a moment after its start, with this status.
+/// The host exits on its own, shortly after its start, with this status.
 fn ended(worker: &str, status: &str) -> Happened {
     Happened {
         from_us: 45 * S,

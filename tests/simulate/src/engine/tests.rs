@@ -1,4 +1,4 @@
-//! Tests of the engine: small scenarios, and promises that are broken on purpose.
+//! Tests of the engine: small scenarios, and guarantees that are violated on purpose.
 
 use super::*;
 use crate::gates::{Limit, Rate};
@@ -121,7 +121,7 @@ fn a_new_tenant_need_not_wait_for_the_backlog_of_another() {
     let report = simulate(&small(Name::Fair, 1));
     let trickle = &report.classes[1];
     assert!(trickle.delay_p50_ms < 10.0, "{report}");
-    // Jobs are claimed a tenth of a second ahead.
+    // Jobs are claimed 100 ms ahead.
     assert!(trickle.delay_p99_ms < 150.0, "{report}");
 }
 
@@ -143,7 +143,7 @@ fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
     assert!((2.5..5.0).contains(&report.virtual_s), "{report}");
 }
 
-/// Either of them keeps all lanes closed, in turns. They would pass to and fro between the two, a few with each claim.
+/// Each of them in turn keeps all lanes closed. They would pass to and fro between the two, a few with each claim.
 #[test]
 fn lanes_behind_a_limit_and_a_rate_cost_few_claims() {
     for tenants in [10, 200] {
@@ -188,7 +188,7 @@ fn tenants_share_a_limit_by_weight() {
             assert!((0.95..1.05).contains(&share), "{report}");
         }
         assert!(report.jain_min.unwrap() > 0.98, "{report}");
-        // Beside backlogs of many seconds.
+        // Alongside backlogs of many seconds.
         assert!(report.classes[2].delay_p99_ms < 500.0, "{report}");
     }
 }

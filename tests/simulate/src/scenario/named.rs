@@ -7,17 +7,17 @@ use crate::{MS, SECOND};
 /// A scenario of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Name {
-    /// One tenant with a long backlog beside many whose jobs trickle in
+    /// One tenant with a long backlog alongside many whose jobs trickle in
     Fair,
     /// Two classes of tenants with the weights 3 and 1, all with a backlog
     Weights,
     /// Limits of running jobs and of starts: for each tenant, both together, and one for all
     Gates,
-    /// One limit of running jobs for all tenants: some of weight 3, some of weight 1, one whose jobs trickle in
+    /// One limit on running jobs for all tenants: some of weight 3, some of weight 1, one whose jobs trickle in
     SharedLimit,
-    /// The same tenants behind one limit of starts
+    /// The same tenants behind one limit on starts
     SharedRate,
-    /// Hosts that die and freeze, with a limit of running jobs
+    /// Hosts that die and freeze, with a limit on running jobs
     Deaths,
     /// 1,000 hosts with shards, 100,000 tenants, 100,000,000 jobs
     Fleet,
@@ -98,7 +98,7 @@ fn fair(scenario: Scenario, sizes: Sizes) -> Scenario {
     let mut scenario = sized(scenario, sizes, 3, 16);
     let jobs = sizes.jobs.unwrap_or(1_200_000);
     let tenants = sizes.tenants.unwrap_or(1_001).max(2);
-    // The trickle takes a tenth of all slots, and lasts as long as the backlog.
+    // The trickle takes 10 % of all slots, and lasts as long as the backlog.
     let per_s = capacity(&scenario, 5 * MS) / 10.0;
     scenario.classes = vec![
         class("backlog", 1, backlog(jobs - jobs / 10, 1)),
@@ -270,7 +270,7 @@ fn fleet(scenario: Scenario, sizes: Sizes) -> Scenario {
         run_time,
         ..class(name, tenants, load)
     };
-    // A tenth of the tenants has a backlog. The others have a twentieth of all jobs, for as long as that lasts.
+    // 10 % of the tenants have a backlog. The others have 5 % of all jobs, for as long as that lasts.
     let (heavy, light) = (tenants / 20, tenants / 20);
     let trickle = jobs / 20;
     let per_s = capacity(&scenario, run_time) / 20.0;

@@ -1,4 +1,4 @@
-//! Broken promises of flows.
+//! Violated guarantees about flows.
 
 use serde_json::json;
 

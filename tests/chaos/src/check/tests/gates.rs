@@ -1,4 +1,4 @@
-//! Broken promises of gates.
+//! Violated guarantees about gates.
 
 use super::super::super::gates::Door;
 use super::super::super::ledger::{Event, Happened, Request, Response};

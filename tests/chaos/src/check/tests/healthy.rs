@@ -1,4 +1,4 @@
-//! A world with every kind of event, in which every promise was kept.
+//! A world with every kind of event, in which every guarantee holds.
 
 pub(super) mod flow;
 pub(super) mod gate;
@@ -238,7 +238,7 @@ pub(super) fn nonce(id: i64, attempt: i32) -> String {
     format!("{id}-{attempt}")
 }
 
-/// A world with every kind of event, in which every promise was kept.
+/// A world with every kind of event, in which every guarantee holds.
 pub(super) fn healthy() -> World {
     let mut b = Builder::default();
     b.0.run = Run {
@@ -528,7 +528,7 @@ pub(super) fn healthy() -> World {
     b.happen(161 * S, 161 * S + 5_000, Event::ListenersCut { count: 2 });
     b.cancel(NOTIFIED, 161 * S + 200_000);
 
-    // Host B is frozen when it has claimed these two. One of them is cancelled meanwhile.
+    // Host B is frozen when it has claimed these two. One of them is cancelled while it is frozen.
     for id in LARGE {
         b.job(id, 169 * S, plain());
         b.claim(id, 1, B, 170 * S - 5_000);

@@ -38,7 +38,7 @@ impl Builder {
         });
     }
 
-    /// A row of rouse.step: with a result, or with the begin of a wait.
+    /// A row of rouse.step: with a result, or with the start of a wait.
     fn step(&mut self, name: &str, result: Value, wait: Option<Value>, attempt: i32, at_us: i64) {
         self.0.steps.push(Step {
             job: SUSPENDED,
