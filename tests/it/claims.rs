@@ -97,7 +97,7 @@ async fn enqueue_and_claim(client: &Client, payload: &str, jobs: usize) -> (usiz
 }
 
 #[tokio::test]
-async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the_table() {
+async fn a_claim_of_128_kib_or_more_returns_only_ids_even_if_compressed_in_the_table() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = registration("w", WorkerKey::new(KEY));

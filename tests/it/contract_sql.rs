@@ -242,7 +242,7 @@ async fn diff_changes_nothing_and_exits_with_one_if_something_would_change() {
 }
 
 #[tokio::test]
-async fn only_the_owner_publishes_and_a_function_of_somebody_else_stays() {
+async fn only_the_owner_publishes_and_a_function_of_another_login_stays() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder_of(

@@ -12,7 +12,7 @@ use crate::support::worker::{
 use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
 #[tokio::test]
-async fn a_drain_empties_its_queue_and_touches_no_other() {
+async fn a_drain_empties_its_queue_and_does_not_touch_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // The worker id in the file is that of a host that may be alive.

@@ -64,7 +64,7 @@ async fn worker(db: &TestDb, slots: usize) -> TestWorker {
 }
 
 #[tokio::test]
-async fn a_tenant_has_its_turns_beside_one_with_a_long_older_backlog() {
+async fn a_tenant_has_its_turns_alongside_one_with_a_long_older_backlog() {
     let (db, client) = fair("").await;
     enqueue(&client, "mail", "long", "test.sleep", 1, 800).await;
     enqueue(&client, "mail", "short", "test.sleep", 1, 40).await;
@@ -417,7 +417,7 @@ async fn settings_of_a_fair_queue_are_checked_and_recorded() {
 
 /// Its turns are given back. Otherwise the key that was next would be the last.
 #[tokio::test]
-async fn keys_keep_their_place_after_a_claim_that_failed() {
+async fn keys_keep_their_position_after_a_claim_that_failed() {
     let (db, client) = fair("").await;
     client
         .batch_execute(

@@ -47,7 +47,7 @@ async fn a_noun_without_a_verb_prints_a_list() {
 }
 
 #[tokio::test]
-async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
+async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = scratch("anywhere");

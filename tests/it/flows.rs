@@ -168,7 +168,7 @@ async fn a_flow_may_wait_for_jobs_outside_and_others_for_its_jobs() {
 }
 
 #[tokio::test]
-async fn wrong_graphs_are_refused_with_the_job_at_fault_and_leave_nothing() {
+async fn wrong_graphs_are_refused_naming_the_job_and_leave_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let a = |more: Value| {
@@ -387,7 +387,7 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
 
 /// The deletion waits for the row of a job that another one is about to continue.
 #[tokio::test]
-async fn a_job_that_takes_the_place_of_another_while_its_flow_is_deleted_is_deleted_too() {
+async fn a_job_that_replaces_another_while_its_flow_is_deleted_is_deleted_too() {
     let db = TestDb::new().await;
     let (mut other, client, deleting) = (db.client().await, db.client().await, db.client().await);
     let jobs = json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x"}]);
@@ -516,7 +516,7 @@ async fn a_flow_has_a_name_of_at_most_200_characters_and_hints_are_never_empty()
 }
 
 #[tokio::test]
-async fn a_live_job_with_the_unique_key_takes_the_place_of_a_job_of_the_flow() {
+async fn a_live_job_with_the_unique_key_replaces_a_job_of_the_flow() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let sql = "SELECT rouse.enqueue('x', unique_key => 'k')";

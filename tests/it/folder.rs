@@ -85,7 +85,7 @@ async fn each_broken_file_is_refused_by_name_and_the_others_serve() {
 }
 
 #[tokio::test]
-async fn a_file_name_that_is_not_utf8_is_refused_and_hides_no_other_file() {
+async fn a_file_name_that_is_not_utf8_is_refused_and_does_not_hide_other_files() {
     let dir = TempDir::new().unwrap();
     for (name, handler) in [(b"\xfe.wasm", "test.one"), (b"\xff.wasm", "test.two")] {
         let path = dir.path().join(OsStr::from_bytes(name));
@@ -391,7 +391,7 @@ async fn a_renamed_file_continues_to_serve() {
 }
 
 #[tokio::test]
-async fn a_missing_folder_is_an_error_that_says_what_to_do() {
+async fn a_missing_folder_is_an_error_that_names_the_remedy() {
     let error = Catalog::open(sandbox(), "/nowhere/handlers")
         .await
         .err()

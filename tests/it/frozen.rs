@@ -79,11 +79,11 @@ async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
 }
 
 #[tokio::test]
-async fn a_host_frozen_during_the_answer_to_its_claim_blocks_no_other() {
+async fn a_host_frozen_during_the_response_to_its_claim_does_not_block_others() {
     freeze_a_host_during_the_answer_of("FROM rouse.claim(").await;
 }
 
 #[tokio::test]
-async fn a_host_frozen_while_reading_its_claimed_jobs_blocks_no_other() {
+async fn a_host_frozen_while_reading_its_claimed_jobs_does_not_block_others() {
     freeze_a_host_during_the_answer_of("FROM rouse.claimed(").await;
 }

@@ -71,7 +71,7 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
 }
 
 #[tokio::test]
-async fn a_handlers_error_is_harmless_in_the_database_and_keeps_its_line_breaks() {
+async fn a_handlers_error_is_sanitized_in_the_database_and_keeps_its_line_breaks() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let manifest = manifest("test.nasty", "1");

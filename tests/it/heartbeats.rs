@@ -156,7 +156,7 @@ async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
 
 /// As `rouse.forget_worker`, `rouse.clear_timeouts` and `rouse.set_fair_share` lock them.
 #[tokio::test]
-async fn a_host_that_starts_waits_some_seconds_for_locks_and_names_what_it_waits_for() {
+async fn a_host_that_starts_waits_a_few_seconds_for_locks_and_names_what_it_waits_for() {
     let db = TestDb::new().await;
     let (dead, live, new) = (db.worker().await, db.worker().await, db.store());
     let operator = db.client().await;

@@ -144,7 +144,7 @@ async fn the_metrics_page_shows_all_counters() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_an_error_that_says_what_to_do() {
+async fn an_address_in_use_is_an_error_that_names_the_remedy() {
     let running = start().await;
     let error = bind(running.address).await.unwrap_err();
     assert!(matches!(error, HttpError::Taken { .. }), "{error}");

@@ -108,7 +108,7 @@ async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
 }
 
 #[tokio::test]
-async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
+async fn a_job_cancelled_before_the_response_to_its_claim_arrives_never_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;

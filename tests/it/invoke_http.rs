@@ -209,7 +209,7 @@ async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() 
 }
 
 #[tokio::test]
-async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_place() {
+async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_slot() {
     let folder = folder("invoke_max = 1\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let first = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
@@ -301,7 +301,7 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
 const NONE: (&str, &str) = ("authorization", "");
 
 #[tokio::test]
-async fn invocations_have_their_own_places_separate_from_the_queues_slots() {
+async fn invocations_have_their_own_slots_separate_from_those_of_queues() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\ninvoke_max = 1\n");

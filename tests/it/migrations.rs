@@ -81,7 +81,7 @@ async fn eight_processes_that_migrate_concurrently_all_succeed() {
 }
 
 #[tokio::test]
-async fn a_host_refuses_an_unmigrated_database_and_says_what_to_do() {
+async fn a_host_refuses_an_unmigrated_database_and_names_the_remedy() {
     let db = TestDb::unmigrated().await;
     let host = Host::rouse(&["serve", "--http", "off"], &[("DATABASE_URL", &db.url())]);
     let (status, output) = host.exit(TIMEOUT);

@@ -466,7 +466,7 @@ async fn an_older_signed_module_is_not_served_again() {
 }
 
 #[tokio::test]
-async fn a_restarted_host_gives_no_job_to_a_module_that_declares_anothers_name() {
+async fn a_restarted_host_does_not_give_jobs_to_a_module_that_declares_anothers_name() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder_of("", &[("mail.wasm", returns("mail.send", "\"mail\""))]);

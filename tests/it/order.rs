@@ -68,7 +68,7 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
 
 /// Neither a queue nor a handler has to wait for the older jobs of another one.
 #[tokio::test]
-async fn a_short_lane_has_its_turns_beside_a_long_older_one() {
+async fn a_short_lane_has_its_turns_alongside_a_long_older_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

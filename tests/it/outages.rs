@@ -183,7 +183,7 @@ async fn a_host_finds_its_database_at_another_address() {
 }
 
 #[tokio::test]
-async fn a_host_answers_invocations_while_its_database_is_away() {
+async fn a_host_serves_invocations_while_its_database_is_away() {
     let data_dir = scratch("away").join("pg");
     let server = server(&data_dir, free_port()).await;
     let url = server.tcp_url("postgres").expect("a server with a port");

@@ -194,7 +194,7 @@ async fn a_result_that_only_postgres_refuses_fails_alone_too() {
 }
 
 #[tokio::test]
-async fn an_outcome_that_cannot_be_written_blocks_no_other_and_ends_with_its_lease() {
+async fn an_outcome_that_cannot_be_written_does_not_block_others_and_ends_with_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let refused = enqueue(&client, "test.echo", json!({})).await;
@@ -242,7 +242,7 @@ async fn free_disk(client: &Client) {
 }
 
 #[tokio::test]
-async fn an_outcome_that_does_not_fit_on_the_disk_blocks_no_other_and_ends_with_its_lease() {
+async fn an_outcome_that_does_not_fit_on_the_disk_does_not_block_others_and_ends_with_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
     fill_disk(&client, "NEW.payload ->> 'n' IN ('40', '70')").await;
@@ -322,7 +322,7 @@ async fn hold_up(db: &TestDb, client: &Client, condition: &str) -> Client {
 
 /// For example, attempts that enqueue jobs with the unique key of a job whose producer has not committed yet.
 #[tokio::test]
-async fn outcomes_that_an_open_transaction_holds_up_block_no_others() {
+async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let other = hold_up(&db, &client, "(NEW.payload ->> 'n')::integer >= 1000").await;
@@ -376,7 +376,7 @@ async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end()
 }
 
 #[tokio::test]
-async fn an_uncommitted_cancellation_blocks_no_other_settlement() {
+async fn an_uncommitted_cancellation_does_not_block_other_settlements() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
     let worker = TestWorker::start(&db, settings()).await;
@@ -476,7 +476,7 @@ async fn a_job_that_is_denied_a_grant_is_never_retried() {
 
 /// For example, a result so large that it ends the server process.
 #[tokio::test]
-async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_and_no_stop() {
+async fn an_outcome_whose_settlement_always_cuts_its_connection_does_not_block_others_or_a_stop() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -500,7 +500,7 @@ async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_
 /// For example, a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives
 /// completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
+async fn an_outcome_whose_settlement_never_arrives_does_not_block_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -528,7 +528,7 @@ async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconfirmed() {
+async fn an_outcome_whose_response_is_lost_with_its_connection_is_logged_as_unconfirmed() {
     let db = TestDb::new().await;
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;
@@ -551,7 +551,7 @@ async fn an_outcome_whose_answer_is_lost_with_its_connection_is_logged_as_unconf
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_its_job() {
+async fn a_second_signal_waits_five_seconds_for_an_unconfirmed_outcome_and_names_its_job() {
     let db = TestDb::new().await;
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;

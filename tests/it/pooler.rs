@@ -122,7 +122,7 @@ async fn a_worker_behind_a_transaction_pooler_works_by_polling() {
 }
 
 #[tokio::test]
-async fn restarting_the_pooler_or_cutting_its_sessions_loses_no_job() {
+async fn restarting_the_pooler_or_cutting_its_sessions_does_not_lose_jobs() {
     let db = TestDb::new().await;
     let Some(first) = pooler(&db) else { return };
     let client = db.client().await;

@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const NOBODY: u32 = 65534;
 
 #[tokio::test]
-async fn a_first_start_makes_a_cluster_that_answers_on_its_socket_only() {
+async fn a_first_start_makes_a_cluster_that_listens_on_its_socket_only() {
     let server = start(&postgres_settings(scratch("first").join("pg"))).unwrap();
     let client = connect(&server.url("postgres")).await;
     assert_eq!(show(&client, "listen_addresses").await, "");

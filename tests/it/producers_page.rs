@@ -37,7 +37,7 @@ async fn the_sql_on_the_page_for_producers_returns_what_the_page_shows() {
 }
 
 #[tokio::test]
-async fn a_trigger_without_rights_fails_as_the_page_describes() {
+async fn a_trigger_without_privileges_fails_as_the_page_describes() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let sql = "CREATE ROLE invoking_clerk LOGIN;

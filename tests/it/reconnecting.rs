@@ -217,7 +217,7 @@ async fn a_listener_with_one_connection_of_two_backs_off() {
 }
 
 #[tokio::test]
-async fn a_listener_whose_listen_gets_no_answer_reconnects() {
+async fn a_listener_whose_listen_gets_no_response_reconnects() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;

@@ -109,7 +109,7 @@ const READ_LIMITS: &str = "SELECT * FROM rouse.worker_login";
 const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
 #[tokio::test]
-async fn each_role_has_its_own_rights_and_no_others() {
+async fn each_role_has_exactly_its_own_privileges() {
     let db = TestDb::new().await;
     let enqueuer = &[ENQUEUE, ENQUEUE_MANY, RECEIPT][..];
     let producer = &[
@@ -322,7 +322,7 @@ async fn an_enqueuer_reads_only_the_state_of_a_job() {
 }
 
 #[tokio::test]
-async fn a_login_without_roles_has_no_rights() {
+async fn a_login_without_roles_has_no_privileges() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // Roles belong to the whole server, which other tests share.

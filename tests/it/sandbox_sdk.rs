@@ -310,7 +310,7 @@ async fn a_guest_that_ignores_the_abort_in_a_host_call_is_stopped_after_its_grac
 }
 
 #[tokio::test]
-async fn a_guest_that_awaits_the_abort_stops_by_itself() {
+async fn a_guest_that_awaits_the_abort_stops_on_its_own() {
     let abort = AbortHandle::new();
     abort_soon(&abort, Duration::from_secs(60));
     let started = Instant::now();

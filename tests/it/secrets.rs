@@ -146,7 +146,7 @@ async fn a_secret_is_sent_to_its_host_and_the_guest_sees_only_its_placeholder() 
 }
 
 #[tokio::test]
-async fn a_secret_is_sent_to_no_other_host() {
+async fn a_secret_is_not_sent_to_other_hosts() {
     let guests = guests().await;
     for (request, part) in [
         (

@@ -188,7 +188,7 @@ async fn claims_take_only_jobs_of_leased_shards() {
 }
 
 #[tokio::test]
-async fn the_claim_of_a_worker_whose_lease_is_over_takes_nothing() {
+async fn the_claim_of_a_worker_whose_lease_has_expired_takes_nothing() {
     let (db, client) = sharded(8).await;
     enqueue(&client, "noop", 20).await;
     let (stale, other) = (db.worker().await, db.worker().await);

@@ -262,7 +262,7 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
 }
 
 #[tokio::test]
-async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
+async fn of_the_lane_of_a_dead_worker_only_the_bound_job_is_adopted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let bound = enqueue_unserved(&client, ", source => 'legacy'").await;

@@ -130,7 +130,7 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
 }
 
 #[tokio::test]
-async fn a_deletion_that_is_repeated_because_its_answer_was_lost_returns_false() {
+async fn a_deletion_that_is_retried_because_its_response_was_lost_returns_false() {
     let db = TestDb::new().await;
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
     let parts = Parts {

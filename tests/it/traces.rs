@@ -460,7 +460,7 @@ async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_never_answers_delays_neither_jobs_nor_the_end_of_the_host() {
+async fn a_collector_that_never_responds_delays_neither_jobs_nor_the_end_of_the_host() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let variables = [

@@ -220,7 +220,7 @@ async fn the_last_lines_of_an_attempt_that_was_given_back_are_stored() {
 }
 
 #[tokio::test]
-async fn lines_whose_answer_was_lost_are_stored_once() {
+async fn lines_whose_response_was_lost_are_stored_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;

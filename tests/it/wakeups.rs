@@ -322,7 +322,7 @@ async fn a_job_enqueued_a_while_ago_notifies_despite_concurrent_commits() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_of_a_second() {
+async fn a_transaction_that_notifies_before_its_commit_suppresses_other_notifications_for_100_ms() {
     let db = TestDb::new().await;
     let (early, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
@@ -363,7 +363,7 @@ async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_
 }
 
 #[tokio::test]
-async fn a_producer_can_commit_as_a_role_without_rights() {
+async fn a_producer_can_commit_as_a_role_without_privileges() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;

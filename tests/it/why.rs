@@ -44,7 +44,7 @@ fn greeter() -> Registration {
 const READY: &[(&str, &str)] = &[("ready", "a worker claims it in a moment")];
 
 #[tokio::test]
-async fn a_job_that_no_worker_takes_says_what_the_workers_lack() {
+async fn for_a_job_that_no_worker_takes_why_names_what_the_workers_lack() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue_sql(&client, "'greet', '{}', queue => 'mail', tags => '{gpu}'").await;
@@ -97,7 +97,7 @@ async fn a_job_that_no_worker_takes_says_what_the_workers_lack() {
 }
 
 #[tokio::test]
-async fn a_job_without_a_turn_says_what_it_waits_for() {
+async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
     let db = TestDb::new().await;
     let client = db.client().await;
     db.store().register(&greeter()).await.unwrap();
@@ -231,7 +231,7 @@ async fn a_job_behind_gates_says_which_are_closed() {
 }
 
 #[tokio::test]
-async fn a_ready_job_says_what_goes_first() {
+async fn for_a_ready_job_why_names_what_goes_first() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.store();

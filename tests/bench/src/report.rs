@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_formatted_for_people() {
+    fn values_are_formatted_for_display() {
         assert_eq!(Unit::PerSecond.format(1_234_567.8), "1,234,568 /s");
         assert_eq!(Unit::PerSecond.format(0.5), "0.50 /s");
         assert_eq!(Unit::Bytes.format(921.6), "922 B");

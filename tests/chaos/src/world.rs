@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_an_answer_is_unknown() {
+    fn a_request_without_a_response_is_unknown() {
         let mut world = World::default();
         let request = Request::Cancel { job: 1 };
         let sent = |call| Line::Sent {

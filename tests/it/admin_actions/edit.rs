@@ -75,7 +75,7 @@ async fn a_queued_job_can_be_given_another_priority() {
 }
 
 #[tokio::test]
-async fn another_payload_makes_a_new_job_that_takes_the_place_of_the_old_one() {
+async fn another_payload_makes_a_new_job_that_replaces_the_old_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let old = enqueue_sql(
@@ -313,7 +313,7 @@ async fn a_suspended_job_is_ready_with_its_new_payload_and_takes_the_signals_of_
 }
 
 #[tokio::test]
-async fn a_job_with_another_payload_takes_the_place_of_the_old_one_behind_gates() {
+async fn a_job_with_another_payload_replaces_the_old_one_in_gates() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

@@ -244,7 +244,7 @@ async fn a_loss_that_would_fail_a_job_is_judged_after_its_worker_has_been_silent
 /// The orphan has killed its worker as often as it may. It waits until it is certain that its worker is dead; the only
 /// slot of the other worker does not.
 #[tokio::test]
-async fn a_job_whose_last_loss_is_not_judged_yet_holds_up_no_other_job() {
+async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let dead = db.worker().await;

@@ -68,7 +68,7 @@ async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
 }
 
 #[tokio::test]
-async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
+async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_status_zero() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let host = serve(&db, &config(""), &["--slots", "1"]);
@@ -216,7 +216,7 @@ async fn serve_reports_its_health_and_its_metrics() {
 }
 
 #[tokio::test]
-async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers() {
+async fn a_host_whose_log_is_not_read_keeps_its_leases_and_responds() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");

@@ -237,7 +237,7 @@ async fn a_flow_grows_on_an_open_page() {
 }
 
 #[tokio::test]
-async fn a_page_says_that_its_host_is_gone_and_goes_on_when_it_is_back() {
+async fn a_page_reports_that_its_host_has_stopped_and_continues_when_it_is_back() {
     let Some(browser) = Browser::start().await else {
         return;
     };

@@ -13,7 +13,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{TIMEOUT, enqueue, until_true};
 
 #[tokio::test]
-async fn every_page_answers_and_runs_no_untrusted_text() {
+async fn every_page_responds_and_does_not_run_untrusted_text() {
     let db = shop().await;
     let client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);
@@ -124,7 +124,7 @@ async fn an_open_page_is_updated_when_something_changes() {
 }
 
 #[tokio::test]
-async fn a_query_without_an_answer_is_cancelled_and_the_page_says_so() {
+async fn a_query_without_a_response_is_cancelled_and_the_page_reports_it() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);
@@ -505,7 +505,7 @@ async fn a_job_gets_signals_results_and_messages() {
 }
 
 #[tokio::test]
-async fn a_host_with_a_catalog_serves_the_dashboard_beside_its_metrics() {
+async fn a_host_with_a_catalog_serves_the_dashboard_alongside_its_metrics() {
     let db = TestDb::new().await;
     let url = db.url();
     let scratch = crate::support::scratch("dashboard-serve");

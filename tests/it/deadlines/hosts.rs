@@ -16,7 +16,7 @@ use crate::support::worker::{
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
-async fn an_idle_host_ends_a_job_for_which_nobody_has_a_handler() {
+async fn an_idle_host_ends_a_job_for_which_no_worker_has_a_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // Without notifications: its looks notice it.

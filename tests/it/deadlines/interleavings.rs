@@ -30,7 +30,7 @@ async fn try_again(client: &Client) {
 }
 
 #[tokio::test]
-async fn a_locked_job_holds_up_no_other_and_ends_once_it_is_free() {
+async fn a_locked_job_does_not_hold_up_others_and_ends_once_it_is_free() {
     for lock in [
         "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
         // A producer that names the job, or sends it a signal, until it commits.
@@ -235,7 +235,7 @@ async fn a_peek_reports_whether_a_deadline_has_passed_and_waits_for_none() {
 }
 
 #[tokio::test]
-async fn a_look_that_follows_a_long_pause_finds_all_deadlines_that_passed_meanwhile() {
+async fn a_look_that_follows_a_long_pause_finds_all_deadlines_that_passed_in_between() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue_sql(&client, HOUR).await;

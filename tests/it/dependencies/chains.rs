@@ -8,7 +8,7 @@ use crate::support::claims::{claim, result};
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
-async fn a_chain_goes_on_with_the_retry_of_its_last_job() {
+async fn a_chain_continues_with_the_retry_of_its_last_job() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let first = enqueue(&client, "x", json!(1)).await;

@@ -219,7 +219,7 @@ async fn a_cancellation_that_meets_a_release_wins_if_it_commits() {
 }
 
 #[tokio::test]
-async fn a_child_locked_for_long_does_not_hold_up_the_release_of_others() {
+async fn a_child_locked_for_a_long_time_does_not_hold_up_the_release_of_others() {
     let db = TestDb::new().await;
     let (mut client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
@@ -437,7 +437,7 @@ async fn between_two_calls_that_delete_a_chain_it_is_live_and_the_next_deletes_w
 }
 
 #[tokio::test]
-async fn a_chain_that_starts_between_two_calls_that_delete_it_goes_on_with_the_jobs_that_still_wait()
+async fn a_chain_that_starts_between_two_calls_that_delete_it_continues_with_the_jobs_that_still_wait()
  {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);

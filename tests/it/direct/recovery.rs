@@ -139,7 +139,7 @@ async fn jobs_of_high_priority_are_recovered_first() {
 
 /// An open transaction keeps the index entries of the jobs that were moved.
 #[tokio::test]
-async fn a_recovery_goes_on_where_its_last_call_has_stopped() {
+async fn a_recovery_continues_where_its_last_call_has_stopped() {
     let (db, client) = direct("'random'").await;
     let dead = worker(&db, "dead").await;
     let mut jobs = Vec::new();

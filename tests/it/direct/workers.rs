@@ -138,7 +138,7 @@ async fn a_job_of_an_inbox_that_lost_its_worker_is_adopted() {
 }
 
 #[tokio::test]
-async fn a_worker_that_registers_again_leaves_its_old_inbox_and_loses_no_job() {
+async fn a_worker_that_registers_again_leaves_its_old_inbox_without_losing_a_job() {
     let (db, client) = direct("'random'").await;
     let worker = start(&db, &client, "a").await;
     let id = enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}', queue => 'q'").await;

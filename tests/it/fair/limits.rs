@@ -82,7 +82,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
 
 /// The end of a job starts the next one of its key at once, and not with the next sweep.
 #[tokio::test]
-async fn a_key_at_its_limit_goes_on_as_soon_as_one_of_its_jobs_has_ended() {
+async fn a_key_at_its_limit_continues_as_soon_as_one_of_its_jobs_has_ended() {
     let (db, client) = fair(", max_in_flight => 1").await;
     enqueue(&client, "mail", "a", "test.sleep", 1, 100).await;
     enqueue(&client, "mail", "a", "test.race", 1, 100).await;

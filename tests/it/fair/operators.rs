@@ -66,7 +66,7 @@ fn stats(selected: u64, deficit: f64) -> Value {
 }
 
 #[tokio::test]
-async fn the_list_of_queues_has_the_keys_of_fair_ones_and_what_living_workers_have_counted() {
+async fn the_list_of_queues_has_the_keys_of_fair_ones_and_the_counts_of_live_workers() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

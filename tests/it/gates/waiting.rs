@@ -58,7 +58,7 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
 }
 
 #[tokio::test]
-async fn a_throttled_key_goes_on_when_its_gate_opens() {
+async fn a_throttled_key_continues_when_its_gate_opens() {
     let (db, client) =
         gate("'rate', 'throttle', key => '{tenant}', max => 1, period => '700 ms'").await;
     for n in 0..4 {
@@ -331,7 +331,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
 
 /// It counts as running until its job delay has passed, which is after the end of its job.
 #[tokio::test]
-async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_is_over() {
+async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_has_passed() {
     let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;
     for n in 0..20 {
         let tenant = n % 2;

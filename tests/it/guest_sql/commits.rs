@@ -99,7 +99,7 @@ async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
 }
 
 #[tokio::test]
-async fn a_step_whose_commit_was_not_answered_is_looked_up() {
+async fn a_step_whose_commit_had_no_response_is_looked_up() {
     for side in [Side::Cut, Side::Response] {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
@@ -158,7 +158,7 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
 /// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. Nobody could adopt the
 /// job.
 #[tokio::test]
-async fn a_transaction_that_gets_no_commit_ends_by_itself_and_unlocks_its_job() {
+async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job() {
     let (shop, proxy) = through_a_proxy().await;
     let login = connector(&shop.as_login(proxy.url()));
     let worker = shop.start_with(login, Settings::default()).await;
@@ -208,7 +208,7 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
 }
 
 #[tokio::test]
-async fn a_check_whose_connection_is_cut_is_no_answer_of_the_login() {
+async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_login() {
     let db = TestDb::new().await;
     let worker = db.worker().await;
     let proxy = Proxy::start(&db).await;

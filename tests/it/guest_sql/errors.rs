@@ -149,7 +149,7 @@ async fn a_producer_that_names_the_job_delays_its_effects_and_costs_no_attempt()
 }
 
 #[tokio::test]
-async fn a_statement_that_never_ends_is_stopped_and_holds_up_no_other_job() {
+async fn a_statement_that_never_ends_is_stopped_and_does_not_hold_up_other_jobs() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     let slow = shop
@@ -266,7 +266,7 @@ async fn a_deferred_constraint_and_a_trigger_fail_the_job_at_commit() {
 }
 
 #[tokio::test]
-async fn a_row_that_violates_a_policy_fails_its_job_and_parks_nothing() {
+async fn a_row_that_violates_a_policy_fails_its_job_and_does_not_park_its_handler() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     shop.sql(

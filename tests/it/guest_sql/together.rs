@@ -85,7 +85,7 @@ async fn are_shared(shop: &Shop, count: usize) {
 }
 
 #[tokio::test]
-async fn a_bad_effect_fails_its_own_job_and_no_other_of_its_transaction() {
+async fn a_bad_effect_fails_only_its_own_job_of_its_transaction() {
     let shop = Shop::open().await;
     let mut scripts = lines(8);
     // There is such an order already.
@@ -102,7 +102,7 @@ async fn a_bad_effect_fails_its_own_job_and_no_other_of_its_transaction() {
 }
 
 #[tokio::test]
-async fn a_job_that_waits_for_a_lock_holds_up_no_other_of_its_transaction() {
+async fn a_job_that_waits_for_a_lock_does_not_hold_up_others_of_its_transaction() {
     let shop = Shop::open().await;
     shop.sql("INSERT INTO accounts VALUES (0, 0)").await;
     let other = shop.db.client().await;
@@ -122,7 +122,7 @@ async fn a_job_that_waits_for_a_lock_holds_up_no_other_of_its_transaction() {
 }
 
 #[tokio::test]
-async fn what_one_job_sets_is_gone_in_the_next_one_of_its_transaction() {
+async fn settings_of_one_job_are_reset_for_the_next_one_of_its_transaction() {
     let shop = Shop::open().await;
     // A line gets the amount 1 if a setting of another one is left.
     shop.sql(
@@ -148,7 +148,7 @@ async fn what_one_job_sets_is_gone_in_the_next_one_of_its_transaction() {
 }
 
 #[tokio::test]
-async fn a_cancelled_job_takes_no_other_of_its_transaction_with_it() {
+async fn a_cancelled_job_does_not_cancel_others_of_its_transaction() {
     let shop = Shop::open().await;
     let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
     let cancelled = gathered.ids[3];
@@ -173,7 +173,7 @@ async fn effects_of_one_job_stay_in_order_however_many_they_are() {
 }
 
 #[tokio::test]
-async fn a_shared_commit_whose_answer_is_lost_is_looked_up_for_each_job() {
+async fn a_shared_commit_whose_response_is_lost_is_looked_up_for_each_job() {
     for (words, side) in [
         ("COMMIT", Side::Cut),
         ("COMMIT", Side::Response),
@@ -213,7 +213,7 @@ async fn effects_that_wait_when_their_host_stops_are_committed_before_it_ends() 
 
 /// As many as the login has connections, and more.
 #[tokio::test]
-async fn jobs_that_another_transaction_names_hold_up_no_other_of_their_handler() {
+async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_handler() {
     let shop = Shop::open().await;
     let worker = shop.start().await;
     let mut named = Vec::new();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::shop::{Shop, call};
 
 #[tokio::test]
-async fn settings_of_one_job_are_gone_in_the_next_one() {
+async fn settings_of_one_job_are_reset_for_the_next_one() {
     let shop = Shop::open().await;
     // One connection, so that both jobs share a session.
     let settings = rouse::worker::Settings {

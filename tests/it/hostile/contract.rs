@@ -31,7 +31,7 @@ fn doubling(which: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other() {
+async fn a_schema_that_needs_endless_work_ends_its_attempt_and_does_not_block_others() {
     let others = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
     let neighbour = others.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());

@@ -324,7 +324,7 @@ async fn values_that_are_refused_are_not_counted() {
 }
 
 #[tokio::test]
-async fn texts_of_requests_are_bounded_and_an_attempt_exhausts_only_its_own_memory() {
+async fn strings_of_requests_are_bounded_and_an_attempt_exhausts_only_its_own_memory() {
     let set = |bytes: usize| {
         format!(
             "(call $set_authority (local.get $request) (i32.const 1) (i32.const 16385) (i32.const {bytes}))"

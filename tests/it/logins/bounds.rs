@@ -273,7 +273,7 @@ async fn a_workers_login_cannot_read_a_job_by_its_id() {
 
 /// The keys of the advisory locks that functions of Rouse once took: any login of the database can hold them.
 #[tokio::test]
-async fn advisory_locks_held_by_a_login_without_roles_block_nothing() {
+async fn advisory_locks_held_by_a_login_without_roles_do_not_block_rouse() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

@@ -230,7 +230,7 @@ async fn top_without_rows(client: &Client) -> String {
 }
 
 #[tokio::test]
-async fn a_dropped_role_is_recreated_with_its_rights() {
+async fn a_dropped_role_is_recreated_with_its_privileges() {
     // Roles belong to the whole server.
     let server = tokio::task::spawn_blocking(|| {
         let settings =

@@ -162,7 +162,7 @@ async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
 }
 
 #[tokio::test]
-async fn a_login_without_rights_cannot_block_migrations() {
+async fn a_login_without_privileges_cannot_block_migrations() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

@@ -129,7 +129,7 @@ async fn a_paused_schedule_whose_pause_meets_a_firing_enqueues_nothing() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_refused_shows_why_and_prevents_no_other() {
+async fn a_job_that_is_refused_shows_why_and_does_not_prevent_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let large = "jsonb_build_object('a', repeat('a', 5000))";

@@ -103,7 +103,7 @@ async fn a_host_that_is_cut_off_between_listing_and_firing_leaves_the_due_time_t
 }
 
 #[tokio::test]
-async fn a_host_that_dies_while_it_fires_leaves_nothing() {
+async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
     let (db, mut client, store) = due("cancel").await;
     fire_due(&store).await;
     let previous = claim(&store, 1).await.remove(0);
@@ -142,7 +142,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_producer_that_holds_the_key_of_a_gate_delays_no_other_schedule() {
+async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules() {
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
     client

@@ -92,7 +92,7 @@ async fn a_worker_gives_up_shards_only_after_its_own_claims_are_committed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_divides_a_queue_for_long_stops_no_other_from_renewing() {
+async fn a_worker_that_divides_a_queue_for_a_long_time_does_not_keep_others_from_renewing() {
     let (db, client) = sharded(8).await;
     enqueue(&client, "noop", 20).await;
     let mut dividing = db.client().await;

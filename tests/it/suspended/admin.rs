@@ -94,7 +94,7 @@ async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled(
 }
 
 #[tokio::test]
-async fn a_wait_that_is_over_does_not_come_back_when_its_job_is_rescheduled() {
+async fn a_wait_that_has_ended_does_not_come_back_when_its_job_is_rescheduled() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = suspend(&client, &store, signal(None), Vec::new()).await;

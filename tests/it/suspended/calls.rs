@@ -130,7 +130,7 @@ async fn large_ends_of_calls_are_read_together_about_a_mebibyte_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_called_job_that_was_retried_meanwhile_is_waited_for_again() {
+async fn a_called_job_that_was_retried_in_the_meantime_is_waited_for_again() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let none_yet = || suspended("call:a", Wait::Calls { jobs: Vec::new() });

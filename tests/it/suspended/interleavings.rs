@@ -14,7 +14,7 @@ use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, until_true};
 
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', '1')";
 #[tokio::test]
-async fn a_signal_that_is_not_committed_when_the_wait_begins_ends_it() {
+async fn a_signal_that_is_not_committed_when_the_wait_starts_ends_it() {
     for commits in [true, false] {
         let db = TestDb::new().await;
         let (mut client, store) = (db.client().await, db.worker().await);

@@ -12,7 +12,7 @@ use crate::support::claims::{claim_one, error, make_due, result};
 use crate::support::worker::enqueue;
 
 #[tokio::test]
-async fn a_signal_wakes_the_job_that_waits_for_it_and_no_other() {
+async fn a_signal_wakes_only_the_job_that_waits_for_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = suspend(&client, &store, signal(None), Vec::new()).await;

@@ -45,7 +45,7 @@ async fn the_exit_code_of_a_wait_for_a_job_tells_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_wait_for_a_chain_goes_on_with_the_retry_of_its_last_job() {
+async fn a_wait_for_a_chain_continues_with_the_retry_of_its_last_job() {
     let (db, folder) = (TestDb::new().await, scratch("waiting"));
     let client = db.client().await;
     let id = enqueue(&client, "x", json!(1)).await;

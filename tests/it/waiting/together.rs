@@ -157,7 +157,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
 }
 
 #[tokio::test]
-async fn a_wait_goes_on_across_an_outage_of_the_database() {
+async fn a_wait_continues_across_an_outage_of_the_database() {
     let db = TestDb::new().await;
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
     let first = enqueue(&client, "x", json!(1)).await;

@@ -58,7 +58,7 @@ fn evidence(world: &mut World, id: i64) -> &mut Evidence {
 }
 
 #[test]
-fn a_healthy_world_breaks_nothing_and_every_rule_has_a_case_in_it() {
+fn a_healthy_world_violates_no_rule_and_has_a_case_of_every_rule() {
     for (rule, found) in check(&Known::of(&healthy())) {
         assert!(
             found.violations.is_empty(),
@@ -73,7 +73,7 @@ fn a_healthy_world_breaks_nothing_and_every_rule_has_a_case_in_it() {
 }
 
 #[test]
-fn the_reliability_page_lists_every_rule_with_its_promise() {
+fn the_reliability_page_lists_every_rule_with_its_guarantee() {
     let page = include_str!("../../../../docs/explanation/reliability.md");
     let listed: BTreeMap<&str, &str> = page
         .lines()
@@ -246,7 +246,7 @@ fn an_attempt_whose_host_was_killed_is_not_a_case_of_revocation() {
 }
 
 #[test]
-fn an_attempt_that_starts_from_the_line_under_a_forgotten_claim_revokes_no_other() {
+fn an_attempt_that_starts_from_the_line_under_a_forgotten_claim_does_not_revoke_another() {
     let mut world = healthy();
     evidence(&mut world, FROZEN).ended_us = Some(129 * S + 2_000);
     let frozen = evidence(&mut world, FROZEN).clone();
@@ -812,7 +812,7 @@ fn ended(worker: &str, status: &str) -> Happened {
 }
 
 #[test]
-fn a_host_that_exits_by_itself_is_found() {
+fn a_host_that_exits_on_its_own_is_found() {
     breaks("hosts_stay_up", |world| {
         world.happened.push(ended("host-1", "exit status: 1"));
     });
@@ -941,7 +941,7 @@ fn a_job_that_runs_before_the_jobs_that_it_waits_for_is_found() {
 }
 
 #[test]
-fn a_job_that_waits_for_nothing_or_is_cancelled_without_a_failure_is_found() {
+fn a_job_that_waits_without_a_dependency_or_is_cancelled_without_a_failure_is_found() {
     breaks("no_child_stranded", |world| {
         let child = job(world, DROPPED);
         (child.state, child.finished_us) = ("queued".into(), None);

@@ -65,7 +65,7 @@ fn the_seed_determines_the_report() {
 }
 
 #[test]
-fn every_promise_is_kept_in_small_runs_of_the_scenarios() {
+fn every_guarantee_holds_in_small_runs_of_the_scenarios() {
     for name in [
         Name::Fair,
         Name::Weights,

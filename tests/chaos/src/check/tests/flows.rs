@@ -59,7 +59,7 @@ fn a_flow_that_lacks_a_job_or_has_one_twice_is_found() {
 }
 
 #[test]
-fn a_refused_flow_that_has_jobs_and_half_of_one_without_an_answer_are_found() {
+fn a_refused_flow_that_has_jobs_and_half_of_one_without_a_response_are_found() {
     breaks("flow_whole", |world| {
         enqueue(world, FLOWS[3]).response = Response::Refused("no".into());
     });
@@ -199,7 +199,7 @@ fn a_wrong_number_of_retried_jobs_and_one_that_is_left_out_are_found() {
 }
 
 #[test]
-fn a_retry_without_an_answer_may_have_made_jobs() {
+fn a_retry_without_a_response_may_have_made_jobs() {
     let mut world = healthy();
     for call in retries(&mut world).take(1) {
         call.response = Response::Unknown("cut".into());
@@ -225,7 +225,7 @@ fn two_live_jobs_of_flows_with_the_same_key_are_found() {
 }
 
 #[test]
-fn jobs_that_a_retry_without_an_answer_may_have_made_are_not_certainly_live() {
+fn jobs_that_a_retry_without_a_response_may_have_made_are_not_certainly_live() {
     let mut world = healthy();
     for id in REPEATED {
         job(&mut world, id).unique_key = Some("flow".into());

@@ -39,7 +39,7 @@ fn killed(worker: &str, at_us: i64) -> Happened {
 }
 
 #[test]
-fn a_job_that_runs_beside_as_many_as_its_gate_permits_is_found() {
+fn a_job_that_runs_in_addition_to_as_many_as_its_gate_permits_is_found() {
     breaks("limit_holds", |world| claim_at(world, LIMITED[2], 400 * S));
 }
 
@@ -55,7 +55,7 @@ fn two_attempts_of_one_job_count_once() {
 
 /// The first job runs until its host is killed or until an admin action ends it, and the next two start after that.
 #[test]
-fn an_attempt_without_an_end_runs_until_its_host_is_gone_or_its_job_is_taken_from_it() {
+fn an_attempt_without_an_end_runs_until_its_host_is_dead_or_its_job_is_taken_from_it() {
     let mut world = healthy();
     evidence(&mut world, LIMITED[0]).ended_us = None;
     let row = job(&mut world, LIMITED[0]);
@@ -187,7 +187,7 @@ fn a_singleton_that_waits_for_its_retry_keeps_others_out() {
 }
 
 #[test]
-fn a_claim_before_the_answer_to_its_enqueue_ends_the_wait_of_a_singleton() {
+fn a_claim_before_the_response_to_its_enqueue_ends_the_wait_of_a_singleton() {
     let mut world = healthy();
     let call = enqueue(&mut world, QUEUED[0]);
     call.answered_us = 412 * S + 500_000;
