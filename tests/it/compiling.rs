@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::sandbox_guest::{Handlers, TIMEOUT, echo, guest_that, refusal, small_settings, version};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{
-    Host, Ran, TestDb, command_without_database, folder_of, rouse_binary, scratch,
+    CommandOutput, Host, TestDb, command_without_database, folder_of, rouse_binary, scratch,
 };
 
 /// A sandbox for one test.
@@ -523,7 +523,7 @@ fn a_compiler_that_ends_before_it_has_read_its_module_does_not_end_the_command()
             .env_remove("DATABASE_URL")
             .env_remove("ROUSE_LOG")
             .current_dir(&folder);
-        Ran::of(&mut command)
+        CommandOutput::run(&mut command)
     };
     let words = "it could not be compiled: the compiler ended with";
     run(&["handlers"]).exits(1).prints(words);

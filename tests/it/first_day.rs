@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use crate::support::page::{blocks_of, repository};
 use crate::support::worker::{TestWorker, ended, enqueue, show, tries, until};
 use crate::support::{
-    Ran, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in, rouse_without_database,
-    scratch,
+    CommandOutput, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in,
+    rouse_without_database, scratch,
 };
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a_noun_without_a_verb_prints_a_list() {
         let bare = rouse_in(&db, &[noun], &empty_folder).await;
         bare.exits(0).prints(shown);
         let listed = rouse_in(&db, &[noun, "ls"], &empty_folder).await;
-        let first = |ran: &Ran| ran.stdout.lines().next().map(str::to_owned);
+        let first = |ran: &CommandOutput| ran.stdout.lines().next().map(str::to_owned);
         assert_eq!(first(&bare), first(&listed), "{noun}");
         let json = rouse_in(&db, &[noun, "--json"], &empty_folder).await;
         assert!(json.exits(0).json().is_object(), "{noun}");
@@ -151,7 +151,7 @@ fn the_example_of_a_profile_has_samples() {
     let mut shell = Command::new("sh");
     shell.args(["-c", example]).env("PATH", path);
     shell.current_dir(&folder).stdin(Stdio::null());
-    Ran::of(&mut shell)
+    CommandOutput::run(&mut shell)
         .exits(0)
         .prints(" samples of text.stats are in ");
     let profile = std::fs::read(folder.join("out.json")).unwrap();
@@ -170,7 +170,7 @@ async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     let folder = scratch("anywhere");
     let run = |args: &[&str], url: &str| {
         let mut command = command(url, args, &folder);
-        Ran::of(&mut command)
+        CommandOutput::run(&mut command)
     };
     // The private server does not ask for a password.
     let with = |url: &str| url.replacen("rouse@", "rouse:hunter2@", 1);
@@ -262,7 +262,7 @@ async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_does_not() {
     );
     assert!(!record.contains(escape), "{record}");
 
-    let piped = Ran::of(&mut run(&["job"], &[]));
+    let piped = CommandOutput::run(&mut run(&["job"], &[]));
     piped.exits(0);
     assert!(!piped.stdout.contains(escape) && !is_relative(&piped.stdout));
     let row = piped
@@ -271,13 +271,13 @@ async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_does_not() {
         .find(|line| line.contains("noop"))
         .unwrap();
     assert!(row.contains("normal") && row.contains("+00:00"), "{row}");
-    let forced = Ran::of(&mut run(&["job"], &[("CLICOLOR_FORCE", "1")]));
+    let forced = CommandOutput::run(&mut run(&["job"], &[("CLICOLOR_FORCE", "1")]));
     assert!(
         forced.stdout.contains("\x1b[32msucceeded"),
         "{}",
         forced.stdout
     );
-    let json = Ran::of(&mut run(&["job", "--json"], &[("CLICOLOR_FORCE", "1")])).json();
+    let json = CommandOutput::run(&mut run(&["job", "--json"], &[("CLICOLOR_FORCE", "1")])).json();
     let times = json["jobs"].as_array().unwrap().iter();
     for time in times.map(|job| job["requested_at"].as_str().unwrap()) {
         assert!(time.contains('T') && time.contains("+00:00"), "{time}");

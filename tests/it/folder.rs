@@ -13,7 +13,9 @@ use tempfile::TempDir;
 use crate::sandbox_guest::{
     Handlers, echo, guest, guest_that, job, manifest, refusal, sandbox, version,
 };
-use crate::support::{Ran, attempt, command_without_database, folder_of, rouse_without_database};
+use crate::support::{
+    CommandOutput, attempt, command_without_database, folder_of, rouse_without_database,
+};
 
 #[tokio::test]
 async fn a_module_in_the_folder_is_served() {
@@ -411,7 +413,7 @@ fn a_manifest_with_unknown_keys_serves_with_a_warning() {
                    `timeout` of the handler `a.one`, `retry.max_attemps` of the handler `a.two`";
 
     let mut command = command_without_database(&["handlers"], &folder);
-    let ran = Ran::of(command.env("ROUSE_LOG", "warn"));
+    let ran = CommandOutput::run(command.env("ROUSE_LOG", "warn"));
     let listed = ran.exits(0).stdout.as_str();
     let line = format!("warning: a.wasm: {warning}");
     assert_eq!(listed.matches(&line).count(), 1, "{listed}");

@@ -20,8 +20,8 @@ use rouse::job::{
 };
 use rouse::sandbox::{AbortHandle, Handler};
 
-use crate::harmless::is_unsafe;
 use crate::sandbox_guest::{Handlers, echo, guest_of_wasip1, job, manifest, sandbox};
+use crate::sanitize::is_unsafe;
 use crate::support::attempt;
 
 /// The factor by which the neighbour's median duration may grow while a hostile guest runs. [`ALWAYS_ALLOWED`] is

@@ -63,7 +63,6 @@ mod folder;
 mod grants;
 mod guest_flows;
 mod guest_sql;
-mod harmless;
 mod hostile;
 mod in_force;
 mod parts;
@@ -74,6 +73,7 @@ mod sandbox_guest;
 mod sandbox_reuse;
 mod sandbox_run;
 mod sandbox_sdk;
+mod sanitize;
 
 mod children;
 mod claims;

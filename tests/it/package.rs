@@ -8,7 +8,9 @@ use std::process::Command;
 use rouse::postgres::{Server, Settings};
 
 use crate::support::worker::{TIMEOUT, guests_dir};
-use crate::support::{Host, Ran, built, free_port, postgres_settings, rouse_binary, scratch, skip};
+use crate::support::{
+    CommandOutput, Host, built, free_port, postgres_settings, rouse_binary, scratch, skip,
+};
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/package/rouse.service");
 
@@ -41,7 +43,7 @@ impl Debian {
         let root = scratch("debian");
         let mut tar = Command::new("tar");
         tar.arg("-xpf").arg(archive).arg("-C").arg(&root);
-        Ran::of(&mut tar).exits(0);
+        CommandOutput::run(&mut tar).exits(0);
         Self { root }
     }
 
@@ -106,7 +108,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
         return;
     };
     let debian = Debian::unpack(&archive);
-    let run = |args: &[&str]| Ran::of(&mut debian.command(args));
+    let run = |args: &[&str]| CommandOutput::run(&mut debian.command(args));
     fs::copy(&package, debian.path("/rouse.deb")).unwrap();
     run(&["dpkg", "--install", "/rouse.deb"]).exits(0);
     run(&["rouse", "--version"])
@@ -142,7 +144,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     .unwrap();
     let handler = "/var/lib/rouse/handlers/greet.wasm";
     fs::copy(guests_dir().join("greet.wasm"), debian.path(handler)).unwrap();
-    Ran::of(&mut debian.as_service(&["rouse", "migrate"])).exits(0);
+    CommandOutput::run(&mut debian.as_service(&["rouse", "migrate"])).exits(0);
 
     // The service starts as systemd would start it.
     let unit = debian.read("/usr/lib/systemd/system/rouse.service");
@@ -168,8 +170,12 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     let host = Host::spawn(debian.as_service(&[&start[..], &["--http", "off"]].concat()));
     host.line(TIMEOUT, |line| line.contains("demo.greet"));
 
-    let ran =
-        Ran::of(&mut debian.as_service(&["rouse", "enqueue", "demo.greet", r#"{"name": "Ada"}"#]));
+    let ran = CommandOutput::run(&mut debian.as_service(&[
+        "rouse",
+        "enqueue",
+        "demo.greet",
+        r#"{"name": "Ada"}"#,
+    ]));
     ran.exits(0);
     let client = crate::support::connect(&server.url("postgres")).await;
     let result = async {
@@ -204,7 +210,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
 }
 
 /// `systemd-analyze` with these arguments, on the unit with the binary that is tested; None where there is no systemd.
-fn analyze(args: &[&str]) -> Option<Ran> {
+fn analyze(args: &[&str]) -> Option<CommandOutput> {
     let version = Command::new("systemd-analyze").arg("--version").output();
     if !version.is_ok_and(|output| output.status.success()) {
         skip("there is no systemd-analyze on this machine (apt-get install systemd)");
@@ -214,7 +220,7 @@ fn analyze(args: &[&str]) -> Option<Ran> {
     let unit = unit.replace("/usr/bin/rouse", rouse_binary().to_str().unwrap());
     let file = scratch("unit").join("rouse.service");
     fs::write(&file, unit).unwrap();
-    Some(Ran::of(
+    Some(CommandOutput::run(
         Command::new("systemd-analyze").args(args).arg(&file),
     ))
 }

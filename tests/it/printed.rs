@@ -6,8 +6,8 @@ use serde_json::json;
 use crate::sandbox_guest::{guest_of_wasip1, manifest};
 use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, until, until_true, watched};
 use crate::support::{
-    Host, Ran, TestDb, command, command_without_database, folder, folder_of, on_terminal, rouse_in,
-    rouse_without_database, scratch,
+    CommandOutput, Host, TestDb, command, command_without_database, folder, folder_of, on_terminal,
+    rouse_in, rouse_without_database, scratch,
 };
 
 const NAME: &str = "newsletter.of-the-month.send-to-everybody";
@@ -29,7 +29,7 @@ fn names_of_handlers_are_not_cut_on_a_terminal_of_80_columns() {
     // As a last resort the name is cut visibly.
     let narrow = on_terminal(list(), 24);
     assert!(!narrow.contains(NAME) && narrow.contains('…'), "{narrow}");
-    let piped = Ran::of(&mut list());
+    let piped = CommandOutput::run(&mut list());
     let row = piped.exits(0).stdout.lines().nth(1).expect("a row");
     for part in [NAME, "1.2.3", "newsletter_of_the_month.wasm"] {
         assert!(row.contains(part), "{part}: {row}");
@@ -213,7 +213,7 @@ fn a_failed_connection_names_the_server_but_not_the_password() {
         ),
     ] {
         for args in [&["job"][..], &["queue", "ls"], &["enqueue", "x"]] {
-            let ran = Ran::of(&mut command(url, args, &empty_folder));
+            let ran = CommandOutput::run(&mut command(url, args, &empty_folder));
             ran.exits(1)
                 .prints(target)
                 .prints("that the server is running");
@@ -384,7 +384,7 @@ fn lines_of(message: &str) -> String {
 }
 
 /// The denial that `rouse invoke` prints.
-fn denied(ran: &Ran) -> String {
+fn denied(ran: &CommandOutput) -> String {
     let invoked = ran.json();
     assert_eq!(invoked["error"]["kind"], "denied", "{invoked}");
     invoked["error"]["message"].as_str().unwrap().to_owned()
@@ -432,7 +432,7 @@ fn the_lines_printed_for_a_secret_suffice() {
         let invoke = ["invoke", "test.http.secret", payload, "--json"];
         let run = || {
             let mut command = command_without_database(&invoke, &folder);
-            Ran::of(command.env("KEY", "s3cret-of-some-length"))
+            CommandOutput::run(command.env("KEY", "s3cret-of-some-length"))
         };
         let lines = lines_of(&denied(&run())).replace('…', "a.example");
         for part in [

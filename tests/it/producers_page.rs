@@ -9,7 +9,7 @@ use crate::commands::run;
 use crate::support::libraries::{Libraries, NPM, PIP};
 use crate::support::page::{blocks, run_sql};
 use crate::support::worker::{TestWorker, until_true, watched};
-use crate::support::{Ran, TestDb, scratch, skip};
+use crate::support::{CommandOutput, TestDb, scratch, skip};
 
 const PAGE: &str = "docs/guides/producers.md";
 
@@ -157,7 +157,7 @@ async fn run_blocks(language: &Language) {
             .env("DATABASE_URL", &url)
             .env("PGHOST", &address.directory)
             .env_remove("PGPORT");
-        let ran = tokio::task::spawn_blocking(move || Ran::of(&mut command));
+        let ran = tokio::task::spawn_blocking(move || CommandOutput::run(&mut command));
         let ran = ran.await.unwrap();
         ran.exits(0).prints(part);
         until_true(&client, DONE).await;

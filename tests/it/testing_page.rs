@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::support::page::{blocks, run_sql};
-use crate::support::{Ran, TestDb, code_cache, folder, rouse_binary};
+use crate::support::{CommandOutput, TestDb, code_cache, folder, rouse_binary};
 
 #[tokio::test]
 async fn the_blocks_of_the_page_show_what_happens() {
@@ -32,7 +32,9 @@ async fn the_blocks_of_the_page_show_what_happens() {
                     .env_remove("ROUSE_LOG")
                     .current_dir(&folder)
                     .stdin(Stdio::null());
-                Ran::of(&mut shell).exits(0).prints("1 succeeded, 0 failed");
+                CommandOutput::run(&mut shell)
+                    .exits(0)
+                    .prints("1 succeeded, 0 failed");
             }
         }
     }

@@ -116,7 +116,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The spans of a job with this name, by their start.
-fn of_job(spans: &[Span], name: &str, job: i64) -> Vec<Span> {
+fn spans_of_job(spans: &[Span], name: &str, job: i64) -> Vec<Span> {
     let job = Some(job.to_string());
     let is_of = |span: &&Span| {
         span.name == name && attribute(&span.attributes, "messaging.message.id") == job
@@ -182,11 +182,19 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     assert!(in_trace, "{spans:#?}");
 
     // The enqueue is below the producer's span, and the attempt below the enqueue, and linked to it.
-    let enqueued = one(of_job(&spans, "enqueue test.http.private", requesting));
+    let enqueued = one(spans_of_job(
+        &spans,
+        "enqueue test.http.private",
+        requesting,
+    ));
     assert_eq!(hex(&enqueued.parent_span_id), PRODUCER);
     assert_eq!(enqueued.kind(), SpanKind::Producer);
     assert_eq!(enqueued.start_time_unix_nano, enqueued.end_time_unix_nano);
-    let attempt = one(of_job(&spans, "process test.http.private", requesting));
+    let attempt = one(spans_of_job(
+        &spans,
+        "process test.http.private",
+        requesting,
+    ));
     assert_eq!(attempt.kind(), SpanKind::Consumer);
     assert_eq!(attempt.parent_span_id, enqueued.span_id);
     assert_eq!(attempt.links[0].span_id, enqueued.span_id);
@@ -216,8 +224,8 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     assert_eq!(sent_traceparent("/traced"), header);
 
     // Both attempts are below the one enqueue; the second one has only the steps that the first one has not done.
-    let enqueued = one(of_job(&spans, "enqueue test.steps", stepping));
-    let attempts = of_job(&spans, "process test.steps", stepping);
+    let enqueued = one(spans_of_job(&spans, "enqueue test.steps", stepping));
+    let attempts = spans_of_job(&spans, "process test.steps", stepping);
     let outcomes: Vec<_> = attempts
         .iter()
         .map(|span| {
@@ -240,10 +248,10 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     assert_eq!(steps(&attempts[1]), ["second"]);
 
     // The enqueue of a child is below the attempt that has enqueued it.
-    let attempt = one(of_job(&spans, "process flow.children", parent));
-    let enqueued = one(of_job(&spans, "enqueue flow.children", child));
+    let attempt = one(spans_of_job(&spans, "process flow.children", parent));
+    let enqueued = one(spans_of_job(&spans, "enqueue flow.children", child));
     assert_eq!(enqueued.parent_span_id, attempt.span_id);
-    let below_it = one(of_job(&spans, "process flow.children", child));
+    let below_it = one(spans_of_job(&spans, "process flow.children", child));
     assert_eq!(below_it.parent_span_id, enqueued.span_id);
 
     let resources = collector.resources();
@@ -268,19 +276,19 @@ async fn a_job_whose_producer_has_no_trace_has_one_of_its_own_with_all_its_attem
     assert_eq!(trace_of(&client, flaky).await, None);
     let collector = traced.stop();
     let spans = collector.spans();
-    let enqueued = one(of_job(&spans, "enqueue test.flaky", flaky));
+    let enqueued = one(spans_of_job(&spans, "enqueue test.flaky", flaky));
     assert_eq!(hex(&enqueued.parent_span_id), "");
-    let attempts = of_job(&spans, "process test.flaky", flaky);
+    let attempts = spans_of_job(&spans, "process test.flaky", flaky);
     assert_eq!(attempts.len(), 2);
     for attempt in &attempts {
         assert_eq!(attempt.trace_id, enqueued.trace_id);
     }
-    let of_other = one(of_job(&spans, "process noop", other));
+    let of_other = one(spans_of_job(&spans, "process noop", other));
     assert_ne!(of_other.trace_id, enqueued.trace_id);
     let name = attribute(&collector.resources(), "service.name");
     assert_eq!(name.as_deref(), Some("mail"));
 
-    let attempt = one(of_job(&spans, "process test.print", logging));
+    let attempt = one(spans_of_job(&spans, "process test.print", logging));
     let lines = collector.lines();
     let lines: Vec<_> = lines
         .iter()
@@ -316,7 +324,7 @@ async fn a_sampler_drops_jobs_without_a_trace_and_follows_the_decision_of_produc
     let spans = traced.stop().spans();
     let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
-    one(of_job(&spans, "process test.http.private", recorded));
+    one(spans_of_job(&spans, "process test.http.private", recorded));
     // The decision reaches the server.
     assert_eq!(sent_traceparent("/sampled/dropped"), unsampled);
     let sent = sent_traceparent("/sampled/without");
@@ -401,7 +409,7 @@ async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
         ended(&client, *id).await;
     }
     let spans = traced.stop().spans();
-    let batch = one(of_job(&spans, "process batch.any", ids[0]));
+    let batch = one(spans_of_job(&spans, "process batch.any", ids[0]));
     let count = attribute(&batch.attributes, "messaging.batch.message_count");
     assert_eq!(count.as_deref(), Some("4"), "{spans:#?}");
     let linked: Vec<_> = batch.links[1..]
@@ -451,7 +459,7 @@ async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
     cancel(&client, id).await;
     traced.host.line(TIMEOUT, |line| line.contains("dropped"));
     let spans = traced.stop().spans();
-    let attempt = one(of_job(&spans, "process test.wait-abort", id));
+    let attempt = one(spans_of_job(&spans, "process test.wait-abort", id));
     let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
     assert_eq!(
         (said("rouse.outcome"), said("error.type")),
@@ -526,7 +534,7 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
     }
     let spans = traced.stop().spans();
     let said = ids.iter().map(|&id| {
-        let attempt = one(of_job(&spans, "process shop.pay", id));
+        let attempt = one(spans_of_job(&spans, "process shop.pay", id));
         let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
         (said("rouse.outcome"), said("error.type"))
     });
@@ -545,7 +553,7 @@ async fn only_so_many_open_steps_of_an_attempt_have_spans() {
     let id = enqueue(&client, "test.open-steps", json!({"steps": 80})).await;
     assert_eq!(ended(&client, id).await.result, Some(json!(80)));
     let spans = traced.stop().spans();
-    let attempt = one(of_job(&spans, "process test.open-steps", id));
+    let attempt = one(spans_of_job(&spans, "process test.open-steps", id));
     let name = |span: &&Span| attribute(&span.attributes, "rouse.step").unwrap();
     let mut steps: Vec<_> = below(&spans, &attempt).iter().map(name).collect();
     steps.sort();

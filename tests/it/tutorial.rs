@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::page::{Block, assert_shown, blocks, is_as_shown, repository, run_sql};
 use crate::support::worker::{TIMEOUT, guests_dir};
-use crate::support::{Host, Ran, TestDb, code_cache, free_port, rouse_binary, scratch, skip};
+use crate::support::{
+    CommandOutput, Host, TestDb, code_cache, free_port, rouse_binary, scratch, skip,
+};
 
 const PAGE: &str = "docs/tutorial.md";
 
@@ -116,7 +118,7 @@ impl Reader {
             "exec 2>&1\n{script}\nexport PWD\nexport -p > '{}'\n",
             self.state.display()
         );
-        let ran = Ran::of(&mut self.shell(&script));
+        let ran = CommandOutput::run(&mut self.shell(&script));
         ran.exits(0);
         self.printed = Printed::Text(ran.stdout);
         self.prepare_crate();
@@ -241,7 +243,7 @@ impl Reader {
                 let line = dev.line(TIMEOUT, |line| line.starts_with("postgres: "));
                 line.trim_start_matches("postgres: ").to_owned()
             }
-            None => Ran::of(&mut self.shell("printf %s \"$ADMIN_URL\"")).stdout,
+            None => CommandOutput::run(&mut self.shell("printf %s \"$ADMIN_URL\"")).stdout,
         }
     }
 

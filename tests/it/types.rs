@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::sandbox_guest::guest;
 use crate::support::libraries::{Libraries, NPM, PIP};
 use crate::support::worker::{TestWorker, guests_dir, watched};
-use crate::support::{Ran, TestDb, rouse_without_database, scratch, skip};
+use crate::support::{CommandOutput, TestDb, rouse_without_database, scratch, skip};
 
 /// What `--lang rust` prints for the handlers of `handlers_dir`, as a part of this program.
 #[allow(
@@ -151,8 +151,8 @@ fn types(handlers: &Path, lang: &str) -> String {
     printed.stdout
 }
 
-async fn ran(mut command: Command) -> Ran {
-    tokio::task::spawn_blocking(move || Ran::of(&mut command))
+async fn ran(mut command: Command) -> CommandOutput {
+    tokio::task::spawn_blocking(move || CommandOutput::run(&mut command))
         .await
         .unwrap()
 }

@@ -317,7 +317,7 @@ impl Hosts {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
         let login = bank::login_url(&self.url, &worker)?;
-        let text = settings::of(role, &evidence.to_string_lossy(), &login);
+        let text = settings::for_role(role, &evidence.to_string_lossy(), &login);
         fs::write(own.join("rouse.toml"), text)?;
         let log = OpenOptions::new()
             .append(true)

@@ -58,7 +58,7 @@ pub(super) fn listens(worker: &str) -> bool {
 
 /// `login` is the connection string of the handler with effects. The seats differ: the first two have the tag, the
 /// second keeps its id, the third polls only, and every other one has a short drain timeout.
-pub(super) fn of(role: Role, evidence: &str, login: &str) -> String {
+pub(super) fn for_role(role: Role, evidence: &str, login: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),
         Role::Line(_) => format!("[\"{LINE}\"]"),
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(listens(&worker_id(role, 2)), listening, "{role:?}");
             let notify = format!("notify = {listening}");
             assert!(
-                of(role, "/evidence", "postgres://").contains(&notify),
+                for_role(role, "/evidence", "postgres://").contains(&notify),
                 "{role:?}"
             );
         }

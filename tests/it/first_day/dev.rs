@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use serde_json::{Value, json};
 
 use crate::support::worker::{TIMEOUT, ended, enqueue};
-use crate::support::{Host, Ran, folder, on_terminal_until, scratch};
+use crate::support::{CommandOutput, Host, folder, on_terminal_until, scratch};
 
 #[test]
 fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
@@ -25,13 +25,13 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     let dev = Host::spawn(dev);
     dev.line(TIMEOUT, |line| line.contains("worker started"));
 
-    let shown = Ran::of(&mut rouse(&["handlers", "show", "noop"]));
+    let shown = CommandOutput::run(&mut rouse(&["handlers", "show", "noop"]));
     shown
         .exits(0)
         .prints("with which the `rouse dev` here was started")
         .prints(config.to_str().unwrap())
         .prints("17");
-    Ran::of(&mut rouse(&["handlers"]))
+    CommandOutput::run(&mut rouse(&["handlers"]))
         .exits(0)
         .prints("as the `rouse dev` here serves it")
         .prints("17");
@@ -42,11 +42,11 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     )
     .unwrap();
     let named = ["handlers", "show", "noop", "--config", "own.toml"];
-    Ran::of(&mut rouse(&named)).exits(0).prints("23");
+    CommandOutput::run(&mut rouse(&named)).exits(0).prints("23");
     dev.signal(libc::SIGTERM);
     assert!(dev.exit(TIMEOUT).0.success());
     // The folder is not served any more.
-    let gone = Ran::of(&mut rouse(&["handlers"]));
+    let gone = CommandOutput::run(&mut rouse(&["handlers"]));
     gone.exits(1).prints("there is no folder handlers-wasm");
 }
 
@@ -104,9 +104,9 @@ fn dev_continues_when_its_standard_output_cannot_be_written() {
     }
     let dev = Host::spawn(shell);
     dev.line(TIMEOUT, |line| line.contains("worker started"));
-    let ran = Ran::of(&mut rouse(&["enqueue", "noop", "--json"]));
+    let ran = CommandOutput::run(&mut rouse(&["enqueue", "noop", "--json"]));
     let id = ran.exits(0).json()["id"].to_string();
-    Ran::of(&mut rouse(&["job", &id, "--wait"]))
+    CommandOutput::run(&mut rouse(&["job", &id, "--wait"]))
         .exits(0)
         .prints("succeeded");
     dev.signal(libc::SIGTERM);

@@ -137,7 +137,7 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
 fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Response {
     let mut orders = orders.to_vec();
     let keys = |lane: u32| lanes[lane as usize].keys.as_slice();
-    let gated = gates.within(&mut orders, wanted, 0, keys, |lane| {
+    let gated = gates.restrict(&mut orders, wanted, 0, keys, |lane| {
         lanes[lane as usize].ready
     });
     let mut left = wanted;

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::database::refusal;
-use crate::support::{Ran, TestDb, command, rouse_in, scratch};
+use crate::support::{CommandOutput, TestDb, command, rouse_in, scratch};
 
-async fn gate(db: &TestDb, args: &[&str]) -> Ran {
+async fn gate(db: &TestDb, args: &[&str]) -> CommandOutput {
     rouse_in(db, &[&["gate"], args].concat(), &scratch("gates")).await
 }
 
@@ -413,7 +413,7 @@ async fn an_observer_sees_gates_and_an_operator_changes_them() {
             .url()
             .replace(&format!("//{user}@"), &format!("//{role}@"));
         let mut command = command(&url, &[&["gate"], args].concat(), &folder);
-        tokio::task::spawn_blocking(move || Ran::of(&mut command))
+        tokio::task::spawn_blocking(move || CommandOutput::run(&mut command))
             .await
             .unwrap()
     };

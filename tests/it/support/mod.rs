@@ -5,12 +5,12 @@ pub(crate) mod browser;
 pub(crate) mod claims;
 mod cluster;
 pub(crate) mod collector;
+mod command_output;
 pub(crate) mod database;
 mod host;
 pub(crate) mod libraries;
 pub(crate) mod page;
 pub(crate) mod proxy;
-mod ran;
 mod skip;
 mod terminal;
 pub(crate) mod web;
@@ -20,11 +20,11 @@ pub(crate) use attempt::attempt;
 pub(crate) use cluster::{
     code_cache, free_port, postgres_bin, postgres_major, postgres_settings, scratch,
 };
+pub(crate) use command_output::{
+    CommandOutput, command, command_without_database, folder, folder_of, rouse_in,
+    rouse_without_database, run_rouse, set_mail,
+};
 pub(crate) use database::{TestDb, connect, cut_all_others};
 pub(crate) use host::{Host, built, rouse, rouse_binary};
-pub(crate) use ran::{
-    Ran, command, command_without_database, folder, folder_of, rouse_in, rouse_without_database,
-    run_rouse, set_mail,
-};
 pub(crate) use skip::skip;
 pub(crate) use terminal::{on_terminal, on_terminal_until};

@@ -5,12 +5,17 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 use crate::support::worker::{cancel, enqueue, until_true};
-use crate::support::{Ran, TestDb, command, rouse_in, scratch};
+use crate::support::{CommandOutput, TestDb, command, rouse_in, scratch};
 
 /// Starts a command; returns once it has sent a statement that contains these words.
-async fn start(db: &TestDb, client: &Client, args: &[&str], words: &str) -> JoinHandle<Ran> {
+async fn start(
+    db: &TestDb,
+    client: &Client,
+    args: &[&str],
+    words: &str,
+) -> JoinHandle<CommandOutput> {
     let mut command = command(&db.url(), args, &scratch("waiting"));
-    let running = tokio::task::spawn_blocking(move || Ran::of(&mut command));
+    let running = tokio::task::spawn_blocking(move || CommandOutput::run(&mut command));
     let sent = format!(
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%{words}%' AND pid <> pg_backend_pid())"
     );

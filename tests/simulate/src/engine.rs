@@ -69,7 +69,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
     fn new(scenario: &'a Scenario, progress: P) -> Self {
         // Virtual time zero; nothing depends on it.
         let zero = Instant::now();
-        let lanes = lanes::of(scenario);
+        let lanes = lanes::for_scenario(scenario);
         let pools = if scenario.sharded { scenario.hosts } else { 1 };
         let mut owned = vec![Vec::new(); pools];
         let mut owners = Vec::with_capacity(lanes.len());

@@ -1,6 +1,6 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
-//! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::within`] is
+//! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::restrict`] is
 //! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their
 //! responses with those of a real Postgres. Times are microseconds, as in Postgres.
 
@@ -166,7 +166,7 @@ impl Gates {
     /// lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left. `keys`
     /// are the keys of a lane, and `ready` the number of its ready jobs. Keys with room for more than the whole claim
     /// restrict nothing, and are only charged.
-    pub fn within<'a>(
+    pub fn restrict<'a>(
         &self,
         orders: &mut [Order],
         wanted: usize,

@@ -40,7 +40,7 @@ impl Lane {
 }
 
 /// The lanes of a scenario; those of a class are neighbours.
-pub(crate) fn of(scenario: &Scenario) -> Vec<Lane> {
+pub(crate) fn for_scenario(scenario: &Scenario) -> Vec<Lane> {
     let queue: Arc<str> = "q".into();
     let mut lanes = Vec::new();
     let groups = groups(scenario);

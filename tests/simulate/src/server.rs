@@ -157,7 +157,7 @@ impl Server {
             true => Vec::new(),
             false => {
                 let ready = |lane: u32| self.waiting(lane);
-                self.gates.within(&mut orders, wanted, at_us, keys, ready)
+                self.gates.restrict(&mut orders, wanted, at_us, keys, ready)
             }
         };
         let mut jobs = Vec::new();
@@ -266,7 +266,7 @@ mod tests {
             run_time: 1,
             gates: Vec::new(),
         });
-        let lanes = crate::lanes::of(&scenario);
+        let lanes = crate::lanes::for_scenario(&scenario);
         (Server::new(&scenario, lanes.len()), lanes)
     }
 

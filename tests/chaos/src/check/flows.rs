@@ -28,7 +28,7 @@ fn flows<'a>(known: &'a Known<'a>) -> impl Iterator<Item = Flow<'a>> {
         let Response::Ok(flow) = call.response else {
             return None;
         };
-        let jobs = spec.nodes.iter().flat_map(|node| of(known, node));
+        let jobs = spec.nodes.iter().flat_map(|node| jobs_of(known, node));
         Some(Flow {
             spec,
             enqueued_us: call.answered_us,
@@ -39,7 +39,7 @@ fn flows<'a>(known: &'a Known<'a>) -> impl Iterator<Item = Flow<'a>> {
 }
 
 /// The first job of a node and its retries. None if another flow's job with its unique key was used.
-fn of<'a>(known: &'a Known<'a>, node: &Node) -> &'a [&'a Job] {
+fn jobs_of<'a>(known: &'a Known<'a>, node: &Node) -> &'a [&'a Job] {
     known.numbered(node.spec.n)
 }
 
@@ -103,7 +103,11 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
             Response::Unknown(_) => is_all || is_none,
         };
         let is_twice = times.iter().any(|(_, times)| *times > 1);
-        let first = spec.nodes.iter().flat_map(|node| of(known, node)).next();
+        let first = spec
+            .nodes
+            .iter()
+            .flat_map(|node| jobs_of(known, node))
+            .next();
         found.case(first.map(|job| job.id), !right || is_twice, || {
             format!(
                 "the enqueue of a flow was answered with {:?} and created its jobs so many times: {times:?}",
@@ -120,13 +124,13 @@ pub(super) fn in_order(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for Flow { spec, .. } in flows(known) {
         for node in &spec.nodes {
-            for job in of(known, node) {
+            for job in jobs_of(known, node) {
                 let started = known.evidence(job.id).iter().map(|e| e.started_us);
                 let Some(started_us) = started.min() else {
                     continue;
                 };
                 for edge in &node.after {
-                    let parents = of(known, &spec.nodes[edge.from]);
+                    let parents = jobs_of(known, &spec.nodes[edge.from]);
                     // `no_child_before_parents` checks it if the parent is a job of another flow.
                     if parents.is_empty() {
                         continue;
@@ -268,7 +272,7 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
 fn left_out(known: &Known<'_>, flow: &Flow<'_>, before_us: i64, at_us: i64) -> Found {
     let mut found = Found::default();
     for node in &flow.spec.nodes {
-        let Some(job) = latest(of(known, node), at_us) else {
+        let Some(job) = latest(jobs_of(known, node), at_us) else {
             continue;
         };
         let had_failed =
@@ -279,7 +283,7 @@ fn left_out(known: &Known<'_>, flow: &Flow<'_>, before_us: i64, at_us: i64) -> F
         }
         let would_be_cancelled = job.attempt == 0
             && node.after.iter().any(|edge| {
-                let parent = latest(of(known, &flow.spec.nodes[edge.from]), at_us);
+                let parent = latest(jobs_of(known, &flow.spec.nodes[edge.from]), at_us);
                 edge.on_failure == OnFailure::Cancel
                     && parent.is_none_or(|parent| {
                         parent.state != "succeeded"
@@ -312,7 +316,7 @@ pub(super) fn not_stranded(known: &Known<'_>) -> Found {
         let mut held: Vec<bool> = Vec::new();
         for node in &spec.nodes {
             let has_reason = node.after.iter().any(|edge| {
-                match latest(of(known, &spec.nodes[edge.from]), end_us) {
+                match latest(jobs_of(known, &spec.nodes[edge.from]), end_us) {
                     Some(parent) if parent.finished_us.is_some() => {
                         edge.on_failure == OnFailure::Wait && parent.state != "succeeded"
                     }
@@ -321,9 +325,11 @@ pub(super) fn not_stranded(known: &Known<'_>) -> Found {
                     None => true,
                 }
             });
-            let waits = latest(of(known, node), end_us).filter(|job| job.is_waiting);
+            let waits = latest(jobs_of(known, node), end_us).filter(|job| job.is_waiting);
             held.push(waits.is_some() && has_reason);
-            if let Some(job) = latest(of(known, node), end_us).filter(|_| !node.after.is_empty()) {
+            if let Some(job) =
+                latest(jobs_of(known, node), end_us).filter(|_| !node.after.is_empty())
+            {
                 found.case(job.id, waits.is_some() && !has_reason, || {
                     format!(
                         "job {} waits, but not for the retry of a failed job",

@@ -38,7 +38,7 @@ fn claim(
     let lanes = 0..u32::try_from(keys.len()).unwrap();
     let mut orders: Vec<Order> = lanes.map(order).collect();
     let of = |lane: u32| keys[lane as usize].as_slice();
-    let gated = gates.within(&mut orders, wanted, at, of, |lane| ready[lane as usize]);
+    let gated = gates.restrict(&mut orders, wanted, at, of, |lane| ready[lane as usize]);
     let mut left = wanted;
     let mut taken = HashMap::new();
     for order in &orders {

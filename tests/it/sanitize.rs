@@ -8,7 +8,7 @@ use crate::sandbox_guest::{
 };
 use crate::support::worker::{TestWorker, catalog_of, ended, enqueue};
 use crate::support::{
-    Ran, TestDb, command_without_database, folder_of, rouse_in, rouse_without_database,
+    CommandOutput, TestDb, command_without_database, folder_of, rouse_in, rouse_without_database,
 };
 
 /// Control sequences that a terminal would obey, and a forged log line.
@@ -43,7 +43,9 @@ fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
             ("word.wasm", &guest(&word, "unreachable")),
         ],
     );
-    let ran = Ran::of(command_without_database(&["handlers"], &folder).env("ROUSE_LOG", "warn"));
+    let ran = CommandOutput::run(
+        command_without_database(&["handlers"], &folder).env("ROUSE_LOG", "warn"),
+    );
     let output = ran.exits(1).text();
     assert!(!output.contains(is_unsafe), "{output:?}");
     for (file, why) in [
@@ -211,7 +213,7 @@ fn handlers_reports_what_would_prevent_a_host_from_starting_and_its_warnings() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&key, mode).unwrap();
     let mut command = command_without_database(&["handlers", "--json"], &folder);
-    let listed = Ran::of(command.env("ROUSE_TEST_KEY", "correct horse battery"));
+    let listed = CommandOutput::run(command.env("ROUSE_TEST_KEY", "correct horse battery"));
     let listed = listed.exits(0).json();
     assert_eq!(listed["errors"], json!([]));
     let warning = listed["warnings"][0].as_str().unwrap();

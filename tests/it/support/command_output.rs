@@ -10,15 +10,15 @@ use super::{TestDb, rouse, scratch};
 
 /// The output of a command, and its exit code.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Ran {
+impl CommandOutput {
     /// Runs a command to its end.
-    pub(crate) fn of(command: &mut Command) -> Self {
+    pub(crate) fn run(command: &mut Command) -> Self {
         let output = command.output().expect("run the command");
         Self {
             code: output.status.code().expect("an exit code"),
@@ -72,25 +72,25 @@ pub(crate) fn command_without_database(args: &[&str], folder: &Path) -> Command 
 }
 
 /// Runs a command to its end, in this folder.
-pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
+pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> CommandOutput {
     let mut command = command(&db.url(), args, folder);
-    let ran = tokio::task::spawn_blocking(move || Ran::of(&mut command));
+    let ran = tokio::task::spawn_blocking(move || CommandOutput::run(&mut command));
     ran.await.unwrap()
 }
 
 /// Runs a command to its end, in a folder of its own.
-pub(crate) async fn run_rouse(db: &TestDb, args: &[&str]) -> Ran {
+pub(crate) async fn run_rouse(db: &TestDb, args: &[&str]) -> CommandOutput {
     rouse_in(db, args, &scratch("command")).await
 }
 
 /// Runs `rouse queue set mail` with these options.
-pub(crate) async fn set_mail(db: &TestDb, options: &[&str]) -> Ran {
+pub(crate) async fn set_mail(db: &TestDb, options: &[&str]) -> CommandOutput {
     run_rouse(db, &[&["queue", "set", "mail"][..], options].concat()).await
 }
 
 /// Like [`rouse_in`], without a database.
-pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> Ran {
-    Ran::of(&mut command_without_database(args, folder))
+pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> CommandOutput {
+    CommandOutput::run(&mut command_without_database(args, folder))
 }
 
 /// A folder with these guests of `tests/guests` in `handlers-wasm`, and a `rouse.toml` with this text.
