@@ -282,7 +282,7 @@ $$;
 -- until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
 -- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
 -- batches, the jobs of as many attempts. Waits 5 s for a lock, then the claim fails with lock_not_available: a third of
--- the time that a host waits for a response (ANSWER_WITHIN in host/src/store.rs). A claim that waited longer would
+-- the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A claim that waited longer would
 -- still wait when the host tries again, and each try would add a session, as long as another transaction has changed
 -- the gate and stays open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(

@@ -308,7 +308,7 @@ $$;
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
 -- draining; and expires workers without a heartbeat for 90 s. Returns the number of these, and the worker's own timeout
 -- flag: its number of attempts. Waits 5 s for a lock, a third of the time that a host waits for a response
--- (ANSWER_WITHIN in host/src/store.rs): rouse.clear_timeouts locks the row of the worker. A call that waited longer
+-- (RESPONSE_TIMEOUT in host/src/store.rs): rouse.clear_timeouts locks the row of the worker. A call that waited longer
 -- would still wait when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)

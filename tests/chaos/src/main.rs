@@ -55,7 +55,7 @@ use plan::Fault;
 use report::Report;
 use world::World;
 
-/// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee held
+/// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee was kept
 #[derive(Parser)]
 #[command(
     name = "cargo xtask chaos",

@@ -9,7 +9,7 @@ use super::{Found, Known};
 /// jobs; and the expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
 
-/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_WITHIN` of the
+/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_TIMEOUT` of the
 /// host).
 const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 
