@@ -37,7 +37,7 @@ pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
 
 /// How long requests may continue once the host is stopping.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason why health and metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -115,14 +115,14 @@ pub async fn serve_router(
     shutdown: impl Future<Output = ()>,
 ) {
     let stop = CancellationToken::new();
-    let patience = async {
+    let stopped = async {
         shutdown.await;
         stop.cancel();
-        time::sleep(STOP_PATIENCE).await;
+        time::sleep(STOP_TIMEOUT).await;
     };
     tokio::select! {
         () = connections::serve(listener, router, max, stop.clone()) => {}
-        () = patience => {}
+        () = stopped => {}
     }
 }
 

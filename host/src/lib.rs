@@ -23,4 +23,4 @@ pub mod ui;
 
 pub mod cli;
 
-use rouse_display::harmless;
+use rouse_display::sanitize;

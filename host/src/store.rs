@@ -68,8 +68,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::connect::{Connector, NotOpened, Pool, PooledClient, Reach};
-use crate::harmless::printable;
 use crate::job::Incarnation;
+use crate::sanitize::printable;
 
 pub use crate::job::JsonText;
 pub use admin::When;

@@ -362,7 +362,7 @@ async fn show(
             let main = live_main(&live, &body);
             html(
                 StatusCode::OK,
-                page(&chrome, Some(view.place()), &title, &main).into_string(),
+                page(&chrome, Some(view.nav_page()), &title, &main).into_string(),
             )
         }
         Err(problem) => ui.problem_page(&reader, &problem),

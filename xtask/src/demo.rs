@@ -16,7 +16,7 @@ use rouse_workbench::workspace::Workspace;
 use tokio_postgres::Client;
 
 /// All jobs together take a few seconds. If they take longer than this, something is wrong.
-const DONE_WITHIN: Duration = Duration::from_secs(120);
+const DONE_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     announce(1, "building the host and the handlers");
@@ -103,7 +103,7 @@ async fn enqueue_and_read(client: &Client, workspace: &Workspace, thumbnails: &P
     let expected = jobs::enqueue(client, &workspace.root).await?;
 
     announce(4, "waiting until all jobs have finished");
-    report::watch(client, expected.jobs, DONE_WITHIN).await?;
+    report::watch(client, expected.jobs, DONE_TIMEOUT).await?;
 
     announce(5, "reading the results from the database");
     report::print(client, expected.jobs).await?;

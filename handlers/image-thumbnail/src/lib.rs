@@ -170,8 +170,8 @@ fn write_whole(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
 
 /// A file that is missing, or not granted, will not be available at the next attempt either; a full disk may have been
 /// cleaned up.
-fn denied(verb: &str, path: &str, error: io::Error) -> Error {
-    let message = format!("cannot {verb} {path}: {error}");
+fn denied(action: &str, path: &str, error: io::Error) -> Error {
+    let message = format!("cannot {action} {path}: {error}");
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::Interrupted | ErrorKind::ResourceBusy => {
             Error::retryable(message)

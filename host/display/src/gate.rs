@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harmless::lines as plain;
+use crate::sanitize::lines as plain;
 use crate::when;
 
 /// What a gate limits, without its handler and queue.
-pub fn in_words(gate: &Value) -> String {
+pub fn describe(gate: &Value) -> String {
     let each = of_each(gate);
     let max = gate["max"].as_u64().unwrap_or_default();
     let (jobs, start) = match max {
@@ -157,7 +157,7 @@ mod tests {
                 "the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s",
             ),
         ] {
-            assert_eq!(in_words(&gate), words);
+            assert_eq!(describe(&gate), words);
         }
     }
 

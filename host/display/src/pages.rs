@@ -32,7 +32,7 @@ pub use flows::{flow, flows};
 pub use handlers::{HandlerPage, Loaded, handler, handlers};
 pub use job::{Job, LogRow, job};
 pub use jobs::{Found, Live, jobs};
-pub use layout::{Chrome, Notice, Place, Role, Tone, live_main, message, page};
+pub use layout::{Chrome, NavPage, Notice, Role, Tone, live_main, message, page};
 pub use maud::Markup;
 pub use overview::{Overview, overview};
 pub use queues::{queue, queues};

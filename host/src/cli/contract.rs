@@ -37,11 +37,11 @@ SELECT jobs.email_send(\"to\" => 'a@b.c', subject => 'x', rouse_queue => 'mail')
 `rouse dev` publishes automatically. The view rouse.contracts lists what is published.")]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    operation: Operation,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// Publish the contracts of the handlers in a folder
     Publish(Publish),
     /// Show what `publish` would change
@@ -106,10 +106,10 @@ struct Drop {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
-        Verb::Publish(args) => publish(&args, false).await,
-        Verb::Diff(args) => publish(&args, true).await,
-        Verb::Drop(args) => drop(&args).await,
+    match args.operation {
+        Operation::Publish(args) => publish(&args, false).await,
+        Operation::Diff(args) => publish(&args, true).await,
+        Operation::Drop(args) => drop(&args).await,
     }
 }
 

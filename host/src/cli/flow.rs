@@ -39,7 +39,7 @@ Flows are enqueued with SELECT rouse.enqueue_flow(…)."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     target: Target,
@@ -54,7 +54,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List flows, newest first, with their jobs by state
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -130,7 +130,7 @@ struct Named {
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (target, json) = (args.target, args.json);
-    match args.verb {
+    match args.operation {
         None => match args.id {
             Some(id) => {
                 let all = false;
@@ -153,11 +153,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 .await
             }
         },
-        Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Show(args)) => show(args).await,
-        Some(Verb::Cancel(args)) => cancel(args).await,
-        Some(Verb::Retry(args)) => retry(args).await,
-        Some(Verb::Delete(args)) => {
+        Some(Operation::Ls(args)) => ls(args).await,
+        Some(Operation::Show(args)) => show(args).await,
+        Some(Operation::Cancel(args)) => cancel(args).await,
+        Some(Operation::Retry(args)) => retry(args).await,
+        Some(Operation::Delete(args)) => {
             let store = args.target.checked_store().await?;
             let done = store.delete_flow(args.id).await;
             report(&args, "deleted", done)
@@ -284,7 +284,7 @@ async fn retry(args: Named) -> anyhow::Result<ExitCode> {
 /// Repeats a change until it changes nothing more; returns how many jobs it has changed. Shows its progress on a
 /// terminal.
 async fn in_batches(
-    verb: &str,
+    done_word: &str,
     change: impl AsyncFn() -> Result<i32, StoreError>,
 ) -> Result<i32, StoreError> {
     let shown = std::io::stderr().is_terminal();
@@ -296,7 +296,7 @@ async fn in_batches(
             Err(error) => break Err(error),
         }
         if shown {
-            eprint!("\r{verb} {changed}");
+            eprint!("\r{done_word} {changed}");
             // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
@@ -307,12 +307,16 @@ async fn in_batches(
     done
 }
 
-/// Prints how many jobs a verb has changed, or why it is refused.
-fn report(args: &Named, verb: &str, done: Result<i32, StoreError>) -> anyhow::Result<ExitCode> {
+/// Prints how many jobs were changed, or why the change is refused.
+fn report(
+    args: &Named,
+    done_word: &str,
+    done: Result<i32, StoreError>,
+) -> anyhow::Result<ExitCode> {
     match done {
-        Ok(jobs) if args.json => println!("{}", as_json(json!({"flow": args.id, verb: jobs}))),
-        Ok(1) => println!("1 job of flow {} is {verb}", args.id),
-        Ok(jobs) => println!("{jobs} jobs of flow {} are {verb}", args.id),
+        Ok(jobs) if args.json => println!("{}", as_json(json!({"flow": args.id, done_word: jobs}))),
+        Ok(1) => println!("1 job of flow {} is {done_word}", args.id),
+        Ok(jobs) => println!("{jobs} jobs of flow {} are {done_word}", args.id),
         Err(error) if error.is_unknown_flow() => return Ok(unknown(args.id)),
         Err(error) if error.is_refused_by_state() => {
             eprintln!("rouse: {error}");

@@ -6,7 +6,7 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
-use rouse_display::gate::in_words;
+use rouse_display::gate::describe;
 use serde_json::{Value, json};
 
 use super::each::{Done, Refusal, each};
@@ -32,14 +32,14 @@ Without a command: lists the gates, like `rouse gate ls`. A gate limits how many
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     list: Ls,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the gates and what they limit
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -83,12 +83,12 @@ struct Named {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => ls(args.list).await,
-        Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Show(args)) => show::run(args).await,
-        Some(Verb::Set(args)) => set::run(*args).await,
-        Some(Verb::Drop(args)) => drop_all(args).await,
+        Some(Operation::Ls(args)) => ls(args).await,
+        Some(Operation::Show(args)) => show::run(args).await,
+        Some(Operation::Set(args)) => set::run(*args).await,
+        Some(Operation::Drop(args)) => drop_all(args).await,
     }
 }
 
@@ -121,7 +121,7 @@ fn table(gates: &[Value]) -> List {
             text("handler"),
             text("queue"),
             words(&gate["key"]),
-            in_words(gate),
+            describe(gate),
             text("declared_by"),
         ]);
     }

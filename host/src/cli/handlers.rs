@@ -30,14 +30,14 @@ cannot be read"
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     folder: folder::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the handlers of the running workers, and the jobs that no worker can run
     #[command(visible_alias = "list")]
     Ls(fleet::Args),
@@ -55,13 +55,13 @@ enum Verb {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => folder::run(&args.folder).await,
-        Some(Verb::Ls(args)) => fleet::run(args).await,
-        Some(Verb::Show(args)) => show::run(args).await,
-        Some(Verb::Lock(args)) => lock::run(&args),
-        Some(Verb::Keygen(args)) => sign::keygen(&args),
-        Some(Verb::Sign(args)) => sign::sign(&args),
-        Some(Verb::Types(args)) => types::run(args).await,
+        Some(Operation::Ls(args)) => fleet::run(args).await,
+        Some(Operation::Show(args)) => show::run(args).await,
+        Some(Operation::Lock(args)) => lock::run(&args),
+        Some(Operation::Keygen(args)) => sign::keygen(&args),
+        Some(Operation::Sign(args)) => sign::sign(&args),
+        Some(Operation::Types(args)) => types::run(args).await,
     }
 }

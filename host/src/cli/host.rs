@@ -346,8 +346,8 @@ impl Host {
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
         // Invocations drain in parallel with the worker.
         let invocations = self.invocations.as_ref().map(|it| {
-            let (invoker, patience) = (it.invoker.clone(), self.settings.drain_timeout);
-            tokio::spawn(async move { invoker.end(patience).await })
+            let (invoker, drain_timeout) = (it.invoker.clone(), self.settings.drain_timeout);
+            tokio::spawn(async move { invoker.end(drain_timeout).await })
         });
         let http_stop = CancellationToken::new();
         let store = databases

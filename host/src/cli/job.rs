@@ -29,14 +29,14 @@ with --wait also 4 failed or timed out · 5 not ended in time · 7 cancelled"
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     show: show::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// Show one job with its history, like `rouse job ID`
     Show(show::Args),
     /// List jobs, newest first
@@ -64,22 +64,22 @@ enum Verb {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => match args.show.id() {
             Some(_) => show::run(args.show).await,
             None => list::run(args.show.into()).await,
         },
-        Some(Verb::Show(args)) => show::run(args).await,
-        Some(Verb::Ls(args)) => list::run(args).await,
-        Some(Verb::Logs(args)) => logs::run(args).await,
-        Some(Verb::Cancel(args)) => bulk::cancel(args).await,
-        Some(Verb::Retry(args)) => bulk::retry(args).await,
-        Some(Verb::Complete(args)) => change::complete(args).await,
-        Some(Verb::Fail(args)) => change::fail(args).await,
-        Some(Verb::Signal(args)) => change::signal(args).await,
-        Some(Verb::Reschedule(args)) => change::reschedule(args).await,
-        Some(Verb::Edit(args)) => change::edit(args).await,
-        Some(Verb::Delete(args)) => bulk::delete(args).await,
+        Some(Operation::Show(args)) => show::run(args).await,
+        Some(Operation::Ls(args)) => list::run(args).await,
+        Some(Operation::Logs(args)) => logs::run(args).await,
+        Some(Operation::Cancel(args)) => bulk::cancel(args).await,
+        Some(Operation::Retry(args)) => bulk::retry(args).await,
+        Some(Operation::Complete(args)) => change::complete(args).await,
+        Some(Operation::Fail(args)) => change::fail(args).await,
+        Some(Operation::Signal(args)) => change::signal(args).await,
+        Some(Operation::Reschedule(args)) => change::reschedule(args).await,
+        Some(Operation::Edit(args)) => change::edit(args).await,
+        Some(Operation::Delete(args)) => bulk::delete(args).await,
     }
 }
 

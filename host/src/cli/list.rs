@@ -9,7 +9,7 @@ use self::widths::{Need, cut, widths};
 use super::screen::{Colour, Screen};
 
 /// Marks for the starts of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out.
-/// They have no width, and no other text contains them: [`harmless`](crate::harmless) escapes them.
+/// They have no width, and no other text contains them: [`sanitize`](crate::sanitize) escapes them.
 const START: [char; 4] = ['\u{2066}', '\u{2067}', '\u{2068}', '\u{61c}'];
 const END: char = '\u{2069}';
 
@@ -133,19 +133,19 @@ impl List {
         for row in &self.rows {
             let cells = shown.iter().enumerate();
             table.add_row(
-                cells.map(|(place, at)| self.cell(row.get(*at), widths.get(place).copied())),
+                cells.map(|(index, at)| self.cell(row.get(*at), widths.get(index).copied())),
             );
         }
         for (column, width) in table.column_iter_mut().zip(&widths) {
             let width = u16::try_from(width + PADDING).unwrap_or(u16::MAX);
             column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(width)));
         }
-        for (place, at) in shown.iter().enumerate() {
+        for (index, at) in shown.iter().enumerate() {
             if self
                 .header
                 .get(*at)
                 .is_some_and(|name| self.right.contains(name))
-                && let Some(column) = table.column_mut(place)
+                && let Some(column) = table.column_mut(index)
             {
                 column.set_cell_alignment(CellAlignment::Right);
             }
@@ -195,8 +195,8 @@ impl List {
             None => shown.text.clone(),
         };
         let colour = shown.colour.filter(|_| self.screen.colours);
-        let place = colour.and_then(|colour| Colour::ALL.iter().position(|known| *known == colour));
-        match place {
+        let index = colour.and_then(|colour| Colour::ALL.iter().position(|known| *known == colour));
+        match index {
             Some(number) => format!("{}{text}{END}", START[number]),
             None => text,
         }
@@ -216,8 +216,8 @@ fn in_colours(text: &str) -> String {
         let mut open = false;
         for character in line.chars() {
             match START.iter().position(|mark| *mark == character) {
-                Some(place) => {
-                    coloured += Colour::ALL[place].start();
+                Some(index) => {
+                    coloured += Colour::ALL[index].start();
                     open = true;
                 }
                 None if character != END => coloured.push(character),

@@ -37,14 +37,14 @@ const EXIT_UNCONFIRMED: u8 = 2;
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     list: Ls,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the queues: ready, scheduled and running jobs, and how long the oldest ready job has waited
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -180,11 +180,15 @@ struct Set {
 impl Args {
     /// True for a command that runs as a worker, and logs.
     pub(super) fn works(&self) -> bool {
-        match self.verb {
-            Some(Verb::Drain(_)) => true,
+        match self.operation {
+            Some(Operation::Drain(_)) => true,
             None
             | Some(
-                Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_) | Verb::Set(_),
+                Operation::Ls(_)
+                | Operation::Purge(_)
+                | Operation::Pause(_)
+                | Operation::Resume(_)
+                | Operation::Set(_),
             ) => false,
         }
     }
@@ -195,14 +199,14 @@ pub(super) async fn run(
     args: Args,
     middlewares: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => ls(args.list).await,
-        Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Drain(args)) => drain::run(args, middlewares).await,
-        Some(Verb::Purge(args)) => purge(args).await,
-        Some(Verb::Pause(args)) => pause(args).await,
-        Some(Verb::Resume(args)) => resume(args).await,
-        Some(Verb::Set(args)) => set(args).await,
+        Some(Operation::Ls(args)) => ls(args).await,
+        Some(Operation::Drain(args)) => drain::run(args, middlewares).await,
+        Some(Operation::Purge(args)) => purge(args).await,
+        Some(Operation::Pause(args)) => pause(args).await,
+        Some(Operation::Resume(args)) => resume(args).await,
+        Some(Operation::Set(args)) => set(args).await,
     }
 }
 
@@ -364,14 +368,14 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
             (Some(new_share), _) => {
                 let in_force = store.set_fair_share(name, new_share).await?;
                 Done {
-                    text: format!("queue {shown} is shared: {}", share::in_words(&in_force)),
+                    text: format!("queue {shown} is shared: {}", share::describe(&in_force)),
                     json: json!({"queue": name, "fair_share": in_force}),
                 }
             }
             (None, Some((dispatch, key))) => {
                 let in_force = store.set_dispatch(name, *dispatch, key.as_deref()).await?;
                 Done {
-                    text: format!("jobs of queue {shown} go to {}", dispatch::in_words(&in_force)),
+                    text: format!("jobs of queue {shown} go to {}", dispatch::describe(&in_force)),
                     json: json!({"queue": name, "dispatch": in_force["dispatch"], "dispatch_key": in_force["key"]}),
                 }
             }

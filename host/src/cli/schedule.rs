@@ -40,14 +40,14 @@ Without a command: lists the schedules, like `rouse schedule ls`. A schedule enq
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     list: Ls,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the schedules: when each is due next, and the outcome of its last due time
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -118,17 +118,17 @@ struct NamedMany {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => ls(args.list).await,
-        Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Show(args)) => show::run(args).await,
-        Some(Verb::Next(args)) => next::run(args).await,
-        Some(Verb::Set(args)) => set::run(*args).await,
-        Some(Verb::Run(args)) => run_now(args).await,
-        Some(Verb::Pause(args)) => pause(args).await,
-        Some(Verb::Resume(args)) => resume(args).await,
-        Some(Verb::Backfill(args)) => backfill::run(args).await,
-        Some(Verb::Rm(args)) => rm(args).await,
+        Some(Operation::Ls(args)) => ls(args).await,
+        Some(Operation::Show(args)) => show::run(args).await,
+        Some(Operation::Next(args)) => next::run(args).await,
+        Some(Operation::Set(args)) => set::run(*args).await,
+        Some(Operation::Run(args)) => run_now(args).await,
+        Some(Operation::Pause(args)) => pause(args).await,
+        Some(Operation::Resume(args)) => resume(args).await,
+        Some(Operation::Backfill(args)) => backfill::run(args).await,
+        Some(Operation::Rm(args)) => rm(args).await,
     }
 }
 

@@ -30,7 +30,7 @@ const EXIT_UNKNOWN: u8 = 3;
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     list: LsAll,
@@ -48,7 +48,7 @@ struct LsAll {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the keys of a handler; without one, all handlers and tenants that have any state
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -166,7 +166,7 @@ struct Rm {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => {
             let LsAll { target, json } = args.list;
             ls(Ls {
@@ -177,10 +177,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             })
             .await
         }
-        Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Get(args)) => get(args).await,
-        Some(Verb::Set(args)) => set(args).await,
-        Some(Verb::Rm(args)) => rm(args).await,
+        Some(Operation::Ls(args)) => ls(args).await,
+        Some(Operation::Get(args)) => get(args).await,
+        Some(Operation::Set(args)) => set(args).await,
+        Some(Operation::Rm(args)) => rm(args).await,
     }
 }
 

@@ -4,16 +4,16 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::harmless;
+use crate::sanitize;
 
 /// Replaces control characters, including terminal escapes, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
-    harmless::lines(text)
+    sanitize::lines(text)
 }
 
 /// JSON as every command prints it, with all characters escaped that a terminal would interpret.
 pub(super) fn as_json(json: impl fmt::Display) -> String {
-    harmless::json(&json.to_string())
+    sanitize::json(&json.to_string())
 }
 
 /// The strings of a JSON list.

@@ -28,14 +28,14 @@ const EXIT_REFUSED: u8 = 6;
 )]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    operation: Option<Operation>,
 
     #[command(flatten)]
     list: list::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Operation {
     /// List the workers: those that are alive, and dead ones until they are forgotten
     #[command(visible_alias = "list")]
     Ls(list::Args),
@@ -73,13 +73,13 @@ struct Workers {
 
 /// Runs the subcommand.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.verb {
+    match args.operation {
         None => list::run(args.list).await,
-        Some(Verb::Ls(args)) => list::run(args).await,
-        Some(Verb::Show(args)) => show::run(args).await,
-        Some(Verb::Forget(args)) => forget(args).await,
-        Some(Verb::Clear(args)) => clear(args).await,
-        Some(Verb::Verify(args)) => verify::run(args).await,
+        Some(Operation::Ls(args)) => list::run(args).await,
+        Some(Operation::Show(args)) => show::run(args).await,
+        Some(Operation::Forget(args)) => forget(args).await,
+        Some(Operation::Clear(args)) => clear(args).await,
+        Some(Operation::Verify(args)) => verify::run(args).await,
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
 /// How long a connection may take to send the head of a request, including the next request of a kept-alive
 /// connection. Callers send theirs at once, and a caller that returns later can reconnect.
-const HEAD_PATIENCE: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The wait before the next search for a silent connection.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
@@ -94,7 +94,7 @@ async fn connection(
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(HEAD_PATIENCE);
+        .header_read_timeout(HEAD_TIMEOUT);
     let pages = TowerToHyperService::new(pages);
     let service = service_fn(|request: Request<Incoming>| {
         let (pages, connected) = (pages.clone(), connected.clone());

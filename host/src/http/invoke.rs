@@ -15,7 +15,7 @@ use crate::invoke::{Answer, Call, Invoked, Invoker, Refusal};
 use crate::job::ErrorKind;
 
 /// How long a caller may take to send the body.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The delay before a retry if too many invocations run. A guess, because their durations are unknown.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -167,7 +167,7 @@ async fn answer(
     invocations.access.admit(request.headers())?;
     // Do not read the body of a call that cannot run. `start` decides once the payload is there.
     invocations.invoker.check(handler)?;
-    let payload = payload(request, invocations.payload_bytes_max, BODY_PATIENCE).await?;
+    let payload = payload(request, invocations.payload_bytes_max, BODY_TIMEOUT).await?;
     let call = Call {
         payload,
         queue: QUEUE.into(),
@@ -182,7 +182,7 @@ async fn answer(
 async fn payload(
     request: Request,
     bytes_max: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<u8>, Problem> {
     let too_large = || {
         Problem::new(
@@ -199,7 +199,7 @@ async fn payload(
     }
     // `DefaultBodyLimit` of the route applies if nothing was announced.
     let read = Bytes::from_request(request, &());
-    let body = match tokio::time::timeout(patience, read).await {
+    let body = match tokio::time::timeout(timeout, read).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
             return Err(too_large());
@@ -215,7 +215,7 @@ async fn payload(
             return Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "slow_body",
-                format!("the body did not arrive within {} s", patience.as_secs()),
+                format!("the body did not arrive within {} s", timeout.as_secs()),
             ));
         }
     };

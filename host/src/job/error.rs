@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::JsonText;
 use super::result::storable_json;
-use crate::harmless::{line, lines};
+use crate::sanitize::{line, lines};
 
 /// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs.
 /// All other text is free of terminal control sequences. A message may have several lines.

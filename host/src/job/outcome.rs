@@ -9,7 +9,7 @@ use super::{
     AbortReason, AttemptError, ErrorKind, Failure, JsonText, NextAttempt, RetryAt, RetryPolicy,
     RunEnd, SqlFailure, Suspension,
 };
-use crate::harmless::{line, lines};
+use crate::sanitize::{line, lines};
 
 /// What happens to a job after an attempt. The settler writes it behind the fence.
 #[derive(Debug, Clone, PartialEq)]

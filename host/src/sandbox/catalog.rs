@@ -3,13 +3,13 @@
 mod entry;
 mod file;
 mod folder;
-mod gate;
 mod handler;
 mod load_queue;
 mod loading;
 mod naming;
 mod owners;
 mod set;
+mod verification;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use self::loading::{Wake, lock};
 use self::set::Published;
 pub use self::set::{HandlerSet, Refusal};
 use super::{Digest, Loads, Module, Sandbox};
-use crate::harmless;
+use crate::sanitize;
 
 /// The handlers that a folder offers, kept up to date with it.
 ///
@@ -161,15 +161,15 @@ impl Catalog {
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
         let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
             Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
-            Ok(None) => bail!("{} is being written to; try again", harmless::name(&name)),
+            Ok(None) => bail!("{} is being written to; try again", sanitize::name(&name)),
             Err(unusable) => bail!(
                 "{} cannot be listed: {}",
-                harmless::name(&name),
+                sanitize::name(&name),
                 unusable.why()
             ),
         };
         if let Some((name, why)) = listing.unreadable.iter().next() {
-            bail!("{} cannot be listed: {why}", harmless::name(name));
+            bail!("{} cannot be listed: {why}", sanitize::name(name));
         }
         listing.files.into_iter().map(digest).collect()
     }

@@ -23,7 +23,7 @@ const PURGED_AT_ONCE: i32 = 1000;
 /// Jobs of a flow that one statement changes.
 const OF_FLOW_AT_ONCE: i32 = 1000;
 /// A purge that takes longer is continued by the next one.
-const PURGE_PATIENCE: Duration = Duration::from_secs(8);
+const PURGE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The result of an action: a sentence, and the next path; empty: back to the page.
 struct Done {
@@ -315,7 +315,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                 all += purged;
                 match purged {
                     0 => break "",
-                    _ if since.elapsed() > PURGE_PATIENCE => break " More are left: purge again.",
+                    _ if since.elapsed() > PURGE_TIMEOUT => break " More are left: purge again.",
                     _ => {}
                 }
             };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use rouse_display::pages::{self, Bulk, JobFilter, Place, live_main, page};
+use rouse_display::pages::{self, Bulk, JobFilter, NavPage, live_main, page};
 use serde_json::Value;
 
 use super::access::Reader;
@@ -48,14 +48,14 @@ pub(super) enum BulkAction {
 
 impl BulkAction {
     fn bulk(self, who: &str) -> Bulk {
-        let (verb, done_word) = match self {
+        let (action, done_word) = match self {
             Self::Retry => ("Retry", "retried"),
             Self::Cancel => ("Cancel", "cancelled"),
             Self::RunNow => ("Run", "due now"),
             Self::Delete => ("Delete", "deleted"),
         };
         Bulk {
-            verb,
+            action,
             done_word,
             who: who.to_owned(),
             is_running: true,
@@ -186,7 +186,7 @@ pub(super) async fn confirm(
         ..what.bulk("")
     };
     let chrome = ui.chrome(reader);
-    let verb = match what {
+    let action = match what {
         BulkAction::Retry => "retry-all",
         BulkAction::Cancel => "cancel-all",
         BulkAction::RunNow => "run-now-all",
@@ -194,9 +194,9 @@ pub(super) async fn confirm(
     };
     let main = live_main(
         "",
-        &pages::bulk_question(&chrome, &filter, &bulk, verb, now),
+        &pages::bulk_question(&chrome, &filter, &bulk, action, now),
     );
-    let text = page(&chrome, Some(Place::Jobs), bulk.verb, &main).into_string();
+    let text = page(&chrome, Some(NavPage::Jobs), bulk.action, &main).into_string();
     Ok(html(StatusCode::OK, text))
 }
 

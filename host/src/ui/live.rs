@@ -71,13 +71,13 @@ impl Streams {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more reader of this role.
-    fn place(&self, role: Role) -> Option<OwnedSemaphorePermit> {
-        let places = match role {
+    /// A permit for one more reader of this role.
+    fn permit(&self, role: Role) -> Option<OwnedSemaphorePermit> {
+        let permits = match role {
             Role::Nobody | Role::Guest => &self.guests,
             Role::Viewer | Role::Operator => &self.readers,
         };
-        places.clone().try_acquire_owned().ok()
+        permits.clone().try_acquire_owned().ok()
     }
 }
 
@@ -87,7 +87,7 @@ struct Following {
     pages: watch::Receiver<Page>,
     until: time::Instant,
     has_ended: bool,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// `GET /ui/live/…`: updates of the page behind it.
@@ -105,7 +105,7 @@ pub(super) async fn stream(
         StatusCode::SERVICE_UNAVAILABLE,
         "too many pages are being updated\n",
     );
-    let Some(place) = ui.streams.place(reader.role) else {
+    let Some(permit) = ui.streams.permit(reader.role) else {
         return full.into_response();
     };
     let query = query.unwrap_or_default();
@@ -123,7 +123,7 @@ pub(super) async fn stream(
         pages,
         until: time::Instant::now() + CHECKED_EVERY,
         has_ended: false,
-        _place: place,
+        _permit: permit,
     };
     Sse::new(events(following))
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))

@@ -1,7 +1,7 @@
 //! The pages of the dashboard and their paths.
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use rouse_display::pages::Place;
+use rouse_display::pages::NavPage;
 
 /// A page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,16 +77,16 @@ impl View {
         }
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn nav_page(&self) -> NavPage {
         match self {
-            Self::Overview => Place::Overview,
-            Self::Jobs | Self::Job(_) | Self::Bulk(_) => Place::Jobs,
-            Self::Flows | Self::Flow(_) => Place::Flows,
-            Self::Schedules | Self::Schedule(_) => Place::Schedules,
-            Self::Queues | Self::Queue(_) => Place::Queues,
-            Self::Workers | Self::Worker(_) => Place::Workers,
-            Self::Handlers | Self::Handler(_) => Place::Handlers,
-            Self::Audit => Place::Audit,
+            Self::Overview => NavPage::Overview,
+            Self::Jobs | Self::Job(_) | Self::Bulk(_) => NavPage::Jobs,
+            Self::Flows | Self::Flow(_) => NavPage::Flows,
+            Self::Schedules | Self::Schedule(_) => NavPage::Schedules,
+            Self::Queues | Self::Queue(_) => NavPage::Queues,
+            Self::Workers | Self::Worker(_) => NavPage::Workers,
+            Self::Handlers | Self::Handler(_) => NavPage::Handlers,
+            Self::Audit => NavPage::Audit,
         }
     }
 }

@@ -43,13 +43,13 @@ pub(super) async fn render(
     view: &View,
     query: &Pairs,
 ) -> Result<Shown, Problem> {
-    let place = match chrome.role {
+    let permit = match chrome.role {
         Role::Nobody | Role::Guest => ui.guests.clone().acquire_owned().await.ok(),
         Role::Viewer | Role::Operator => return draw(ui, chrome, view, query).await,
     };
     let (ui, chrome, view, query) = (ui.clone(), chrome.clone(), view.clone(), query.clone());
     let drawn = tokio::spawn(async move {
-        let _place = place;
+        let _permit = permit;
         draw(&ui, &chrome, &view, &query).await
     });
     match drawn.await {

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use tracing::{debug, error, info, warn};
 
 use super::Settings;
-use crate::harmless::printable;
 use crate::job::{AbortReason, Attempt, AttemptError, Incarnation, JobId, Outcome, RetryAt};
 use crate::sandbox::BootTime;
+use crate::sanitize::printable;
 use crate::store::{AdminAction, MissedDeadline};
 
 const TARGET: &str = "rouse::job";

@@ -15,9 +15,9 @@ use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
 use super::sql::Sql;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
-use crate::harmless::printable;
 use crate::job::{AbortReason, Incarnation, Outcome, SILENT_FOR};
 use crate::sandbox::{BootTime, Catalog, HandlerSet};
+use crate::sanitize::printable;
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
 

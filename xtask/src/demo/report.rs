@@ -35,7 +35,7 @@ const ERRORS: &str = "\
     SELECT handler, id, error::text FROM rouse.jobs WHERE error IS NOT NULL ORDER BY id LIMIT 3";
 
 /// Waits until all jobs have finished. Shows a bar in a terminal, and prints lines elsewhere.
-pub(crate) async fn watch(client: &Client, expected: i64, within: Duration) -> Result<()> {
+pub(crate) async fn watch(client: &Client, expected: i64, timeout: Duration) -> Result<()> {
     let terminal = std::io::stderr().is_terminal();
     let bar = ProgressBar::new(expected.unsigned_abs());
     bar.set_style(ProgressStyle::with_template(
@@ -67,9 +67,9 @@ pub(crate) async fn watch(client: &Client, expected: i64, within: Duration) -> R
             bar.finish();
             return Ok(());
         }
-        if started.elapsed() > within {
+        if started.elapsed() > timeout {
             bail!(
-                "{} of {expected} jobs have not finished within {within:?}",
+                "{} of {expected} jobs have not finished within {timeout:?}",
                 expected - finished
             );
         }

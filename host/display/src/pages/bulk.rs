@@ -10,7 +10,7 @@ use super::layout::Chrome;
 #[derive(Debug, Clone, Default)]
 pub struct Bulk {
     /// The action, for instance `Retry`.
-    pub verb: &'static str,
+    pub action: &'static str,
     /// Its past participle, for instance `retried`.
     pub done_word: &'static str,
     /// The reader who started it; empty: the person at this machine.
@@ -35,7 +35,7 @@ pub fn bulk_question(
     chrome: &Chrome,
     filter: &JobFilter,
     bulk: &Bulk,
-    verb: &str,
+    action: &str,
     now: f64,
 ) -> Markup {
     let total = match (bulk.total.unwrap_or_default(), bulk.at_least) {
@@ -47,15 +47,15 @@ pub fn bulk_question(
         ),
     };
     html! {
-        div class="title" { h1 { (bulk.verb) " " (total) "?" } }
+        div class="title" { h1 { (bulk.action) " " (total) "?" } }
         section class="card" {
             p { "These are all jobs that match now: " code { (filter.words()) } }
             form method="post" action={ (chrome.base) "/jobs/change" } class="inline" {
                 (chrome.token()) (filter.hidden())
-                input type="hidden" name="do" value=(verb);
+                input type="hidden" name="do" value=(action);
                 input type="hidden" name="sure" value="yes";
                 input type="hidden" name="until-now" value=(now);
-                button type="submit" class="main" disabled[bulk.total == Some(0) && !bulk.at_least] { (bulk.verb) " " (total) }
+                button type="submit" class="main" disabled[bulk.total == Some(0) && !bulk.at_least] { (bulk.action) " " (total) }
                 a class="button" href={ (chrome.base) "/jobs?" (filter.query()) } { "Back" }
             }
         }
@@ -67,7 +67,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
     let examined = bulk.done + bulk.refused;
     html! {
         div class="title" {
-            h1 { (bulk.verb) " jobs" }
+            h1 { (bulk.action) " jobs" }
             (cells::state(match (&bulk.error, bulk.is_running) { (Some(_), _) => "failed", (None, true) => "running", (None, false) => "done" }))
         }
         @if let Some(error) = &bulk.error { p class="notice bad" role="alert" { (cells::line(error)) } }
@@ -101,7 +101,7 @@ mod tests {
         };
         let filter = JobFilter::of_states(&["failed"]).with("handler", "a.b");
         let it = Bulk {
-            verb: "Retry",
+            action: "Retry",
             total: Some(10_000),
             at_least: true,
             ..Bulk::default()

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::layout::Chrome;
-use crate::harmless;
+use crate::sanitize;
 use crate::when;
 
 /// Lists cut longer texts; the page of the job shows them in full.
@@ -17,7 +17,7 @@ pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
 
 /// Untrusted text on one line.
 pub(super) fn line(text: &str) -> String {
-    harmless::line(text)
+    sanitize::line(text)
 }
 
 /// The beginning of untrusted text, on one line.
@@ -25,7 +25,7 @@ pub(super) fn beginning(text: &str) -> String {
     let mut chars = text.chars();
     let cut: String = chars.by_ref().take(CELL_CHARS_MAX).collect();
     let more = if chars.next().is_some() { "…" } else { "" };
-    harmless::line(&cut) + more
+    sanitize::line(&cut) + more
 }
 
 /// Any value on one line: strings without quotes, nothing for null.
@@ -66,8 +66,8 @@ pub(super) fn number(value: i64) -> String {
     if value < 0 {
         out.push('-');
     }
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);

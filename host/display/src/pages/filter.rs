@@ -192,10 +192,10 @@ impl JobFilter {
                         }
                     }
                 }
-                @for (place, (name, label, example)) in FIELDS.into_iter().enumerate() {
+                @for (index, (name, label, example)) in FIELDS.into_iter().enumerate() {
                     @if chrome.may_read_contents() || !OF_CONTENTS.contains(&name) { label {
                         (label)
-                        input type=(if place == 0 { "search" } else { "text" }) name=(name)
+                        input type=(if index == 0 { "search" } else { "text" }) name=(name)
                             value=(self.get(name).unwrap_or_default())
                             placeholder=[(!example.is_empty()).then_some(example)]
                             autocomplete="off" spellcheck="false";

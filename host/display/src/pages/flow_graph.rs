@@ -57,13 +57,13 @@ fn state(job: &Value) -> &str {
 
 /// Lays the rows of `rouse.flow` out, in which each job comes after those that it waits for.
 fn layout(jobs: &[Value]) -> Graph {
-    let place: HashMap<i64, usize> = jobs
+    let index_of: HashMap<i64, usize> = jobs
         .iter()
         .enumerate()
-        .filter_map(|(place, job)| Some((job["chain"].as_i64()?, place)))
+        .filter_map(|(index, job)| Some((job["chain"].as_i64()?, index)))
         .collect();
     let before = |at: usize| {
-        let known = chains(&jobs[at]).filter_map(|(_, chain)| place.get(&chain).copied());
+        let known = chains(&jobs[at]).filter_map(|(_, chain)| index_of.get(&chain).copied());
         // Rows are in the order of the graph; anything else is ignored.
         known.filter(move |&parent| parent < at)
     };
@@ -227,8 +227,8 @@ mod tests {
             job(4, "d", &[2, 3], "queued"),
         ];
         let graph = layout(&jobs);
-        let places: Vec<_> = graph.nodes.iter().map(|it| (it.column, it.row)).collect();
-        assert_eq!(places, [(0, 0), (1, 0), (1, 1), (2, 0)]);
+        let positions: Vec<_> = graph.nodes.iter().map(|it| (it.column, it.row)).collect();
+        assert_eq!(positions, [(0, 0), (1, 0), (1, 1), (2, 0)]);
         assert_eq!(graph.edges, [(0, 1), (0, 2), (1, 3), (2, 3)]);
         assert_eq!(graph.nodes[1].job, Some(2));
     }

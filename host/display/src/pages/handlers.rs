@@ -250,7 +250,7 @@ fn requested(loaded: &Loaded) -> Markup {
             ul { @for line in &loaded.requested { li { (cells::line(line)) } } }
             @if !loaded.missing.is_empty() {
                 h3 { "It lacks these; add them to rouse.toml" }
-                pre { (crate::harmless::lines(&loaded.missing)) }
+                pre { (crate::sanitize::lines(&loaded.missing)) }
             }
         }
     }

@@ -8,7 +8,7 @@ use super::jobs::shown_state;
 use super::layout::Chrome;
 use super::timeline::timeline;
 use super::why::why;
-use crate::harmless;
+use crate::sanitize;
 use crate::when;
 
 /// Longer payloads and results are cut; a link leads to the whole.
@@ -131,20 +131,20 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
         return html! { p class="notice bad" { "The last attempt failed. Sign in to read the error." } };
     }
     let text = |key: &str| error[key].as_str().filter(|text| !text.is_empty());
-    let plain = error.as_str().map(harmless::lines);
+    let plain = error.as_str().map(sanitize::lines);
     html! {
         section class="card" id="error" {
             h2 { "Error" @if let Some(kind) = text("kind") { " " (cells::state(kind)) } }
-            pre { (plain.or_else(|| text("message").map(harmless::lines)).unwrap_or_default()) }
+            pre { (plain.or_else(|| text("message").map(sanitize::lines)).unwrap_or_default()) }
             @if error["kind"] == "lost" && record["state"] == "failed" {
                 p { "It is quarantined, because it probably crashes the hosts that run it. Retry it once that is mended." }
             }
             @if let Some(trace) = text("backtrace") {
-                details id="backtrace" { summary { "Backtrace of the handler" } pre { (harmless::lines(trace)) } }
+                details id="backtrace" { summary { "Backtrace of the handler" } pre { (sanitize::lines(trace)) } }
             }
             @if let Some(lines) = text("lines") {
                 h3 { "Lines for rouse.toml" }
-                pre { (harmless::lines(lines)) }
+                pre { (sanitize::lines(lines)) }
             }
         }
     }
@@ -204,9 +204,9 @@ fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
     let id = traceparent.split('-').nth(1).unwrap_or_default();
     html! {
         @if chrome.trace_url.is_empty() || traceparent.ends_with("-00") {
-            code { (harmless::line(id)) }
+            code { (sanitize::line(id)) }
         } @else {
-            a href=(chrome.trace_url.replace("{trace}", &chrome.encoded(id))) rel="noreferrer" { code { (harmless::line(id)) } }
+            a href=(chrome.trace_url.replace("{trace}", &chrome.encoded(id))) rel="noreferrer" { code { (sanitize::line(id)) } }
         }
     }
 }
@@ -318,7 +318,7 @@ fn content(chrome: &Chrome, record: &Value, title: &str, name: &str, text: Optio
                 (title) " " small { (cells::bytes(text.len() as u64)) } " "
                 a href={ (chrome.base) "/jobs/" (record["id"]) "/" (name) } { "raw" }
             }
-            pre tabindex="0" aria-label=(title) { (harmless::json(&indented(shown))) }
+            pre tabindex="0" aria-label=(title) { (sanitize::json(&indented(shown))) }
             @if is_cut { p class="soft" { "Only the beginning is shown." } }
         }
     }
@@ -386,7 +386,7 @@ fn log(job: &Job) -> Markup {
                     @for row in &job.log {
                         span class="at" { (row.attempt) " " (cells::line(&row.at)) " " }
                         span class=(match row.level.as_str() { "error" => "error", "warn" | "stderr" => "warn", _ => "" }) {
-                            (cells::line(&row.level)) " " (harmless::line(&row.text))
+                            (cells::line(&row.level)) " " (sanitize::line(&row.text))
                         }
                         "\n"
                     }
@@ -491,7 +491,7 @@ fn commands(chrome: &Chrome, job: &Job) -> Markup {
                 call += &format!(", {key} => {}", literal(value));
             }
         }
-        harmless::line(&call) + ");"
+        sanitize::line(&call) + ");"
     });
     html! {
         details class="card" id="commands" {

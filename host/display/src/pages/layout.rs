@@ -21,7 +21,7 @@ pub enum Role {
 
 /// The page of the navigation that is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Place {
+pub enum NavPage {
     /// What happens now, and what needs attention.
     #[default]
     Overview,
@@ -42,15 +42,15 @@ pub enum Place {
 }
 
 /// Each with its path, its name, and its key after `g`.
-const PLACES: [(Place, &str, &str, &str); 8] = [
-    (Place::Overview, "/", "Overview", "o"),
-    (Place::Jobs, "/jobs", "Jobs", "j"),
-    (Place::Flows, "/flows", "Flows", "f"),
-    (Place::Schedules, "/schedules", "Schedules", "s"),
-    (Place::Queues, "/queues", "Queues", "q"),
-    (Place::Workers, "/workers", "Workers", "w"),
-    (Place::Handlers, "/handlers", "Handlers", "h"),
-    (Place::Audit, "/audit", "Audit", "a"),
+const NAV_PAGES: [(NavPage, &str, &str, &str); 8] = [
+    (NavPage::Overview, "/", "Overview", "o"),
+    (NavPage::Jobs, "/jobs", "Jobs", "j"),
+    (NavPage::Flows, "/flows", "Flows", "f"),
+    (NavPage::Schedules, "/schedules", "Schedules", "s"),
+    (NavPage::Queues, "/queues", "Queues", "q"),
+    (NavPage::Workers, "/workers", "Workers", "w"),
+    (NavPage::Handlers, "/handlers", "Handlers", "h"),
+    (NavPage::Audit, "/audit", "Audit", "a"),
 ];
 
 /// How a notice looks.
@@ -142,7 +142,7 @@ pub fn live_main(live: &str, body: &Markup) -> Markup {
 }
 
 /// A whole page. `main`: what [`live_main`] returned.
-pub fn page(chrome: &Chrome, place: Option<Place>, title: &str, main: &Markup) -> Markup {
+pub fn page(chrome: &Chrome, current: Option<NavPage>, title: &str, main: &Markup) -> Markup {
     let is_live = main.0.starts_with("<main id=\"main\" data-live");
     let title = match chrome.instance.is_empty() {
         true => format!("{} · Rouse", line(title)),
@@ -162,7 +162,7 @@ pub fn page(chrome: &Chrome, place: Option<Place>, title: &str, main: &Markup) -
             }
             body {
                 a class="skip" href="#main" { "Skip to the content" }
-                (header(chrome, place, is_live))
+                (header(chrome, current, is_live))
                 @if let Some(notice) = &chrome.notice {
                     (shown_notice(notice))
                 }
@@ -182,7 +182,7 @@ pub fn message(title: &str, text: &str) -> Markup {
     }
 }
 
-fn header(chrome: &Chrome, place: Option<Place>, is_live: bool) -> Markup {
+fn header(chrome: &Chrome, current: Option<NavPage>, is_live: bool) -> Markup {
     html! {
         header class="top" {
             div class="bar" {
@@ -201,9 +201,9 @@ fn header(chrome: &Chrome, place: Option<Place>, is_live: bool) -> Markup {
                     }
                 }
                 nav class="pages" aria-label="Pages" {
-                    @for (this, path, name, key) in PLACES {
+                    @for (this, path, name, key) in NAV_PAGES {
                         a href={ (chrome.base) (path) } data-key=(key)
-                            aria-current=[(place == Some(this)).then_some("page")] { (name) }
+                            aria-current=[(current == Some(this)).then_some("page")] { (name) }
                     }
                 }
                 div class="tools" {
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_page_escapes_names_and_has_no_inline_script_or_style() {
         let main = live_main("/ui/live/", &message("a", "b"));
-        let page = page(&chrome(), Some(Place::Jobs), "x", &main).into_string();
+        let page = page(&chrome(), Some(NavPage::Jobs), "x", &main).into_string();
         assert!(page.contains("&lt;b&gt;shop"), "{page}");
         assert!(page.contains("fill=\"#12ab9f\""));
         assert!(page.contains("aria-current=\"page\">Jobs"));

@@ -79,7 +79,7 @@ fn gates_table(chrome: &Chrome, gates: &[Value], now: f64) -> Markup {
                     @for gate in gates {
                         tr id={ "gate-" (chrome.encoded(cells::text(gate, "name"))) } {
                             td data-label="Gate" { (cells::plain(&gate["name"])) }
-                            td data-label="Limits" { (crate::gate::in_words(gate)) }
+                            td data-label="Limits" { (crate::gate::describe(gate)) }
                             td data-label="Of" { (crate::gate::scope(gate)) }
                             td data-label="Set by" { @if gate["declared_by"].is_string() { "its module" } @else { "an operator" } }
                             td data-label="Keys" { (gate_keys(chrome, gate, now)) }

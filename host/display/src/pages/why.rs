@@ -19,7 +19,7 @@ pub(super) fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup 
                         @if let Some(remedy) = reason["remedy"].as_str() {
                             br; span class="soft" { "→ " } (with_code(remedy))
                         }
-                        (place_of(chrome, record, cells::text(reason, "reason")))
+                        (link_for(chrome, record, cells::text(reason, "reason")))
                     }
                 }
             }
@@ -28,7 +28,7 @@ pub(super) fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup 
 }
 
 /// Where a reason can be looked at or changed.
-fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
+fn link_for(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
     let part = |key: &str| chrome.encoded(cells::text(record, key));
     let link = |path: &str, label: &str| html! { " " a href={ (chrome.base) (path) } { (label) } };
     match reason {
@@ -53,8 +53,8 @@ fn place_of(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
 fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
     let mut before = "";
     html! {
-        @for (place, word) in sentence.split(' ').enumerate() {
-            @if place > 0 { " " }
+        @for (index, word) in sentence.split(' ').enumerate() {
+            @if index > 0 { " " }
             @let digits = word.trim_end_matches([',', '.', ':']);
             @let follows = std::mem::replace(&mut before, word).eq_ignore_ascii_case("job");
             @match digits.parse::<i64>() {
@@ -68,8 +68,8 @@ fn with_jobs(chrome: &Chrome, sentence: &str) -> Markup {
 /// A sentence in which the parts between backticks are commands.
 fn with_code(sentence: &str) -> Markup {
     html! {
-        @for (place, part) in cells::line(sentence).split('`').enumerate() {
-            @if place % 2 == 1 { code { (part) } } @else { (part) }
+        @for (index, part) in cells::line(sentence).split('`').enumerate() {
+            @if index % 2 == 1 { code { (part) } } @else { (part) }
         }
     }
 }

@@ -91,7 +91,7 @@ pub fn worker(chrome: &Chrome, incarnations: &[Value], now: f64) -> Markup {
             (cells::state(cells::text(worker, "state"))) (flags(worker))
         }
         div class="stats" {
-            div class="stat" { b { (slots_in_words(worker)) } span { "slots in use" } }
+            div class="stat" { b { (describe_slots(worker)) } span { "slots in use" } }
             div class="stat" { b { (cells::count(stats, "completed")) } span { "jobs succeeded" } }
             div class="stat" { b { (cells::count(stats, "failed")) } span { "jobs failed" } }
             div class="stat" { b { @if let Some(ms) = stats["average_ms"].as_f64() { (crate::when::took(ms / 1e3)) } @else { "–" } } span { "average attempt" } }
@@ -143,7 +143,7 @@ pub fn worker(chrome: &Chrome, incarnations: &[Value], now: f64) -> Markup {
     }
 }
 
-fn slots_in_words(worker: &Value) -> String {
+fn describe_slots(worker: &Value) -> String {
     let active = worker["stats"]["active"].as_i64();
     format!(
         "{} of {}",

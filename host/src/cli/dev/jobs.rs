@@ -34,7 +34,7 @@ const WAITING_MAX: usize = 2 * LINES_MAX;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// How long the last lines may take at the end of a `rouse dev`.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Passes the ends of jobs to the thread that prints them.
 #[derive(Debug, Clone)]
@@ -126,7 +126,7 @@ impl Jobs {
         // If nobody reads standard output any more, the last lines are lost.
         if lines.try_send(Output::More(more)).is_ok() && lines.try_send(Output::Flush(done)).is_ok()
         {
-            let _ = ended.recv_timeout(END_PATIENCE);
+            let _ = ended.recv_timeout(END_TIMEOUT);
         }
         telemetry::keep_below(None);
     }

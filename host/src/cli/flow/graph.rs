@@ -19,42 +19,42 @@ pub(super) struct Line {
     pub(super) after: String,
 }
 
-/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `most` jobs are drawn
+/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `limit` jobs are drawn
 /// below each job, and as many at the top; a line counts the others.
-pub(super) fn draw(jobs: &[Value], most: usize) -> Vec<Line> {
+pub(super) fn draw(jobs: &[Value], limit: usize) -> Vec<Line> {
     let at: HashMap<i64, usize> = jobs
         .iter()
         .enumerate()
-        .filter_map(|(place, job)| Some((job["chain"].as_i64()?, place)))
+        .filter_map(|(index, job)| Some((job["chain"].as_i64()?, index)))
         .collect();
     let mut depths = vec![0; jobs.len()];
     let mut roots = Vec::new();
     let mut below = vec![Vec::new(); jobs.len()];
-    for (place, job) in jobs.iter().enumerate() {
+    for (index, job) in jobs.iter().enumerate() {
         let parents = chains(job).filter_map(|(_, chain)| at.get(&chain).copied());
         // Rows are in the order of the graph; anything else is ignored.
-        let parents = parents.filter(|parent| *parent < place);
+        let parents = parents.filter(|parent| *parent < index);
         match parents.max_by_key(|parent| (depths[*parent], *parent)) {
-            None => roots.push(place),
+            None => roots.push(index),
             Some(parent) => {
-                depths[place] = depths[parent] + 1;
-                below[parent].push(place);
+                depths[index] = depths[parent] + 1;
+                below[parent].push(index);
             }
         }
     }
     let mut lines = Vec::new();
     // Jobs to draw, the next one last, with the branches in front of them and below.
     let mut stack = Vec::new();
-    push(&mut stack, &roots, most, None);
+    push(&mut stack, &roots, limit, None);
     while let Some((next, front, under)) = stack.pop() {
         match next {
             Next::Rest(count) => lines.push(Line {
                 drawn: format!("{front}… {count} more (show --all)"),
                 ..Line::default()
             }),
-            Next::Job(place) => {
-                lines.push(line(&jobs[place], &front, jobs, &at));
-                push(&mut stack, &below[place], most, Some(&under));
+            Next::Job(index) => {
+                lines.push(line(&jobs[index], &front, jobs, &at));
+                push(&mut stack, &below[index], limit, Some(&under));
             }
         }
     }
@@ -70,13 +70,13 @@ enum Next {
 /// Adds siblings to the stack, the first one on top.
 fn push(
     stack: &mut Vec<(Next, String, String)>,
-    places: &[usize],
-    most: usize,
+    indexes: &[usize],
+    limit: usize,
     under: Option<&str>,
 ) {
-    let drawn = &places[..places.len().min(most)];
-    let rest = places.len() - drawn.len();
-    let mut siblings: Vec<Next> = drawn.iter().map(|place| Next::Job(*place)).collect();
+    let drawn = &indexes[..indexes.len().min(limit)];
+    let rest = indexes.len() - drawn.len();
+    let mut siblings: Vec<Next> = drawn.iter().map(|index| Next::Job(*index)).collect();
     if rest > 0 {
         siblings.push(Next::Rest(rest));
     }
@@ -98,7 +98,7 @@ fn line(job: &Value, front: &str, jobs: &[Value], at: &HashMap<i64, usize>) -> L
         .map(|(on_failure, chain)| {
             let name = at
                 .get(&chain)
-                .and_then(|place| jobs[*place]["name"].as_str());
+                .and_then(|index| jobs[*index]["name"].as_str());
             let name = name.map_or_else(|| format!("job {chain}"), str::to_owned);
             match on_failure {
                 None => name,
@@ -142,8 +142,8 @@ mod tests {
         json!({"name": name, "job": id, "chain": id, "handler": "x", "state": "queued", "after": after, "waits_for": waits_for})
     }
 
-    fn drawn(jobs: &[Value], most: usize) -> Vec<String> {
-        draw(jobs, most)
+    fn drawn(jobs: &[Value], limit: usize) -> Vec<String> {
+        draw(jobs, limit)
             .into_iter()
             .map(|line| format!("{} | {}", line.drawn, line.after))
             .collect()

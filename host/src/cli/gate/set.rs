@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
-use rouse_display::gate::{in_words, scope};
+use rouse_display::gate::{describe, scope};
 
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
@@ -127,7 +127,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => println!(
             "gate {} is set: {} ({})",
             plain(&new.name),
-            in_words(gate),
+            describe(gate),
             scope(gate)
         ),
     }

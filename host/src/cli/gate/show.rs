@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use rouse_display::gate::in_words;
+use rouse_display::gate::describe;
 use serde_json::{Value, json};
 
 use super::{EXIT_UNKNOWN, no_gate};
@@ -67,7 +67,7 @@ fn properties(gate: &Value) -> List {
     let text = |key: &str| gate[key].as_str().map(plain);
     let mut row = |key: &str, text: String| list.row([key.to_owned(), text]);
     row("kind", text("kind").unwrap_or_default());
-    row("limit", in_words(gate));
+    row("limit", describe(gate));
     row("handler", text("handler").unwrap_or("(all)".to_owned()));
     row("queue", text("queue").unwrap_or("(all)".to_owned()));
     if let Some(handler) = text("declared_by") {

@@ -1,6 +1,6 @@
 //! The gates that a module declares for a handler.
 
-use rouse_display::gate::in_words;
+use rouse_display::gate::describe;
 use serde_json::{Value, json};
 
 use crate::cli::list::List;
@@ -22,7 +22,7 @@ pub(super) fn table(handler: &str, gates: &[DeclaredGate]) -> String {
     let mut table = List::plain();
     for gate in json(handler, gates) {
         let name = gate["name"].as_str().unwrap_or_default().to_owned();
-        table.row([name, in_words(&gate)]);
+        table.row([name, describe(&gate)]);
     }
     table.text()
 }

@@ -73,7 +73,7 @@ pub(super) fn offer(
 
 /// The token of the environment, else of the file.
 pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
-    let (text, place) = match Environment.restriction("ROUSE_INVOKE_TOKEN")? {
+    let (text, origin) = match Environment.restriction("ROUSE_INVOKE_TOKEN")? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),
         None => match file.invoke_token_file(folder) {
             Some(path) => (config::read_token(&path)?, path.display().to_string()),
@@ -82,6 +82,6 @@ pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option
     };
     let token = Token::new(&text)
         .map_err(anyhow::Error::msg)
-        .with_context(|| format!("read {place}"))?;
+        .with_context(|| format!("read {origin}"))?;
     Ok(Some(token))
 }

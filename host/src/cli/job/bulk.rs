@@ -370,9 +370,9 @@ impl Work<'_> {
     }
 
     /// Shows the progress between batches. Returns true if a signal has arrived.
-    async fn is_stopped(&mut self, verb: &str) -> bool {
+    async fn is_stopped(&mut self, done_word: &str) -> bool {
         if std::io::stderr().is_terminal() {
-            eprint!("\r{verb} {}, examined {}", self.done, self.looked_at);
+            eprint!("\r{done_word} {}, examined {}", self.done, self.looked_at);
             // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }

@@ -357,9 +357,9 @@ fn answer<T>(
 /// The message with commands instead of the SQL statements that it suggests.
 fn as_commands(id: i64, why: &str) -> String {
     let mut why = why.to_owned();
-    for verb in ["cancel", "retry", "reschedule"] {
-        let statement = format!("SELECT rouse.{verb}({id})");
-        why = why.replace(&statement, &format!("`rouse job {verb} {id}`"));
+    for operation in ["cancel", "retry", "reschedule"] {
+        let statement = format!("SELECT rouse.{operation}({id})");
+        why = why.replace(&statement, &format!("`rouse job {operation} {id}`"));
     }
     why
 }

@@ -36,12 +36,12 @@ pub(super) fn print(queue: &Value) {
         let name = plain(queue["name"].as_str().unwrap_or_default());
         let settings =
             serde_json::json!({"dispatch": queue["dispatch"], "key": queue["dispatch_key"]});
-        println!("\n{name}: jobs go to {}", in_words(&settings));
+        println!("\n{name}: jobs go to {}", describe(&settings));
     }
 }
 
 /// To which workers the jobs of a queue go.
-pub(super) fn in_words(settings: &Value) -> String {
+pub(super) fn describe(settings: &Value) -> String {
     let key = settings["key"].as_array().into_iter().flatten();
     let key: Vec<String> = key.filter_map(Value::as_str).map(plain).collect();
     match settings["dispatch"].as_str().unwrap_or_default() {

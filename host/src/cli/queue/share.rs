@@ -95,7 +95,7 @@ pub(super) fn print_keys(queue: &Value, now: f64) {
         .filter(|key| key["ready"] != 0 || key["in_flight"] != 0)
         .collect();
     let name = plain(queue["name"].as_str().unwrap_or_default());
-    println!("\n{name}: {}", in_words(scheduler));
+    println!("\n{name}: {}", describe(scheduler));
     let screen = Screen::of_stdout();
     let mut list = List::new([
         "key",
@@ -149,7 +149,7 @@ fn number(weight: &Value) -> String {
 }
 
 /// How a queue is shared, in one line.
-pub(super) fn in_words(share: &Value) -> String {
+pub(super) fn describe(share: &Value) -> String {
     if share["policy"] != "drr" {
         return "first in, first out (fifo)".to_owned();
     }
@@ -181,8 +181,8 @@ pub(super) fn in_words(share: &Value) -> String {
             rouse_display::when::in_days(Duration::from_secs(age))
         );
     }
-    if let Some(most) = share["max_in_flight"].as_u64().filter(|most| *most > 0) {
-        text += &format!("; at most {most} running for each key");
+    if let Some(max) = share["max_in_flight"].as_u64().filter(|most| *max > 0) {
+        text += &format!("; at most {max} running for each key");
     }
     text
 }

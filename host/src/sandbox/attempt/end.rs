@@ -8,12 +8,12 @@ use wasmtime_wasi::I32Exit;
 use super::memory::Denial;
 use super::stack::{StackFrame, stack_frames};
 use super::state::AttemptState;
-use crate::harmless::{paragraphs, printable};
 use crate::job::{Failure, RunEnd};
 use crate::sandbox::Limits;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
 use crate::sandbox::module::code::BACKTRACE_FRAMES_MAX;
 use crate::sandbox::module::lines::Lines;
+use crate::sanitize::{paragraphs, printable};
 
 /// The sizes of an error's kind (a word) and message (a paragraph), which are stored with each attempt.
 const KIND_BYTES_MAX: usize = 128;

@@ -4,13 +4,13 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
 
-use crate::harmless::{paragraphs, printable};
 use crate::job;
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::state::{AttemptState, Panic};
 use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
 use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
 use crate::sandbox::bindings::rouse::handler::{retry, settings};
+use crate::sanitize::{paragraphs, printable};
 
 /// The size of a panic message, which is stored with the attempt; longer ones are cut.
 const PANIC_BYTES_MAX: usize = 4 << 10;

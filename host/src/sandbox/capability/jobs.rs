@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 use self::options::{Options, check_handler};
 use super::batch::NO_JOBS;
-use crate::harmless::printable;
 use crate::job::{JsonText, NewJob, NewJobKind, json_from};
 use crate::sandbox::Limits;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::jobs::{Host, JobError, NewJob as GuestJob};
 use crate::sandbox::grants::{Granted, lines};
+use crate::sanitize::printable;
 
 /// The jobs that an attempt has enqueued so far.
 #[derive(Default)]

@@ -6,9 +6,9 @@ use std::time::Instant;
 use tracing::Level;
 
 use super::pace::Pace;
-use crate::harmless::printable;
 use crate::job::{Attempt, JobId};
 use crate::sandbox::{AbortHandle, Journal, Limits};
+use crate::sanitize::printable;
 use crate::traces::AttemptTrace;
 
 /// The size of a line; longer lines are cut, because they would be useless in a log.

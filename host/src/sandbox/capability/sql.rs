@@ -8,7 +8,6 @@ use serde_json::value::RawValue;
 
 use super::batch::NO_EFFECTS;
 use super::steps::end_step;
-use crate::harmless::printable;
 use crate::job::{SqlCall, SqlFailure, json_from, narrowest_first};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::sql::{
@@ -19,6 +18,7 @@ use crate::sandbox::grants::{GrantedSql, lines};
 use crate::sandbox::{
     Attenuation, HandlerManifest, Journal, Limits, Origin, Settings, SqlRefusal, SqlStore,
 };
+use crate::sanitize::printable;
 
 /// What a handler may do with SQL, the same for all its attempts.
 #[derive(Debug, Default)]

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::file::Stamp;
 use super::handler::Handler;
-use crate::harmless::printable;
 use crate::job::narrowest_first;
 use crate::sandbox::capability::{HttpAccess, SqlAccess};
 use crate::sandbox::grants::{Granted, lines};
 use crate::sandbox::module::admission::Denied;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
+use crate::sanitize::printable;
 
 /// A refusal reason: a sentence or two, and the lines that would help.
 const WHY_BYTES_MAX: usize = 8 << 10;

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
 
-use crate::harmless::is_harmful;
+use crate::sanitize::is_unsafe;
 
 /// A file that was written to this recently may still be written to.
 pub(super) const QUIET: Duration = Duration::from_millis(200);
@@ -204,7 +204,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         return Err("its name is not UTF-8; rename it".to_owned().into());
     };
     // Such a name would be displayed wrongly in a terminal, and would span several lines of a lock file.
-    if name.contains(is_harmful) {
+    if name.contains(is_unsafe) {
         let why = "its name has control characters or bidirectional marks; rename it";
         return Err(why.to_owned().into());
     }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::entry::{Entry, Serving, Snapshot};
 use super::file::{self, Listed, QUIET};
-use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome, Wake};
 use super::owners::Owners;
 use super::set::{HandlerSet, Refusal};
-use crate::harmless;
+use super::verification::Verifier;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
+use crate::sanitize;
 
 /// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough for
 /// a host that was short of memory when it started, and rarely enough that a module which is the actual cause does not
@@ -45,7 +45,7 @@ pub(super) struct Folder {
     pub(super) entries: BTreeMap<String, Entry>,
     /// Why the folder could not be listed; its handlers keep serving meanwhile.
     unreadable: Option<String>,
-    gate: Gate,
+    verifier: Verifier,
     pub(super) owners: Owners,
     /// True until every file that was there at the start was tried.
     pub(super) is_starting: bool,
@@ -72,7 +72,7 @@ impl Folder {
         done: mpsc::Sender<Wake>,
     ) -> anyhow::Result<Self> {
         Ok(Self {
-            gate: Gate::new(sandbox.settings()),
+            verifier: Verifier::new(sandbox.settings()),
             owners: Owners::read(&sandbox, &dir)?,
             is_starting: true,
             start_ends_at: Instant::now() + START_MAX,
@@ -104,8 +104,8 @@ impl Folder {
 
     /// Searches for changed files and starts to load them.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
-        self.gate.refresh();
-        let listing = match file::list(&self.dir, self.gate.needs_signatures()) {
+        self.verifier.refresh();
+        let listing = match file::list(&self.dir, self.verifier.needs_signatures()) {
             Ok(listing) => listing,
             Err(why) => {
                 let changed = self.unreadable.as_ref() != Some(&why);
@@ -154,7 +154,7 @@ impl Folder {
         let refused = self.entries.iter().filter_map(|(file, entry)| {
             let refused = entry.refused.as_ref()?;
             Some(Refusal {
-                file: harmless::name(file),
+                file: sanitize::name(file),
                 why: refused.why.clone(),
                 lines: refused.lines.clone(),
                 last_good_serves: entry.serves_any(),
@@ -173,7 +173,7 @@ impl Folder {
                     .loading
                     .is_some_and(|number| self.slow.contains(&number) == is_slow)
             });
-            these.map(|(file, _)| harmless::name(file)).collect()
+            these.map(|(file, _)| sanitize::name(file)).collect()
         };
         HandlerSet {
             handlers: serving
@@ -217,7 +217,7 @@ impl Folder {
         let snapshot = Snapshot {
             file: listed.stamp,
             signature: listed.signature,
-            lock: self.gate.lock_stamp(),
+            lock: self.verifier.lock_stamp(),
         };
         let new = self.new_entry(trust);
         let entry = self.entries.entry(name.to_owned()).or_insert(new);
@@ -267,7 +267,7 @@ impl Folder {
             file: name.to_owned(),
             number: self.started,
             listed,
-            rules: self.gate.rules(),
+            rules: self.verifier.rules(),
             refused: entry.refused_digest,
         });
     }
@@ -279,7 +279,7 @@ impl Folder {
         let bytes = file::read(listed, self.sandbox.settings().module_bytes_max);
         let bytes = bytes.ok().flatten()?;
         let digest = Digest::of(&bytes);
-        let rules = self.gate.rules();
+        let rules = self.verifier.rules();
         let signed_by = rules.check(name, &listed.path, digest, &bytes).ok()?;
         (digest == module.digest).then(|| Arc::new(module.renamed(name, signed_by)))
     }

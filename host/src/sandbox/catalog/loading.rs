@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread;
 
 use super::file::{self, Listed, Unusable};
-use super::gate::Rules;
 use super::load_queue::{LoadQueue, Next};
+use super::verification::Rules;
 use crate::sandbox::module::compile::{Compiler, Try};
 use crate::sandbox::module::load::load;
 use crate::sandbox::module::refused::NotLoaded;
@@ -233,7 +233,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::sandbox::Settings;
-    use crate::sandbox::catalog::gate::Gate;
+    use crate::sandbox::catalog::verification::Verifier;
 
     #[test]
     fn a_file_is_tried_again_after_an_error_of_the_system() {
@@ -255,7 +255,7 @@ mod tests {
                 stamp: file::Stamp::at(&there).unwrap(),
                 signature: None,
             },
-            rules: Gate::new(&settings()).rules(),
+            rules: Verifier::new(&settings()).rules(),
             refused: None,
         });
         let Ok(Wake::Loaded(loaded)) = done.recv() else {

@@ -1,7 +1,7 @@
 //! The lines of `rouse.toml` that grant something: the one source for all messages that suggest them.
 
 use super::{HttpScheme, Mode, StateQuota, annotated};
-use crate::harmless::is_harmful;
+use crate::sanitize::is_unsafe;
 
 /// The placeholder for a value that only the operator knows.
 const UNKNOWN: &str = "…";
@@ -9,7 +9,7 @@ const UNKNOWN: &str = "…";
 /// A value on one line, in quotes. One that needs an escape is left to the operator: a guest chooses most of these
 /// values, and the operator should see at a glance what a line grants.
 fn text(value: &str) -> String {
-    let needs_escape = |c: char| c == '"' || c == '\\' || is_harmful(c);
+    let needs_escape = |c: char| c == '"' || c == '\\' || is_unsafe(c);
     match value.contains(needs_escape) {
         true => format!("\"{UNKNOWN}\""),
         false => format!("\"{value}\""),

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::digest::Digest;
 use super::pin::PublicKey;
-use crate::harmless::is_harmful;
+use crate::sanitize::is_unsafe;
 
 /// The module that a name is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl FromStr for ModuleBinding {
             return key.parse().map(Self::Key);
         }
         let is_file = text.ends_with(".wasm") && !text.starts_with('.') && !text.contains('/');
-        match is_file && !text.contains(is_harmful) {
+        match is_file && !text.contains(is_unsafe) {
             true => Ok(Self::File(text.to_owned())),
             false => Err(format!(
                 "{text:?} does not name a module: write the name of a file in the handlers folder (\"mail.wasm\"), \"{SHA256}…\" or \"{KEY}…\""

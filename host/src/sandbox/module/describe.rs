@@ -11,7 +11,6 @@ use wasmtime::Store;
 use super::compile::Try;
 use super::lines::Lines;
 use super::refused::NotLoaded;
-use crate::harmless::line;
 use crate::sandbox::attempt::end::{backtrace, is_guests_fault, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
 use crate::sandbox::attempt::meter::{Meter, within_cpu};
@@ -19,6 +18,7 @@ use crate::sandbox::attempt::state::{self, AttemptState, PerAttempt};
 use crate::sandbox::bindings::ModulePre;
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
+use crate::sanitize::line;
 
 /// Added to the memory that the module starts with, which holds a whole runtime in some languages. A manifest is
 /// built from constants.

@@ -14,11 +14,11 @@ use rouse_schema::{PatternBytes, Schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::harmless::printable;
 use crate::job::cron::DueTimes;
 use crate::job::declared::DeclaredSchedule;
 use crate::job::declared_gate::{DeclaredGate, GateLimit};
 use crate::job::{RetryPolicy, Statement};
+use crate::sanitize::printable;
 
 pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};

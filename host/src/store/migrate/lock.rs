@@ -10,7 +10,7 @@ use tokio_postgres::{
 
 use super::MigrateError;
 use super::error::{Login, owned, sql};
-use crate::harmless::printable;
+use crate::sanitize::printable;
 
 /// The interval of checks for sessions that block a running statement.
 const CHECK_EVERY: Duration = Duration::from_millis(30);

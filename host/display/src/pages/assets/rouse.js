@@ -36,25 +36,25 @@ function morph(now, next) {
   for (const child of [...now.children]) if (idOf(child) && !wantedIds.has(idOf(child))) child.remove();
   const named = new Map();
   for (const child of now.children) if (idOf(child)) named.set(idOf(child), child);
-  let place = now.firstChild;
+  let node = now.firstChild;
   for (const wanted of [...next.childNodes]) {
     const same = named.get(idOf(wanted));
-    if (same && same !== place) now.insertBefore(same, place);
+    if (same && same !== node) now.insertBefore(same, node);
     if (same) {
-      place = same.nextSibling;
+      node = same.nextSibling;
       morph(same, wanted);
-    } else if (place && !idOf(place)) {
-      const after = place.nextSibling;
-      morph(place, wanted);
-      place = after;
+    } else if (node && !idOf(node)) {
+      const after = node.nextSibling;
+      morph(node, wanted);
+      node = after;
     } else {
-      now.insertBefore(wanted.cloneNode(true), place);
+      now.insertBefore(wanted.cloneNode(true), node);
     }
   }
-  while (place) {
-    const after = place.nextSibling;
-    place.remove();
-    place = after;
+  while (node) {
+    const after = node.nextSibling;
+    node.remove();
+    node = after;
   }
 }
 
@@ -141,7 +141,7 @@ function count() {
     if (box.checked) row.setAttribute("aria-selected", "true");
     else row.removeAttribute("aria-selected");
   }
-  for (const place of document.querySelectorAll("[data-chosen]")) place.textContent = String(chosen.length);
+  for (const counter of document.querySelectorAll("[data-chosen]")) counter.textContent = String(chosen.length);
   for (const it of document.querySelectorAll("[data-needs-chosen]")) it.disabled = chosen.length === 0;
   const all = document.querySelector("input[data-all]");
   if (all) {

@@ -9,10 +9,10 @@ use super::model::HandlerTypes;
 /// Writes each schema as its own text, on one line: its numbers may exceed what a `Value` can hold.
 pub(super) fn write(handlers: &[HandlerTypes]) -> String {
     let mut out = "{\n".to_owned();
-    for (place, types) in handlers.iter().enumerate() {
+    for (index, types) in handlers.iter().enumerate() {
         let [payload, result] = &types.schemas;
         let name = Value::from(types.handler.as_str());
-        let comma = if place + 1 < handlers.len() { "," } else { "" };
+        let comma = if index + 1 < handlers.len() { "," } else { "" };
         let _ = writeln!(
             out,
             "  {name}: {{\n    \"payload\": {payload},\n    \"result\": {result}\n  }}{comma}"

@@ -293,9 +293,9 @@ impl Reader<'_> {
 
     /// Alternatives that are all texts are one type; others have names.
     fn alternatives(&mut self, all: &[Value], depth: usize, name: &str) -> Type {
-        let read = all.iter().enumerate().map(|(place, one)| {
+        let read = all.iter().enumerate().map(|(index, one)| {
             let name = match text(one, "title") {
-                title if title.is_empty() => format!("{name}{}", place + 1),
+                title if title.is_empty() => format!("{name}{}", index + 1),
                 title => format!("{name}{}", super::names::upper_camel(&title)),
             };
             let is_text = one.get("const").is_some() || one.get("enum").is_some();

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::samples::Samples;
-use crate::harmless::printable;
+use crate::sanitize::printable;
 
 /// The version of the format. Later versions of the profiler read it too.
 const VERSION: u32 = 55;

@@ -1,8 +1,8 @@
 //! Denials of file operations in granted directories: the path, and how to permit the operation.
 
 use super::outside::mount;
-use crate::harmless::line;
 use crate::sandbox::grants::{Granted, Mode, lines};
+use crate::sanitize::line;
 
 /// The denial, addressed to the operator, or to the producer if the job's grants allow only reading. `path`: as the
 /// guest sees it. `changes`: the guest tried to change something there.

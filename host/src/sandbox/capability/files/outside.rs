@@ -13,8 +13,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use wasmtime_wasi::filesystem::Dir;
 use wasmtime_wasi::{FsPerms, OpenMode};
 
-use crate::harmless::line;
 use crate::sandbox::grants::{Granted, Mode, lines};
+use crate::sanitize::line;
 
 /// The guest path of the empty root.
 pub(super) const ROOT: &str = "/";

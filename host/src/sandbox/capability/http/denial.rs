@@ -6,8 +6,8 @@ use http::{Method, Uri};
 
 use super::address::AddressKind;
 use super::target::Target;
-use crate::harmless::printable;
 use crate::sandbox::grants::lines;
+use crate::sanitize::printable;
 
 /// The size of a quoted word: guests may use methods and authorities of any length.
 const WORD_BYTES_MAX: usize = 200;

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::harmless::printable;
 use crate::job::is_pattern;
+use crate::sanitize::printable;
 
 /// The bytes of a wrong value in an error message.
 const SHOWN_BYTES: usize = 140;

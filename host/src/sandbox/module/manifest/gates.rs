@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::harmless::printable;
 use crate::job::declared_gate::{DeclaredGate, During, Edge, GateLimit, OnConflict};
+use crate::sanitize::printable;
 
 /// More gates than this are a mistake: one gate has a limit for each key.
 pub(super) const GATES_MAX: usize = 8;

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::harmless::is_harmful;
 use crate::job::cron;
 use crate::job::declared_gate::GateLimit;
+use crate::sanitize::is_unsafe;
 
 /// What `#[handler]` refuses at compile time.
 #[path = "../../../../../sdk/macros/src/limits.rs"]
@@ -133,7 +133,7 @@ fn errors_about_a_schema_are_safe_to_print() {
     let checked = handler.unwrap().input_schema.check(value.as_bytes());
     for why in [parsed, checked.unwrap_err()] {
         assert!(why.contains("\\u{9b}\\u{202e}\\u{2066}"), "{why}");
-        assert!(!why.contains(is_harmful), "{why}");
+        assert!(!why.contains(is_unsafe), "{why}");
     }
 }
 
@@ -192,7 +192,7 @@ fn refuse_gates_with_the_handler_and_the_gate() {
     );
     let nasty = json!([{ "kind": "singleton", "key": ["\u{9b}\u{202e}\n"] }]);
     let why = refused(json!({ "name": "a", "gates": nasty }));
-    assert!(!why.contains(is_harmful), "{why}");
+    assert!(!why.contains(is_unsafe), "{why}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 ///
 /// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
 /// the files of one deployment arrive one after another, and no handler may be missing meanwhile.
-pub(super) struct Gate {
+pub(super) struct Verifier {
     /// The lock file when it was last read; `None` if it does not exist, or an error of the system prevented that.
     stamp: Option<Stamp>,
     /// The lock file as it is now, and since when it has been unchanged.
@@ -36,7 +36,7 @@ pub(super) struct Rules {
     lock: Result<Lock, String>,
 }
 
-impl Gate {
+impl Verifier {
     pub(super) fn new(settings: &Settings) -> Self {
         let bindings = settings.modules.values().flatten();
         let keys = bindings.filter_map(|binding| match binding {
@@ -44,7 +44,7 @@ impl Gate {
             ModuleBinding::File(_) | ModuleBinding::Sha256(_) => None,
         });
         let keys: BTreeSet<&PublicKey> = keys.chain(&settings.pin.trusted_keys).collect();
-        let mut gate = Self {
+        let mut verifier = Self {
             stamp: None,
             fresh: None,
             rules: Arc::new(Rules {
@@ -53,8 +53,8 @@ impl Gate {
                 lock: Err("it does not exist".into()),
             }),
         };
-        gate.read_lock();
-        gate
+        verifier.read_lock();
+        verifier
     }
 
     /// True if signature files have to be read.
@@ -231,12 +231,12 @@ mod tests {
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, mode, 0).unwrap();
         }
         let refused = |pin: Pin| {
-            let gate = Gate::new(&Settings {
+            let verifier = Verifier::new(&Settings {
                 pin,
                 ..Settings::default()
             });
             let bytes = b"a module";
-            let checked = gate
+            let checked = verifier
                 .rules()
                 .check("a.wasm", &module, Digest::of(bytes), bytes);
             let why = checked.expect_err("it is not accepted").why();
@@ -258,28 +258,28 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let lock = dir.path().join("a.lock");
         let socket = std::os::unix::net::UnixListener::bind(&lock).unwrap();
-        let mut gate = Gate::new(&Settings {
+        let mut verifier = Verifier::new(&Settings {
             pin: Pin {
                 lock: Some(lock.clone()),
                 ..Pin::default()
             },
             ..Settings::default()
         });
-        let check = |gate: &Gate| {
+        let check = |verifier: &Verifier| {
             let bytes = b"a module";
             let digest = Digest::of(bytes);
-            gate.rules().check("a.wasm", &lock, digest, bytes)
+            verifier.rules().check("a.wasm", &lock, digest, bytes)
         };
-        let why = check(&gate).expect_err("it is not accepted").why();
+        let why = check(&verifier).expect_err("it is not accepted").why();
         assert!(why.contains("it cannot be read"), "{why}");
-        assert_eq!(gate.lock_stamp(), None, "it counts as unread");
+        assert_eq!(verifier.lock_stamp(), None, "it counts as unread");
         drop(socket);
         std::fs::remove_file(&lock).unwrap();
         let line = lock_line(Digest::of(b"a module"), "a.wasm");
         std::fs::write(&lock, line).unwrap();
-        gate.read_lock();
-        check(&gate).expect("it is accepted");
-        assert!(gate.lock_stamp().is_some());
+        verifier.read_lock();
+        check(&verifier).expect("it is accepted");
+        assert!(verifier.lock_stamp().is_some());
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
         let module = dir.path().join("a.wasm");
         let _socket =
             std::os::unix::net::UnixListener::bind(file::signature_path(&module)).unwrap();
-        let gate = Gate::new(&Settings {
+        let verifier = Verifier::new(&Settings {
             pin: Pin {
                 trusted_keys: vec![("A".repeat(43) + "=").parse().unwrap()],
                 ..Pin::default()
@@ -296,7 +296,7 @@ mod tests {
             ..Settings::default()
         });
         let bytes = b"a module";
-        let checked = gate
+        let checked = verifier
             .rules()
             .check("a.wasm", &module, Digest::of(bytes), bytes);
         assert!(matches!(checked, Err(Unusable::ForNow(_))), "{checked:?}");
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn check_a_repeated_key_once() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
-        let gate = Gate::new(&Settings {
+        let verifier = Verifier::new(&Settings {
             modules: [
                 ("a".to_owned(), vec![ModuleBinding::Key(key); 50]),
                 ("b".to_owned(), vec![ModuleBinding::Key(key)]),
@@ -317,6 +317,6 @@ mod tests {
             },
             ..Settings::default()
         });
-        assert_eq!(*gate.rules().keys, [key]);
+        assert_eq!(*verifier.rules().keys, [key]);
     }
 }

@@ -1,19 +1,19 @@
 use super::*;
 
 /// One of each kind: escape, delete, a one-character control sequence, bidirectional marks, line separators.
-const HARMFUL: &str =
+const UNSAFE: &str =
     "\u{1b}\u{7f}\u{9b}\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\0";
 
 #[test]
 fn escape_terminal_control_characters() {
     assert_eq!(printable("a\u{1b}[31mred\0", 99), "a\\u{1b}[31mred\\u{0}");
-    for character in HARMFUL.chars() {
+    for character in UNSAFE.chars() {
         let shown = character.escape_unicode().to_string();
         assert_eq!(printable(&character.to_string(), 99), shown);
         assert_eq!(paragraphs(&character.to_string(), 99), shown);
     }
-    for harmless in ["ümlaut 🦀", "שלום", "zero\u{200d}width"] {
-        assert_eq!(printable(harmless, 99), harmless);
+    for safe in ["ümlaut 🦀", "שלום", "zero\u{200d}width"] {
+        assert_eq!(printable(safe, 99), safe);
     }
 }
 
@@ -33,7 +33,7 @@ fn escape_line_breaks_in_file_names() {
 
 #[test]
 fn escaping_twice_changes_nothing() {
-    let once = paragraphs(HARMFUL, 999);
+    let once = paragraphs(UNSAFE, 999);
     assert_eq!(paragraphs(&once, 999), once);
     assert_eq!(printable(&once, 999), once);
 }
@@ -47,11 +47,11 @@ fn cut_long_text_at_a_character_boundary() {
 
 #[test]
 fn escaped_json_parses_to_the_same_value() {
-    let value = serde_json::json!({ HARMFUL: [HARMFUL, "ümlaut\n"], "n": 1 });
+    let value = serde_json::json!({ UNSAFE: [UNSAFE, "ümlaut\n"], "n": 1 });
     let written = value.to_string();
     assert!(written.contains('\u{202e}') && written.contains('\u{9b}'));
     let clean = json(&written);
-    assert!(!clean.contains(is_harmful), "{clean}");
+    assert!(!clean.contains(is_unsafe), "{clean}");
     assert!(clean.contains("\\u202e") && clean.contains("\\u009b") && clean.contains("ümlaut"));
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(&clean).expect("JSON"),

@@ -6,7 +6,7 @@
 //! text contains none of them, so escaping it again changes nothing.
 
 /// True for control characters, and for marks that change the text direction or break a line.
-pub fn is_harmful(character: char) -> bool {
+pub fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -20,17 +20,17 @@ pub fn is_harmful(character: char) -> bool {
 
 /// The text on one line: line breaks and tabs become spaces, and anything beyond `bytes_max` is cut.
 pub fn printable(text: &str, bytes_max: usize) -> String {
-    shown(text, bytes_max, |character| match character {
+    escape_and_cut(text, bytes_max, |character| match character {
         '\n' | '\r' | '\t' => Some(' '),
-        other => (!is_harmful(other)).then_some(other),
+        other => (!is_unsafe(other)).then_some(other),
     })
 }
 
 /// The text with its line breaks and tabs, for multi-line fields; anything beyond `bytes_max` is cut.
 pub fn paragraphs(text: &str, bytes_max: usize) -> String {
-    shown(text, bytes_max, |character| match character {
+    escape_and_cut(text, bytes_max, |character| match character {
         '\n' | '\t' => Some(character),
-        other => (!is_harmful(other)).then_some(other),
+        other => (!is_unsafe(other)).then_some(other),
     })
 }
 
@@ -46,12 +46,12 @@ pub fn lines(text: &str) -> String {
 
 /// The name of a file; line breaks are escaped too.
 pub fn name(text: &str) -> String {
-    shown(text, usize::MAX, |character| {
-        (!is_harmful(character)).then_some(character)
+    escape_and_cut(text, usize::MAX, |character| {
+        (!is_unsafe(character)).then_some(character)
     })
 }
 
-/// The same JSON with harmful characters as JSON escapes. A carriage return between two values becomes a space.
+/// The same JSON with unsafe characters as JSON escapes. A carriage return between two values becomes a space.
 pub fn json(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for character in text.chars() {
@@ -59,7 +59,7 @@ pub fn json(text: &str) -> String {
             '\n' | '\t' => clean.push(character),
             '\r' => clean.push(' '),
             // All of them are in the Basic Multilingual Plane.
-            _ if is_harmful(character) => clean += &format!("\\u{:04x}", u32::from(character)),
+            _ if is_unsafe(character) => clean += &format!("\\u{:04x}", u32::from(character)),
             _ => clean.push(character),
         }
     }
@@ -67,7 +67,7 @@ pub fn json(text: &str) -> String {
 }
 
 /// Escapes the characters for which `keep` returns `None`.
-fn shown(text: &str, bytes_max: usize, keep: impl Fn(char) -> Option<char>) -> String {
+fn escape_and_cut(text: &str, bytes_max: usize, keep: impl Fn(char) -> Option<char>) -> String {
     let mut clean = String::with_capacity(text.len().min(bytes_max));
     for character in text.chars() {
         if clean.len() >= bytes_max {
