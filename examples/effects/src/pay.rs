@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Pay {
     order: i64,
-    /// How long it takes, so that the host can be killed meanwhile.
+    /// How long it takes, so that the host can be killed in the meantime.
     #[serde(default)]
     seconds: u64,
 }

@@ -1,4 +1,4 @@
-//! An approval: asks somebody, and waits for the answer for three days.
+//! An approval: requests a decision, and waits up to three days for the answer.
 
 use std::time::Duration;
 

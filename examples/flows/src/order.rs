@@ -20,7 +20,7 @@ pub(crate) struct Receipt {
 /// Runs an order to its end.
 ///
 /// Each call is a job of its own, with its own retries and its own result. The order is suspended while it waits, and
-/// holds neither a slot nor memory. Whatever happens to its host, it continues after the last call that has ended.
+/// holds neither a slot nor memory. If its host dies, the order continues after the last call that has ended.
 #[handler(
     name = "shop.order",
     capabilities = ["enqueue:shop.*"]

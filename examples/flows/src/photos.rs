@@ -18,8 +18,8 @@ pub(crate) struct Summary {
 
 /// Enqueues a job for each photograph, and continues its chain with the summary of all.
 ///
-/// All of these jobs are committed with the success of this attempt, or none. Whatever waits for this job waits for the
-/// summary.
+/// All of these jobs are committed with the success of this attempt, or none. Jobs that wait for this job also wait for
+/// the summary.
 #[handler(
     name = "photos.import",
     capabilities = ["enqueue:photos.*"]

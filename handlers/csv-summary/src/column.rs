@@ -29,7 +29,7 @@ pub struct Column {
     pub stddev: Option<f64>,
 }
 
-/// The kind of the values of a column: the narrowest that fits them all.
+/// The kind of the values of a column: the most specific that fits them all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -61,8 +61,8 @@ pub(crate) struct Tally {
     kind: Kind,
     count: u64,
     empty: u64,
-    /// Hashes of the values, so that long texts cost no more memory than short ones. Two different values collide with
-    /// a probability of 2⁻⁶⁴.
+    /// Hashes of the values, so that long strings cost no more memory than short ones. Two different values collide
+    /// with a probability of 2⁻⁶⁴.
     seen: HashSet<u64>,
     integers: Option<(i64, i64)>,
     numbers: Option<(f64, f64)>,

@@ -65,7 +65,7 @@ impl Addresses {
 /// It is sent in a header, and in fields of providers with a limit of 80.
 const ID_CHARS_MAX: usize = 64;
 
-/// Providers answer within a second or two, once they have the mail.
+/// Providers respond within a second or two of receiving the mail.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
@@ -74,13 +74,13 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Some providers reject requests without one.
 const USER_AGENT: &str = concat!("rouse-email-send/", env!("CARGO_PKG_VERSION"));
 
-/// An answer is an id and a few words.
+/// A response is an id and a few words.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
 /// The result of `email.send`.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Sent {
-    /// The status of the provider's answer: 200 to 299.
+    /// The status of the provider's response: 200 to 299.
     pub status: u16,
     /// The provider's id of the mail, if it returns one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,11 +120,11 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
     }
     let response = response.error_for_status();
     let response = response.map_err(|error| error.retry_within(RETRY_AFTER_MAX))?;
-    let answer: Value = response.json().unwrap_or_default();
+    let body: Value = response.json().unwrap_or_default();
     ctx.info(format_args!("sent as {id}: {}", response.status));
     Ok(Sent {
         status: response.status,
-        message_id: provider::message_id(&answer),
+        message_id: provider::message_id(&body),
         id,
     })
 }

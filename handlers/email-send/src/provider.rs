@@ -82,8 +82,8 @@ fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
 }
 
 /// The provider's id of the mail: Resend and many others use `id`, Postmark `MessageID`.
-pub(crate) fn message_id(answer: &Value) -> Option<String> {
+pub(crate) fn message_id(body: &Value) -> Option<String> {
     let names = ["id", "MessageID", "message_id", "messageId"];
-    let found = names.iter().find_map(|name| answer[*name].as_str());
+    let found = names.iter().find_map(|name| body[*name].as_str());
     found.map(str::to_owned)
 }

@@ -60,7 +60,7 @@ pub enum Method {
     Get,
 }
 
-/// Receivers are expected to answer at once and to do their work later.
+/// Receivers are expected to respond at once and to do their work later.
 fn default_timeout_ms() -> u64 {
     30_000
 }
@@ -71,7 +71,7 @@ const TIMEOUT_MS_MAX: u64 = 240_000;
 /// It is sent in a header, and stored by the receiver.
 const ID_CHARS_MAX: usize = 64;
 
-/// The stored length of an answer, enough to see how the receiver reacted.
+/// The stored length of a response, enough to see how the receiver reacted.
 const RESPONSE_BYTES_MAX: usize = 4 << 10;
 
 /// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
@@ -88,13 +88,13 @@ const OWN_HEADERS: [&str; 4] = [
 /// The result of `http.deliver`.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Delivered {
-    /// The status of the receiver's answer: 200 to 299.
+    /// The status of the receiver's response: 200 to 299.
     pub status: u16,
     /// The id that was sent to the receiver.
     pub id: String,
-    /// The start of its answer, at most 4 KiB.
+    /// The start of its response, at most 4 KiB.
     pub response: String,
-    /// True if the answer is longer.
+    /// True if the response is longer.
     pub response_is_cut: bool,
 }
 
@@ -179,7 +179,7 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
     for (name, value) in input.headers {
         request = request.header(name, value);
     }
-    // The time of the attempt, not of the job: receivers reject requests that are older than some minutes.
+    // The time of the attempt, not of the job: receivers reject requests that are older than a few minutes.
     let timestamp = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)?
         .as_secs()

@@ -5,7 +5,7 @@ use super::*;
 
 const URL: &str = "https://hooks.example/in";
 
-/// An attempt at job 7 with this answer of the receiver.
+/// An attempt at job 7 with this response from the receiver.
 fn receiver(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
     let ctx = TestCtx::for_job(|job| {
         job.id = 7;
@@ -31,7 +31,7 @@ fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn a_delivery_is_posted_and_signed_and_its_answer_is_stored() {
+fn a_delivery_is_posted_and_signed_and_its_response_is_stored() {
     let ctx = answering(202, "queued\0");
     let payload = json!({"url": URL, "body": {"n": 1}, "secret": "KEY", "headers": {"x-own": "1"}});
     let result = ctx.run::<super::deliver>(payload).unwrap();
@@ -207,7 +207,7 @@ fn errors_contain_no_password_from_a_url() {
 }
 
 #[test]
-fn a_long_answer_is_cut() {
+fn a_long_response_is_cut() {
     let ctx = receiver(|_| Ok(http::Response::new(200, "x".repeat(5000))));
     let result = ctx.run::<super::deliver>(json!({"url": URL})).unwrap();
     assert_eq!(result["response"].as_str().map(str::len), Some(4096));

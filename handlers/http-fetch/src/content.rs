@@ -39,7 +39,7 @@ impl Content {
         if !may_be_json || !is_storable_json(&text) {
             return Self::Text(text);
         }
-        // White space around it (a line feed at the end) is not part of it.
+        // White space around the value (such as a final line feed) is not part of it.
         match serde_json::from_str(&text) {
             Ok(value) => Self::Json(value),
             Err(_) => Self::Text(text),

@@ -65,14 +65,14 @@ const RESULT_BYTES: usize = 1 << 20;
 const RESULT_BYTES_MAX: usize = 2 << 20;
 
 /// The body is held in memory until it is written, and its buffer can take three times its size while it grows; an
-/// attempt has 128 MiB.
+/// attempt may use 128 MiB.
 const FILE_BYTES: usize = 16 << 20;
 const FILE_BYTES_MAX: usize = 32 << 20;
 
 /// The result of `http.fetch`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Fetched {
-    /// The status of the server's answer: 200 to 299, or 304 if the etag is unchanged.
+    /// The status of the server's response: 200 to 299, or 304 if the etag is unchanged.
     pub status: u16,
     /// The URL after all redirects.
     pub url: String,

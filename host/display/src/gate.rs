@@ -30,7 +30,7 @@ pub fn describe(gate: &Value) -> String {
         "batch" => {
             let wait = match &gate["period_ms"] {
                 Value::Null => String::new(),
-                _ => format!(", once there are so many or the first has waited for {period}"),
+                _ => format!(", once {max} are waiting or the first has waited for {period}"),
             };
             format!("up to {max} {jobs}{each} in one attempt{wait}")
         }
@@ -64,7 +64,7 @@ pub fn describe(gate: &Value) -> String {
                 _ => format!("the last job of a burst{jobs}, {ends}"),
             }
         }
-        // Of a newer database.
+        // From a newer database.
         other => plain(other),
     }
 }
@@ -81,7 +81,7 @@ pub fn scope(gate: &Value) -> String {
     }
 }
 
-/// For what each limit is: ` of each tenant`. Empty if there is one limit. Gates in enqueues keep tenants apart.
+/// The scope of each limit: ` of each tenant`. Empty if there is one limit. Gates on enqueues keep tenants apart.
 fn of_each(gate: &Value) -> String {
     let listed = gate["key"].as_array().into_iter().flatten();
     let mut by: Vec<String> = listed.filter_map(Value::as_str).map(plain).collect();
@@ -126,7 +126,7 @@ mod tests {
             ),
             (
                 json!({"kind": "batch", "key": ["tenant"], "max": 100, "period_ms": 500}),
-                "up to 100 jobs of each tenant in one attempt, once there are so many or the first has waited for 500ms",
+                "up to 100 jobs of each tenant in one attempt, once 100 are waiting or the first has waited for 500ms",
             ),
             (
                 json!({"kind": "batch", "key": ["tenant", "$.list"], "max": 10, "period_ms": null}),

@@ -2,8 +2,8 @@
 //!
 //! The functions get rows as `rouse … --json` prints them, and the time by the database's clock. Everything in a row is
 //! untrusted text (payloads, errors, logs, names): [`maud`] escapes it, and control characters and marks that change
-//! the direction of a text are made visible. There is no inline script and no inline style, so that the host can forbid
-//! both (`Content-Security-Policy`).
+//! the text direction are made visible. There is no inline script and no inline style, so that the host can forbid both
+//! (`Content-Security-Policy`).
 
 mod audit;
 mod bulk;

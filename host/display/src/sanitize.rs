@@ -2,8 +2,8 @@
 //! log and in a stored error.
 //!
 //! Terminals interpret control characters as commands, and a line break inside a message fakes a second log line.
-//! Bidirectional marks make a text read as a different one. Such characters are escaped, as `\u{1b}`. The escaped
-//! text contains none of them, so escaping it again changes nothing.
+//! Bidirectional marks can make text read as something else. Such characters are escaped, as `\u{1b}`. The escaped text
+//! contains none of them, so escaping it again changes nothing.
 
 /// True for control characters, and for marks that change the text direction or break a line.
 pub fn is_unsafe(character: char) -> bool {

@@ -1,4 +1,4 @@
-//! Times and durations, formatted for people.
+//! Human-readable times and durations.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -30,8 +30,8 @@ pub fn relative(at: f64, now: f64) -> String {
     }
 }
 
-/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); `None` for other texts, such
-/// as `infinity`.
+/// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); `None` for other strings,
+/// such as `infinity`.
 pub fn epoch(time: &str) -> Option<f64> {
     let (date, clock) = time.split_once('T')?;
     let zone = clock.find(['+', '-', 'Z'])?;
@@ -65,7 +65,7 @@ pub fn exact(at: f64) -> String {
     text.replace('T', " ").replace('Z', " UTC")
 }
 
-/// A duration for people, in days and smaller units. (humantime also writes months, of 30.44 days each.)
+/// A human-readable duration, in days and smaller units. (humantime also writes months, of 30.44 days each.)
 pub fn in_days(time: Duration) -> String {
     let days = time.as_secs() / 86_400;
     let rest = time - Duration::from_secs(days * 86_400);

@@ -1660,7 +1660,7 @@ pub struct EmailSendResult {
     /// The provider's id of the mail, if it returns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<String>,
-    /// The status of the provider's answer: 200 to 299.
+    /// The status of the provider's response: 200 to 299.
     pub status: i64,
 }
 
@@ -1719,7 +1719,7 @@ pub struct HttpFetchResult {
     /// The SHA-256, hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// The status of the server's answer: 200 to 299, or 304 if the etag is unchanged.
+    /// The status of the server's response: 200 to 299, or 304 if the etag is unchanged.
     pub status: i64,
     /// The URL after all redirects.
     pub url: String,

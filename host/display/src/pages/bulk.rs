@@ -1,4 +1,4 @@
-//! Changes of many jobs: the question before, and the progress.
+//! Changes to many jobs: the confirmation, and the progress.
 
 use maud::{Markup, html};
 
@@ -6,7 +6,7 @@ use super::cells;
 use super::filter::JobFilter;
 use super::layout::Chrome;
 
-/// A change of many jobs.
+/// A change to many jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Bulk {
     /// The action, for instance `Retry`.
@@ -15,7 +15,7 @@ pub struct Bulk {
     pub done_word: &'static str,
     /// The reader who started it; empty: the person at this machine.
     pub who: String,
-    /// Jobs that it is for, if they were counted.
+    /// The number of jobs to which it applies, if they were counted.
     pub total: Option<i64>,
     /// True if there are more, which were not counted.
     pub at_least: bool,
@@ -24,9 +24,9 @@ pub struct Bulk {
     /// Jobs that could not be changed: their state does not allow it, they were retried before, or a live job has their
     /// unique key.
     pub refused: i64,
-    /// True if it goes on.
+    /// True while it is running.
     pub is_running: bool,
-    /// Why it has stopped early.
+    /// Why it ended early.
     pub error: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
         @if let Some(error) = &bulk.error { p class="notice bad" role="alert" { (cells::line(error)) } }
         section class="card" {
             @if bulk.is_running {
-                progress max=[bulk.total.filter(|_| !bulk.at_least).map(|total| total.max(1))] value=[(!bulk.at_least).then_some(examined)] aria-label="Jobs that are done" {}
+                progress max=[bulk.total.filter(|_| !bulk.at_least).map(|total| total.max(1))] value=[(!bulk.at_least).then_some(examined)] aria-label="Jobs that have been processed" {}
             }
             p {
                 (cells::number(bulk.done)) " " (bulk.done_word)

@@ -7,10 +7,10 @@ use super::layout::Chrome;
 use crate::sanitize;
 use crate::when;
 
-/// Lists cut longer texts; the page of the job shows them in full.
+/// Lists cut longer strings; the page of the job shows them in full.
 pub(super) const CELL_CHARS_MAX: usize = 160;
 
-/// A text of a row, or an empty one.
+/// A string of a row, or an empty one.
 pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
@@ -20,7 +20,7 @@ pub(super) fn line(text: &str) -> String {
     sanitize::line(text)
 }
 
-/// The beginning of untrusted text, on one line.
+/// The start of untrusted text, on one line.
 pub(super) fn beginning(text: &str) -> String {
     let mut chars = text.chars();
     let cut: String = chars.by_ref().take(CELL_CHARS_MAX).collect();
@@ -37,10 +37,10 @@ pub(super) fn plain(value: &Value) -> String {
     }
 }
 
-/// The texts of a list, joined by commas.
+/// The strings of a list, joined by commas.
 pub(super) fn joined(list: &Value) -> String {
-    let texts = list.as_array().into_iter().flatten().map(plain);
-    texts.collect::<Vec<_>>().join(", ")
+    let strings = list.as_array().into_iter().flatten().map(plain);
+    strings.collect::<Vec<_>>().join(", ")
 }
 
 /// The style class of a state.
@@ -75,7 +75,7 @@ pub(super) fn number(value: i64) -> String {
     out
 }
 
-/// A number of jobs, for instance `1 job` or `1,204 jobs`.
+/// The number of jobs, for instance `1 job` or `1,204 jobs`.
 pub(super) fn jobs(row: &Value, key: &str) -> String {
     match row[key].as_i64() {
         Some(1) => "1 job".to_owned(),

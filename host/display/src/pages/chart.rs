@@ -27,7 +27,7 @@ pub(super) fn throughput(samples: &[Sample], now: f64) -> Markup {
         .map(|it| it.ended_per_s.max(it.failed_per_s))
         .fold(0.0, f64::max);
     let (Some(first), true) = (samples.first(), samples.len() > 1) else {
-        return html! { p class="soft" { "The chart starts with the dashboard: in a few seconds there is more." } };
+        return html! { p class="soft" { "The chart starts with the dashboard: more data appears within a few seconds." } };
     };
     let top = round_up(top);
     let span = (now - first.at).max(1.0);
@@ -49,7 +49,7 @@ pub(super) fn throughput(samples: &[Sample], now: f64) -> Markup {
     );
     html! {
         div class="plot" {
-            // Texts in the drawing would be stretched with it. Screen readers have its label.
+            // Text in the drawing would be stretched with it. Screen readers use its label.
             div class="scale" aria-hidden="true" {
                 @for share in [1.0, 0.5, 0.0] { span { (rate(top * share)) } }
             }

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
-/// The states of jobs, in the order of a life.
+/// The states of jobs, in the order in which a job passes through them.
 pub(super) const STATES: [&str; 6] = [
     "queued",
     "running",
@@ -44,7 +44,7 @@ pub struct JobFilter {
     fields: Vec<(&'static str, String)>,
 }
 
-/// Fields that compare what guests may not see.
+/// Fields that compare contents, which guests may not see.
 const OF_CONTENTS: [&str; 3] = ["error", "kind", "payload"];
 
 /// The other fields: name, label, an example.
@@ -66,7 +66,7 @@ impl JobFilter {
     /// Reads a query or a form.
     ///
     /// # Errors
-    /// If a value cannot be read, with a sentence for the reader.
+    /// If a value cannot be read, with a sentence for the user.
     pub fn read(pairs: &Pairs) -> Result<Self, String> {
         let mut filter = Self::default();
         for state in pairs.all("state").filter(|state| !state.is_empty()) {

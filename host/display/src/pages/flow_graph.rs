@@ -31,7 +31,7 @@ struct Node {
     column: usize,
     row: usize,
     name: String,
-    /// How many jobs there are in each state.
+    /// The number of jobs in each state.
     states: BTreeMap<String, usize>,
     /// The job, if it is one.
     job: Option<i64>,
@@ -46,7 +46,7 @@ struct Graph {
     left_out: usize,
 }
 
-/// The state of a job; of a queued one, whether it waits for others.
+/// The state of a job; for a queued job, also whether it waits for others.
 fn state(job: &Value) -> &str {
     match cells::text(job, "state") {
         "queued" if job["is_stuck"] == true => "stuck",

@@ -15,7 +15,7 @@ pub fn flows(chrome: &Chrome, flows: &[Value], next_before: Option<i64>, now: f6
     html! {
         div class="title" { h1 { "Flows" } }
         section class="card scroll" tabindex="0" aria-label="Flows" {
-            @if flows.is_empty() { p { "There is no flow. " code { "rouse.enqueue_flow" } " enqueues jobs that wait for each other." } }
+            @if flows.is_empty() { p { "There are no flows. " code { "rouse.enqueue_flow" } " enqueues jobs that wait for each other." } }
             @else {
                 table class="stack" {
                     thead { tr {

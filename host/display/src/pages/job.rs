@@ -23,9 +23,9 @@ const INDENTED_MAX: usize = 24;
 pub struct Job {
     /// A row of `rouse.jobs` without payload and result, with its `history`.
     pub record: Value,
-    /// The payload, as Postgres wrote it; `None` also if the reader may not see it.
+    /// The payload, as Postgres wrote it; `None` if there is none, or the reader may not see it.
     pub payload: Option<String>,
-    /// The result, the same.
+    /// The result, likewise.
     pub result: Option<String>,
     /// Rows of `rouse.why`.
     pub why: Vec<Value>,
@@ -92,7 +92,7 @@ fn progress(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-/// The job that has repeated it last.
+/// The newest job that retried it.
 fn last_retry(history: &[Value]) -> Option<&Value> {
     let retried = |event: &&Value| event["event"] == "retried";
     Some(&history.iter().rev().find(retried)?["detail"]["as"])
@@ -137,7 +137,7 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
             h2 { "Error" @if let Some(kind) = text("kind") { " " (cells::state(kind)) } }
             pre { (plain.or_else(|| text("message").map(sanitize::lines)).unwrap_or_default()) }
             @if error["kind"] == "lost" && record["state"] == "failed" {
-                p { "It is quarantined, because it probably crashes the hosts that run it. Retry it once that is mended." }
+                p { "It is quarantined, because it probably crashes the hosts that run it. Retry it once that is fixed." }
             }
             @if let Some(trace) = text("backtrace") {
                 details id="backtrace" { summary { "Backtrace of the handler" } pre { (sanitize::lines(trace)) } }
@@ -232,7 +232,7 @@ fn attempt(record: &Value) -> Markup {
     html! {
         @if attempt > 0 {
             (attempt)
-            @if let Some(most) = record["max_attempts"].as_i64() { " of " (most) }
+            @if let Some(max) = record["max_attempts"].as_i64() { " of " (max) }
             @if record["uncounted"].as_i64().unwrap_or_default() > 0 {
                 ", of which " (record["uncounted"]) " do not count (lost or suspended)"
             }
@@ -319,7 +319,7 @@ fn content(chrome: &Chrome, record: &Value, title: &str, name: &str, text: Optio
                 a href={ (chrome.base) "/jobs/" (record["id"]) "/" (name) } { "raw" }
             }
             pre tabindex="0" aria-label=(title) { (sanitize::json(&indented(shown))) }
-            @if is_cut { p class="soft" { "Only the beginning is shown." } }
+            @if is_cut { p class="soft" { "Only the start is shown." } }
         }
     }
 }
@@ -377,7 +377,7 @@ fn log(job: &Job) -> Markup {
     html! {
         section class="card" id="log" {
             h2 { "Log" }
-            @if job.log.is_empty() { p class="soft" { "It has written nothing." } }
+            @if job.log.is_empty() { p class="soft" { "It has not written anything." } }
             @else {
                 @if job.has_older_lines {
                     p class="soft" { "Only the newest lines; all: " code { "rouse job logs " (job.record["id"]) } }
@@ -399,7 +399,7 @@ fn log(job: &Job) -> Markup {
 /// A form of [`more`]: the action, its button, a question before it is sent, and its fields (name, label, value).
 type MoreForm<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str, &'a str)]);
 
-/// Forms of rare actions, which need a text.
+/// Forms of rare actions, which need some input.
 fn more(chrome: &Chrome, record: &Value) -> Markup {
     let forms: [MoreForm<'_>; 3] = [
         (
@@ -471,7 +471,7 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
     }
 }
 
-/// The same job elsewhere: for a terminal, for psql.
+/// The same job as commands for a terminal and for psql.
 fn commands(chrome: &Chrome, job: &Job) -> Markup {
     let record = &job.record;
     let id = &record["id"];

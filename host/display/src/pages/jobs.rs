@@ -7,7 +7,7 @@ use super::cells;
 use super::filter::JobFilter;
 use super::layout::Chrome;
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The newest first.
@@ -20,7 +20,7 @@ pub struct Found {
     pub is_later_page: bool,
 }
 
-/// How many jobs have not ended.
+/// The number of jobs that have not ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Live {
     /// Ready or scheduled.
@@ -42,8 +42,8 @@ impl Live {
         }
     }
 
-    /// Those in exactly these states, in words.
-    fn words(self, states: &[&str]) -> Option<String> {
+    /// The number of those in exactly these states, as text.
+    fn describe(self, states: &[&str]) -> Option<String> {
         let jobs = match states {
             ["queued"] => self.queued,
             ["running"] => self.running,
@@ -53,7 +53,7 @@ impl Live {
     }
 }
 
-/// The page. `live`: how many have not ended, if that is known.
+/// The page. `live`: the number of jobs that have not ended, if known.
 pub fn jobs(
     chrome: &Chrome,
     filter: &JobFilter,
@@ -119,7 +119,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
             }
         };
     }
-    // One column less where all are as most are.
+    // Columns in which all jobs have the usual value are left out.
     let has_priorities = found.jobs.iter().any(|job| job["priority"] != "normal");
     html! {
         form id="selection" method="post" action={ (chrome.base) "/jobs/change" } {
@@ -223,12 +223,12 @@ pub(super) fn shown_state(job: &Value) -> &str {
 }
 
 fn tries(job: &Value) -> String {
-    let most = job["max_attempts"]
+    let max = job["max_attempts"]
         .as_i64()
         .or(job["attempts_max"].as_i64());
-    match (job["attempt"].as_i64(), most) {
+    match (job["attempt"].as_i64(), max) {
         (None | Some(0), _) => String::new(),
-        (Some(attempt), Some(most)) => format!("{attempt} of {most}"),
+        (Some(attempt), Some(max)) => format!("{attempt} of {max}"),
         (Some(attempt), None) => attempt.to_string(),
     }
 }

@@ -5,13 +5,13 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::cells::line;
 
-/// The rights of the reader.
+/// The permissions of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Role {
     /// Nothing, before a sign-in.
     #[default]
     Nobody,
-    /// Read, without payloads, results, errors and logs: a reader beyond this machine who has not signed in.
+    /// Read, without payloads, results, errors and logs: a reader from another machine who has not signed in.
     Guest,
     /// Read.
     Viewer,
@@ -19,13 +19,13 @@ pub enum Role {
     Operator,
 }
 
-/// The page of the navigation that is open.
+/// The open page, as an entry of the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NavPage {
     /// What happens now, and what needs attention.
     #[default]
     Overview,
-    /// Lists of jobs, and single ones.
+    /// Lists of jobs, and individual jobs.
     Jobs,
     /// Graphs of jobs.
     Flows,
@@ -60,7 +60,7 @@ pub enum Tone {
     Good,
     /// It was refused, or something is broken.
     Bad,
-    /// Something to know.
+    /// Information.
     Plain,
 }
 
@@ -82,7 +82,7 @@ pub struct Chrome {
     pub instance: String,
     /// Its colour, as `#rrggbb`; empty: none.
     pub colour: String,
-    /// The rights of the reader.
+    /// The permissions of the reader.
     pub role: Role,
     /// The name under which the reader has signed in; empty on this machine.
     pub reader: String,
@@ -208,7 +208,7 @@ fn header(chrome: &Chrome, current: Option<NavPage>, is_live: bool) -> Markup {
                 }
                 div class="tools" {
                     @if is_live {
-                        button type="button" class="live" title="Live updates: pause or go on (p)" { "live" }
+                        button type="button" class="live" title="Live updates: pause or resume (p)" { "live" }
                     }
                     button type="button" class="theme" aria-label="Colours" { "◐" }
                 }
@@ -254,7 +254,7 @@ fn keys() -> Markup {
         ("g, then the first letter", "go to a page: g j for jobs"),
         ("/", "search"),
         ("j, k", "next and previous row"),
-        ("p", "pause live updates, or go on"),
+        ("p", "pause live updates, or resume them"),
         ("Esc", "leave a field"),
     ];
     html! {

@@ -13,7 +13,7 @@ use crate::when;
 const QUEUES_MAX: usize = 12;
 /// A ready job that waits for longer needs attention, if workers could run it.
 const LONG_WAIT_S: f64 = 60.0;
-/// A handler with so many unsuccessful jobs in an hour needs attention.
+/// A handler with at least this many unsuccessful jobs in an hour needs attention.
 const MANY_FAILURES: i64 = 10;
 /// A transaction that is open for longer keeps dead rows from being removed.
 const LONG_TRANSACTION_S: f64 = 600.0;
@@ -93,7 +93,7 @@ pub fn overview(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
     }
 }
 
-/// One line for each thing that somebody should look at, each with a link.
+/// One line for each thing that needs attention, each with a link.
 fn attention(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
     let base = &chrome.base;
     let mut lines: Vec<(&str, Markup)> = Vec::new();
@@ -173,7 +173,7 @@ fn queues(chrome: &Chrome, queues: &[Value]) -> Markup {
     let wait = |queue: &Value| queue["oldest_wait_s"].as_f64().unwrap_or(-1.0);
     longest.sort_by(|a, b| wait(b).total_cmp(&wait(a)));
     html! {
-        @if queues.is_empty() { p class="soft" { "There is no queue yet: the first job makes one." } }
+        @if queues.is_empty() { p class="soft" { "There are no queues yet: the first job creates one." } }
         @else {
             table {
                 thead { tr { th { "Queue" } th class="number" { "Ready" } th class="number" { "Running" } th class="number" { "Oldest wait" } } }

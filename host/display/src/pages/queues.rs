@@ -1,4 +1,4 @@
-//! Queues: what waits, how it is shared, which gates there are.
+//! Queues: waiting jobs, how they are shared out, and gates.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -17,7 +17,7 @@ pub fn queues(chrome: &Chrome, queues: &[Value], gates: &[Value], now: f64) -> M
     html! {
         div class="title" { h1 { "Queues" } }
         section class="card scroll" tabindex="0" aria-label="Queues" {
-            @if queues.is_empty() { p { "There is no queue yet: the first job makes one." } }
+            @if queues.is_empty() { p { "There are no queues yet: the first job creates one." } }
             @else {
                 table class="stack" {
                     thead { tr {
@@ -30,7 +30,7 @@ pub fn queues(chrome: &Chrome, queues: &[Value], gates: &[Value], now: f64) -> M
         }
         section class="card" id="gates" {
             h2 { "Gates" }
-            @if gates.is_empty() { p class="soft" { "There is no gate. A module declares one, or " code { "rouse gate set" } "." } }
+            @if gates.is_empty() { p class="soft" { "There are no gates. A module declares one, or " code { "rouse gate set" } "." } }
             @else { (gates_table(chrome, gates, now)) }
         }
     }
@@ -163,7 +163,7 @@ pub(super) fn backlog_table(chrome: &Chrome, rows: &[Value]) -> Markup {
     let mut rows: Vec<&Value> = rows.iter().collect();
     rows.sort_by(|a, b| wait(b).total_cmp(&wait(a)));
     html! {
-        @if rows.is_empty() { p class="soft" { "No job is live." } }
+        @if rows.is_empty() { p class="soft" { "There are no live jobs." } }
         @else {
             table class="stack" {
                 thead { tr {

@@ -1,4 +1,4 @@
-//! Schedules: in words, with their next times and last outcomes.
+//! Schedules, with their expressions in English, their next due times and last outcomes.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub fn schedules(chrome: &Chrome, schedules: &[Value], now: f64) -> Markup {
     html! {
         div class="title" { h1 { "Schedules" } }
         section class="card scroll" tabindex="0" aria-label="Schedules" {
-            @if schedules.is_empty() { p { "There is no schedule. " code { "rouse schedule set" } ", rouse.schedule or a module makes one." } }
+            @if schedules.is_empty() { p { "There are no schedules. " code { "rouse schedule set" } ", rouse.schedule or a module creates one." } }
             @else {
                 table class="stack" {
                     thead { tr { th { "Name" } th { "State" } th { "When" } th { "Handler" } th { "Next" } th { "Last" } th { "" } } }
@@ -49,7 +49,7 @@ fn words(schedule: &Value) -> Markup {
     }
 }
 
-/// What became of a due time: its job and the state of it, or why there is none.
+/// The outcome of a due time: its job and the job's state, or why there is none.
 fn outcome(chrome: &Chrome, run: &Value) -> Markup {
     html! {
         @if run["job"].is_number() { (cells::job(chrome, &run["job"])) " " }

@@ -9,7 +9,7 @@ use crate::when;
 
 /// The width of the drawing; it is stretched to the page.
 const WIDTH: f64 = 1000.0;
-/// Shorter bars could not be seen.
+/// Shorter bars would be invisible.
 const BAR_MIN: f64 = 4.0;
 /// More attempts are not drawn one by one.
 const BARS_MAX: usize = 400;

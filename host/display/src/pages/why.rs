@@ -27,7 +27,7 @@ pub(super) fn why(chrome: &Chrome, record: &Value, reasons: &[Value]) -> Markup 
     }
 }
 
-/// Where a reason can be looked at or changed.
+/// A link to the page on which the cause can be inspected or changed.
 fn link_for(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
     let part = |key: &str| chrome.encoded(cells::text(record, key));
     let link = |path: &str, label: &str| html! { " " a href={ (chrome.base) (path) } { (label) } };

@@ -30,7 +30,7 @@ function morph(now, next) {
     if (now.getAttribute(name) !== value && !kept(now, name)) now.setAttribute(name, value);
   }
   if (now.nodeName === "TEXTAREA" || now.nodeName === "SELECT") return;
-  // Rows and cards have ids: one that moved is moved, not written again. Those that are gone go first, so that the others
+  // Rows and cards have ids: one that moved is moved, not written again. Removed ones go first, so that the others
   // need not move, which would take the focus from them.
   const wantedIds = new Set([...next.children].map(idOf));
   for (const child of [...now.children]) if (idOf(child) && !wantedIds.has(idOf(child))) child.remove();
@@ -85,7 +85,7 @@ function connect() {
       count();
     }
   });
-  // The server checks from time to time who is reading.
+  // The server periodically checks who is reading.
   source.addEventListener("again", () => {
     disconnect();
     connect();
