@@ -29,7 +29,7 @@ async fn a_drain_empties_its_queue_and_does_not_touch_others() {
     nothing
         .exits(0)
         .prints("queue mail: 0 succeeded, 0 failed")
-        .prints("nothing was enqueued recently into queue mail; is its name right?");
+        .prints("nothing was enqueued recently into queue mail; is its name correct?");
     client
         .query(
             "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",

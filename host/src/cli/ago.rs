@@ -1,4 +1,4 @@
-//! Durations and ages, formatted for people.
+//! Human-readable durations and ages.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ pub(super) fn seconds(secs: f64) -> String {
     humantime::format_duration(whole).to_string()
 }
 
-/// A time of the database in a list: relative on a terminal, exact on a pipe.
+/// A time from the database in a list: relative on a terminal, exact on a pipe.
 pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     let text = time.as_str().unwrap_or_default();
     match epoch(text).filter(|_| screen.is_terminal()) {
@@ -24,7 +24,7 @@ pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     }
 }
 
-/// A single time of the database: exact, and on a terminal relative too.
+/// An individual time from the database: exact, and on a terminal also relative.
 pub(super) fn shown(time: &str, now: f64, screen: Screen) -> String {
     match epoch(time).filter(|_| screen.is_terminal()) {
         Some(at) => format!("{} ({})", plain(time), relative(at, now)),
@@ -40,7 +40,7 @@ pub(super) fn waits(screen: Screen) -> &'static str {
     }
 }
 
-/// How long something has waited, on a terminal; on a pipe, since when.
+/// On a terminal, the time that something has waited; on a pipe, the time at which the wait started.
 pub(super) fn waited(secs: f64, now: f64, screen: Screen) -> String {
     match screen.is_terminal() {
         true => seconds(secs),

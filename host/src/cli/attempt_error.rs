@@ -1,4 +1,4 @@
-//! The error of an attempt, formatted for people.
+//! The error of an attempt, in human-readable form.
 
 use serde_json::Value;
 

@@ -36,7 +36,7 @@ pub(super) struct Args {
     #[arg(value_name = "JOB", conflicts_with_all = ["since", "before", "queue", "handler", "who", "limit"])]
     job: Option<i64>,
 
-    /// How far back from now, or from --before, for instance 90s or 2h
+    /// How far to search back from now, or from --before, for instance 90s or 2h
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument_above_zero)]
     since: Duration,
 

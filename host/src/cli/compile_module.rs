@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     compile_stdin(args.host, limits)
 }
 
-/// These settings, with this executable as the compiler, even if its file was replaced since the start.
+/// These settings, with this executable as the compiler, even if its file has been replaced since the process started.
 pub(super) fn with_compiler(settings: sandbox::Settings) -> sandbox::Settings {
     sandbox::Settings {
         compiler: Some(PathBuf::from("/proc/self/exe")),

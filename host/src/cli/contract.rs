@@ -25,7 +25,7 @@ use crate::store::{Change, ContractChange, drop_contracts, publish_contracts};
 /// The schema of the typed functions.
 const SCHEMA: &str = "jobs";
 
-/// How soon `rouse dev` publishes again while a worker still has a handler that is gone, or after an error.
+/// The time after which `rouse dev` publishes again while a worker still has a removed handler, or after an error.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// Options of `rouse contract`.
@@ -34,7 +34,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 A contract is made from the schema of a handler's payload. Once it is published, rouse.enqueue and rouse.enqueue_many refuse payloads that the handler \
 would refuse, and a typed function enqueues its jobs:\n\n  \
 SELECT jobs.email_send(\"to\" => 'a@b.c', subject => 'x', rouse_queue => 'mail');\n\n\
-`rouse dev` publishes automatically. The view rouse.contracts lists what is published.")]
+`rouse dev` publishes contracts automatically. The view rouse.contracts lists what is published.")]
 pub(super) struct Args {
     #[command(subcommand)]
     operation: Operation,
@@ -53,7 +53,7 @@ enum Operation {
 /// Options of `rouse contract publish` and `diff`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the owner: a member of rouse_owner. Everything is published in one transaction, or nothing.\n\
+Needs the owner: a member of rouse_owner. Either everything is published, in one transaction, or nothing.\n\
 While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
 that is not in the folder, and that no worker has, is removed: its function raises an error until it is dropped.\n\
 Exit codes of diff: 0 nothing would change · 1 something would, or an error")]
@@ -149,7 +149,7 @@ async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The handlers that these names and patterns name; all if there are none.
+/// The handlers that match these names and patterns; all handlers if there are none.
 fn chosen<'a>(handlers: &'a HandlerSet, only: &[String]) -> anyhow::Result<Vec<&'a Handler>> {
     for pattern in only {
         let is_known = handlers

@@ -78,7 +78,7 @@ pub(super) async fn run(
         error = private.died() => Err(error),
     };
     jobs.end();
-    // Stop the server in order, also after an error.
+    // Shut the server down, including after an error.
     private.stop().await?;
     done?;
     Ok(ExitCode::SUCCESS)
@@ -217,7 +217,7 @@ fn print_ready(
         }
     }
     let mut stdout = std::io::stdout().lock();
-    // The reader may be gone. An error would end a host that may be running jobs.
+    // The reader may have closed the pipe. An error would end a host that may be running jobs.
     let _ = stdout.write_all(&out).and_then(|()| stdout.flush());
     Ok(())
 }

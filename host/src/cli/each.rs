@@ -9,9 +9,9 @@ use super::text::as_json;
 
 /// The result for one item.
 pub(super) struct Done {
-    /// For people.
+    /// As text.
     pub(super) text: String,
-    /// For programs.
+    /// As JSON.
     pub(super) json: Value,
 }
 

@@ -18,7 +18,7 @@ use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::StoreError;
 
-/// The maximum number of jobs in one statement of a cancellation or a retry, which takes some ten milliseconds.
+/// The maximum number of jobs in one statement of a cancellation or a retry, which takes tens of milliseconds.
 const BATCH: i32 = 1_000;
 
 /// There is no such flow, or it is no longer kept.
@@ -273,7 +273,7 @@ async fn cancel(args: Named) -> anyhow::Result<ExitCode> {
 
 async fn retry(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    // A job that fails again meanwhile is not retried again.
+    // A job that fails again during this is not retried again.
     let before = store.now().await?;
     let done = in_batches("retried", async || {
         store.retry_flow(args.id, BATCH, before).await

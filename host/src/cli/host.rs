@@ -175,9 +175,9 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
-    /// The callers that may read jobs.
+    /// The access control of callers that read jobs.
     readers: Option<Access>,
-    /// True for `rouse dev`: whoever reaches this machine's loopback acts for the person who started it.
+    /// True for `rouse dev`: every caller on this machine's loopback acts for the user who started it.
     is_own: bool,
     /// The handlers that `rouse.toml` names.
     named: Named,
@@ -335,7 +335,7 @@ impl Host {
         let stop = self.stop;
         let traces = self.settings.traces.clone();
         tokio::spawn(signals.stop(stop.clone()));
-        // Even without an HTTP port: samples pile up otherwise.
+        // Even without an HTTP port: otherwise samples would accumulate.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.run_upkeep().await });
         let health = databases.is_some().then(|| Health {
@@ -417,7 +417,7 @@ impl Host {
                 Ok(())
             }
         };
-        // The worker may have ended by itself.
+        // The worker may have ended without a signal.
         stop.drain();
         if let Some(ended) = invocations {
             ended.await.context("wait for invocations")?;
@@ -431,7 +431,7 @@ impl Host {
     }
 }
 
-/// Logs the handlers once, when every module of the start was tried.
+/// Logs the handlers once, when every module that was present at startup has been tried.
 fn log_loaded(catalog: &Arc<Catalog>, config: Option<PathBuf>) -> impl Future<Output = ()> + use<> {
     let since = Instant::now();
     let mut changed = catalog.changed();

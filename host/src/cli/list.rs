@@ -1,5 +1,5 @@
-//! Lists and tables for people. On a terminal they fit its width, keep names whole and colour what matters; on a pipe
-//! each row is one line.
+//! Human-readable lists and tables. On a terminal they fit its width, keep names whole and colour what matters; on a
+//! pipe each row is one line.
 
 mod widths;
 
@@ -83,7 +83,7 @@ impl List {
         }
     }
 
-    /// Aligns the numbers of these columns at the right.
+    /// Right-aligns the numbers of these columns.
     pub(super) fn align_right(&mut self, columns: &[&'static str]) {
         self.right = columns.to_vec();
     }

@@ -1,5 +1,5 @@
-//! Warns about names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would be lost
-//! silently.
+//! Warns about names in `rouse.toml` that no handler has. Most of them are misspelt, and their settings would silently
+//! have no effect.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

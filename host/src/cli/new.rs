@@ -114,9 +114,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the crate `name` into `parent`, and returns its folder. The crate depends on the SDK at
-/// `sdk_path`; without a path, on that of the repository from which this host was built; if that is
-/// gone, on the published crate.
+/// Writes the crate `name` into `parent`, and returns its folder. The crate depends on the SDK at `sdk_path`; without a
+/// path, on that of the repository from which this host was built; if that no longer exists, on the published crate.
 ///
 /// # Errors
 /// If the name is invalid, the folder exists already, there is no SDK at `sdk_path`, or the files

@@ -122,7 +122,7 @@ impl Private {
         self.server.data_dir()
     }
 
-    /// Returns an error when the server has ended by itself.
+    /// Returns an error when the server has ended unexpectedly.
     pub(super) async fn died(&self) -> anyhow::Error {
         while self.server.is_running() {
             tokio::time::sleep(CHECK_EVERY).await;

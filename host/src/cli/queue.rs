@@ -20,7 +20,7 @@ use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
 use crate::worker::Middleware;
 
-/// Jobs per statement of a purge, which takes some ten milliseconds and blocks no other transaction.
+/// Jobs per statement of a purge, which takes tens of milliseconds and does not block any other transaction.
 const PURGE_BATCH: i32 = 1_000;
 
 /// The items, in summaries.
@@ -120,22 +120,22 @@ struct Named {
     group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
-Retention applies to jobs that end afterwards; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
+Retention applies to jobs that end after the change; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
 that ended before them; steps and log lines as long as the default of all queues.\n\
 Retentions over 31 days are dropped a month at a time, so jobs may be kept up to a month longer. All queues together may have 4 \
 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
-  rouse queue set --default --keep-days 30      the default itself, 7 at first; workers drop what is older within the hour\n\
+  rouse queue set --default --keep-days 30      the default itself, initially 7; workers drop older jobs within the hour\n\
 The fair share is set by a separate call. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
-Direct dispatch is also set by a separate call. It applies to jobs that are enqueued afterwards.\n\
+Direct dispatch is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
 Shards are also set by a separate call. The workers divide them among themselves.\n\
   rouse queue set mail --shards 16\n\
-The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued afterwards.\n\
+The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
   rouse queue set wide --payload-bytes-max 1048576\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
 )]
@@ -360,7 +360,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
             store.set_payload_limit(name, bytes).await?;
             warn_of_unused_queue(&store, name).await?;
             return Ok(Ok(Done {
-                text: format!("payloads of queue {shown} have at most {bytes} bytes"),
+                text: format!("payloads of queue {shown} may be at most {bytes} bytes long"),
                 json: json!({"queue": name, "payload_bytes_max": bytes}),
             }));
         }
@@ -398,7 +398,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// How long finished jobs are kept, and those that failed or timed out.
+/// The retention of finished jobs, and of those that failed or timed out.
 fn kept(days: Option<i32>, failed: Option<i32>) -> String {
     let kept = days.map_or("as those of all queues".to_owned(), in_days);
     match failed {

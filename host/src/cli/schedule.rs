@@ -250,7 +250,7 @@ async fn rm(args: NamedMany) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// What the database refuses does not stop the other items.
+/// An item that the database refuses does not stop the others.
 fn refusal(name: &str, done: Result<Done, StoreError>) -> anyhow::Result<Result<Done, Refusal>> {
     match done {
         Ok(done) => Ok(Ok(done)),

@@ -165,10 +165,10 @@ mod tests {
         assert_eq!(why("a", "any", json!([])), None);
         assert_eq!(why("a", "mail", json!(["gpu"])), None);
         let parked =
-            json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no right"}});
+            json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no privilege"}});
         let row = json!({"handler": "a", "queue": "q", "tags": []});
         let on = |workers: &[Value]| Wanted::of(&row).why_unserved(workers);
-        assert!(on(std::slice::from_ref(&parked)).is_some_and(|why| why.contains("no right")));
+        assert!(on(std::slice::from_ref(&parked)).is_some_and(|why| why.contains("no privilege")));
         assert_eq!(on(&[parked, workers[1].clone()]), None);
         let says = |why: Option<String>, part: &str| {
             assert!(

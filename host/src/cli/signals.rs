@@ -12,8 +12,8 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers. From now on a signal does not end the process by itself. A long-running command calls
-    /// this before it starts anything, so that it can stop in order whatever it has started.
+    /// Installs the handlers. After that, a signal no longer ends the process automatically. A long-running command
+    /// calls this before it starts anything, so that it can shut down everything that it has started.
     ///
     /// # Errors
     /// If the system refuses a handler.

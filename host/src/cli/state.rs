@@ -304,7 +304,7 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The state that a command refers to, in words.
+/// Describes the state that a command refers to.
 fn described(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
     let keys = key.map_or("all keys".to_owned(), |key| format!("key {}", plain(key)));
     let tenant = tenant.map_or("jobs without a tenant".to_owned(), |tenant| {

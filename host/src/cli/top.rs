@@ -23,7 +23,7 @@ const REFRESH_EVERY: Duration = Duration::from_secs(2);
 /// The default number of attempts, about a screen.
 const ATTEMPTS: i64 = 50;
 
-/// How many attempts are read in order to sort them by what they use.
+/// The number of attempts that are read in order to sort them by what they use.
 const SORTED_MAX: i64 = 1000;
 
 /// An attempt that has run for longer is marked.

@@ -30,7 +30,7 @@ fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
         return;
     };
     let hint = match nearest(name, used.iter().map(String::as_str)) {
-        None => "; is its name right?".to_owned(),
+        None => "; is its name correct?".to_owned(),
         name => did_you_mean(name),
     };
     telemetry::line(&format!(

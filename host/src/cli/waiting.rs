@@ -27,7 +27,7 @@ impl Waiting {
         Self { since, timeout }
     }
 
-    /// Pauses before the next look. False if the timeout is over.
+    /// Pauses before the next look. False if the timeout has expired.
     pub(super) async fn pause(&self) -> bool {
         let Some(pause) = pause_after(self.since.elapsed(), self.timeout) else {
             return false;
@@ -37,7 +37,7 @@ impl Waiting {
     }
 }
 
-/// A tenth of the time waited so far, 10 ms to 1 s, within the timeout; `None` if it is over.
+/// A tenth of the time waited so far, 10 ms to 1 s, within the timeout; `None` if it has expired.
 fn pause_after(waited: Duration, timeout: Duration) -> Option<Duration> {
     let left = timeout.checked_sub(waited).filter(|left| !left.is_zero())?;
     Some((waited / 10).clamp(PAUSE_MIN, PAUSE_MAX).min(left))

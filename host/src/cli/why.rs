@@ -1,4 +1,4 @@
-//! `rouse why`: what is between a job and its start.
+//! `rouse why`: the reasons why a job has not started.
 
 use std::process::ExitCode;
 

@@ -48,7 +48,7 @@ Exit codes: 0 all done · 3 no such worker · 6 a worker is alive; with several 
     /// Clear the timeout flag of workers
     #[command(after_help = "\
 A worker on which an attempt timed out has a flag with the time of the first timeout, the number of such attempts, and the last job and handler \
-(`rouse workers show`). It stays until it is cleared or the worker is forgotten, also on dead workers. A record names the login that \
+(`rouse workers show`). It stays until it is cleared or the worker is forgotten, including on dead workers. A record names the login that \
 clears it.\n\
 Exit codes: 0 all done, even if there was no flag · 3 no such worker; with several workers, the highest code")]
     Clear(Workers),

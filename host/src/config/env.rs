@@ -13,7 +13,7 @@ use crate::setting::Entry;
 pub struct Environment;
 
 impl Environment {
-    /// The variables that Rouse reads, besides those that `rouse.toml` names for secrets.
+    /// The variables that Rouse reads, in addition to those that `rouse.toml` names for secrets.
     pub const VARIABLES: &'static [Entry] = &[
         Entry::new(
             "DATABASE_URL",
@@ -169,7 +169,7 @@ impl Environment {
         self.get("DATABASE_URL")
     }
 
-    /// `$ROUSE_LISTEN_URL`: where to listen for notifications, if not at the database's own address.
+    /// `$ROUSE_LISTEN_URL`: the address for notifications, if it is not the database's own.
     pub fn listen_url(self) -> Option<String> {
         self.get("ROUSE_LISTEN_URL")
     }
@@ -187,7 +187,7 @@ impl Environment {
         self.get("ROUSE_FAIR_SHARE")
     }
 
-    /// `$ROUSE_DATA_DIR`: where `rouse dev` keeps its Postgres.
+    /// `$ROUSE_DATA_DIR`: the folder in which `rouse dev` keeps its Postgres.
     pub fn data_dir(self) -> Option<PathBuf> {
         self.get("ROUSE_DATA_DIR").map(PathBuf::from)
     }

@@ -83,7 +83,7 @@ pub fn check_worker_id(id: &str) -> Result<(), String> {
     }
 }
 
-/// What `rouse.toml` sets. Every key may be left out.
+/// The contents of `rouse.toml`. Every key may be left out.
 #[derive(Debug, Default)]
 pub struct File {
     /// The path, unless it is the usual one.
@@ -289,7 +289,7 @@ pub(crate) fn overrides() -> Vec<&'static str> {
     entries.chain(numbers).copied().collect()
 }
 
-/// Whether the host works for the queue.
+/// Whether the host takes jobs from the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Queue {
@@ -352,7 +352,7 @@ impl File {
         self.worker_key_file.as_ref().map(|file| folder.join(file))
     }
 
-    /// Whether the host works for the queue.
+    /// Whether the host takes jobs from the queue.
     pub fn queue(&self) -> Queue {
         self.queue
     }
@@ -381,7 +381,7 @@ fn message(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// Replaces the names of number types by words.
+/// Replaces the names of number types with words.
 fn whole_numbers(message: &str) -> String {
     let mut message = message.to_owned();
     for (types, words) in [

@@ -22,7 +22,7 @@ pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
             let length = bytes.len();
             bytes.try_into().map_err(|_| {
                 anyhow::anyhow!(
-                    "{} is not a worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and the next start creates a new one",
+                    "{} is not a worker key: it is {} bytes long, and a key is {KEY_BYTES} bytes long; remove it, and the next start creates a new one",
                     path.display(),
                     if length > KEY_BYTES {
                         format!("more than {KEY_BYTES}")
@@ -108,7 +108,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             format!("{:#}", read_or_make_key(&path).unwrap_err())
         };
-        assert!(error(b"short", 0o600).contains("it has 5 bytes"));
+        assert!(error(b"short", 0o600).contains("it is 5 bytes long"));
         assert!(error(&[0; 33], 0o600).contains("more than 32 bytes"));
         assert!(error(&[0; 32], 0o644).contains("chmod 600"));
         let nowhere = read_or_make_key(Path::new("/nowhere/key")).unwrap_err();

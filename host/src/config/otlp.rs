@@ -47,7 +47,7 @@ fn signals(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Signals> {
     })
 }
 
-/// The time of one request.
+/// The timeout of one request.
 fn timeout(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Duration>> {
     let name = "OTEL_EXPORTER_OTLP_TIMEOUT";
     let Some(text) = get(name) else {

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-/// The bytes of such a file; at most `bytes_max` and one more, which shows that it is larger. `kind` names it in messages.
+/// The bytes of such a file; at most `bytes_max` and one more, which shows that the file is larger. `kind` names it in
+/// messages.
 ///
 /// # Errors
 /// If it cannot be read, or is readable by others. The source is the error of the system, for instance that it does not exist.

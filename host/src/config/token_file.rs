@@ -22,7 +22,7 @@ pub(super) fn read_text(path: &Path, kind: &str) -> anyhow::Result<String> {
     let bytes = read_private(path, kind, FILE_BYTES_MAX)?;
     if bytes.len() > FILE_BYTES_MAX {
         bail!(
-            "{} is not a {kind}: it has more than {FILE_BYTES_MAX} bytes",
+            "{} is not a {kind}: it is more than {FILE_BYTES_MAX} bytes long",
             path.display()
         );
     }

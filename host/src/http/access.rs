@@ -5,8 +5,9 @@
 //! name there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without
 //! a preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`.
 //! All three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which
-//! anyone may come who reaches it. Requests that carry a proxy's header are refused too, but not every proxy adds one,
-//! so the guide asks for a token behind a proxy. No such page has the token; with it, the other checks are skipped.
+//! anyone who can reach it may send requests. Requests that carry a proxy's header are refused too, but not every proxy
+//! adds one, so the guide asks for a token behind a proxy. No such page has the token; with it, the other checks are
+//! skipped.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -33,7 +33,7 @@ const WAITING_MAX: usize = 2 * LINES_MAX;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long the last lines may take at the end of a `rouse dev`.
+/// The time limit for printing the last lines when `rouse dev` ends.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Passes the ends of jobs to the thread that prints them.
@@ -75,7 +75,7 @@ impl Jobs {
         Listener(self.clone()).with_filter(events).boxed()
     }
 
-    /// Starts printing: as JSON, one object a line, or for people.
+    /// Starts printing: as JSON, one object per line, or as text.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -174,7 +174,7 @@ impl Output {
                 return;
             }
         };
-        // The reader may be gone.
+        // The reader may have closed the pipe.
         let _ = telemetry::above(|| writeln!(std::io::stdout(), "{text}"));
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_printer_blocks_no_worker_and_loses_no_count() {
+    fn a_slow_printer_does_not_block_workers_or_lose_counts() {
         let jobs = Jobs::new();
         let (lines, outputs) = mpsc::sync_channel(1);
         jobs.lock().lines = Some(lines);

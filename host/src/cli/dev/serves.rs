@@ -13,7 +13,7 @@ use crate::postgres::Running;
 /// The file, in the data directory of the private Postgres.
 const FILE: &str = "dev.json";
 
-/// What a `rouse dev` serves; paths are absolute.
+/// The folder and settings that a `rouse dev` serves; paths are absolute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::cli) struct Serves {
     /// The folder with the handlers.
@@ -56,7 +56,8 @@ impl Serves {
         }
     }
 
-    /// What the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; `None` if none runs.
+    /// The folder and settings that the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; `None` if none
+    /// runs.
     pub(in crate::cli) fn here() -> Option<Self> {
         let server = Running::find(&data_dir(None))?;
         let text = fs::read(server.data_dir.join(FILE)).ok()?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// One line of the drawing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Line {
-    /// The name of the job behind the branches of the tree; or how many jobs are left out.
+    /// The name of the job behind the branches of the tree; or the number of jobs that are left out.
     pub(super) drawn: String,
     /// Its state; `waiting` for a queued job that waits for others.
     pub(super) state: String,
@@ -19,8 +19,8 @@ pub(super) struct Line {
     pub(super) after: String,
 }
 
-/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `limit` jobs are drawn
-/// below each job, and as many at the top; a line counts the others.
+/// Draws the rows of `rouse.flow`, in which each job comes after those that it waits for. At most `limit` jobs are
+/// drawn below each job, and as many at the top; one more line counts the others.
 pub(super) fn draw(jobs: &[Value], limit: usize) -> Vec<Line> {
     let at: HashMap<i64, usize> = jobs
         .iter()

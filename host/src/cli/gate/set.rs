@@ -17,7 +17,7 @@ use crate::store::NewGate;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a whole: options that are left out get their defaults. It applies \
-at once, on all workers. Jobs are divided by a new --key from now on; those that wait already share a limit.
+at once, on all workers. A new --key divides jobs that are enqueued afterwards; those that already wait share a limit.
 
 At most 5 jobs of each tenant run at a time:
   rouse gate set tenants --kind max_concurrent --key tenant --max 5
@@ -25,7 +25,7 @@ At most 100 jobs of the handler start in any minute:
   rouse gate set mail --kind throttle --handler mail.send --max 100 --period 1m
 10 jobs of each account start per second on average, and up to 50 at once after a pause:
   rouse gate set api --kind throttle --queue api --key '$.account' --max 10 --period 1s --burst 50
-Up to 100 mails of a tenant run in one attempt, once there are so many or the first has waited for half a second:
+Up to 100 mails of a tenant run in one attempt, once 100 are waiting or the first has waited for half a second:
   rouse gate set mails --kind batch --handler mail.send --max 100 --period 500ms
 While a report of a tenant is queued or runs, another one is an error:
   rouse gate set report --kind singleton --handler report.make --key tenant --during running --on-conflict refuse
@@ -53,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// What each limit is for: tenant, source, handler, queue, or a path of the payload such as $.customer.id (repeat
+    /// The scope of each limit: tenant, source, handler, queue, or a path of the payload such as $.customer.id (repeat
     /// for two); default: one limit for all jobs. The jobs of a batch are always of one tenant
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
@@ -115,7 +115,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     store.set_gate(&new).await?;
     let gates = store.gates(Some(&new.name)).await?;
-    let gate = gates.first().context("the gate was dropped meanwhile")?;
+    let gate = gates
+        .first()
+        .context("the gate has been dropped in the meantime")?;
     if let Some(handler) = &new.handler {
         warn_of_unused_handler(&store, handler).await?;
     }

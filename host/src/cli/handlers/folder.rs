@@ -41,7 +41,7 @@ pub(super) struct Args {
     pub(super) json: bool,
 }
 
-/// Fields as JSON texts: a `Value` cannot hold every number of a schema.
+/// Fields as JSON text: a `Value` cannot hold every number of a schema.
 pub(super) type Manifest = BTreeMap<String, Box<RawValue>>;
 
 /// What `--json` prints.

@@ -64,7 +64,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// For programs: the grants that are more than a word.
+    /// As JSON: the grants that are more than a word.
     pub(super) fn json(&self) -> Value {
         let hosts = |hosts: &[HostPattern]| -> Vec<String> {
             hosts.iter().map(HostPattern::to_string).collect()
@@ -105,7 +105,7 @@ impl<'a> Held<'a> {
         grants.into()
     }
 
-    /// For people: a line for each grant.
+    /// As text: a line for each grant.
     pub(super) fn table(&self) -> String {
         let mut lines: Vec<(String, String)> = Vec::new();
         for grant in &self.http {
@@ -149,7 +149,7 @@ fn requests(grant: &HttpGrant) -> impl Iterator<Item = String> {
         false => grant.methods.join(","),
     };
     let private = match grant.private {
-        true => ", private addresses too",
+        true => ", including private addresses",
         false => "",
     };
     let schemes = grant.schemes.iter();
@@ -179,7 +179,7 @@ fn secret(grant: &SecretGrant) -> String {
         uses.push(format!("to {} in {}", hosts.join(","), places.join(",")));
     }
     if grant.sign {
-        uses.push("to sign with".into());
+        uses.push("for signing".into());
     }
     format!("secrets:{} {}", grant.name, uses.join(", "))
 }
@@ -218,7 +218,7 @@ mod tests {
             ..grant
         };
         let lines: Vec<String> = requests(&wide).collect();
-        let line = "https://*.example.com with any method, private addresses too";
+        let line = "https://*.example.com with any method, including private addresses";
         assert_eq!(lines, [line]);
     }
 
@@ -234,7 +234,7 @@ mod tests {
         };
         assert_eq!(
             secret(&sent),
-            "secrets:KEY to a.example in authorization,bodies, to sign with"
+            "secrets:KEY to a.example in authorization,bodies, for signing"
         );
     }
 }

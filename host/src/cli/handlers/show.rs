@@ -170,13 +170,13 @@ struct Shown<'a> {
 struct Here {
     manifest: Manifest,
     granted: String,
-    /// The SQL statements that it declares, in full: an operator grants their texts.
+    /// The SQL statements that it declares, in full: an operator grants their exact text.
     statements: String,
     /// The gates that it declares, with the names that they get.
     gates: String,
     withheld: String,
     settings: Vec<Setting>,
-    /// The file that decides about both: a host may have been started with another one.
+    /// The file that determines both: a host may have been started with another one.
     as_in: String,
     /// Lines for `rouse.toml` that grant what is missing.
     lines: String,
@@ -223,7 +223,7 @@ fn parked(row: &Value) -> Option<String> {
     Some(format!("{}: {}", plain(id), plain(why)))
 }
 
-/// The statements with their texts, each line indented.
+/// The statements with their text, each line indented.
 fn statements(handler: &Handler) -> String {
     let mut text = String::new();
     for statement in &handler.manifest.statements {

@@ -1,7 +1,7 @@
 //! `rouse handlers types`: types of payloads and results, and typed calls, for producers.
 //!
-//! Everything in a schema is untrusted: names become identifiers of the language, texts become quoted literals
-//! or comments, and what the language cannot express becomes its type for anything.
+//! Everything in a schema is untrusted: names become identifiers of the language, strings become quoted literals or
+//! comments, and what the language cannot express becomes its type for anything.
 
 mod go;
 mod json_schema;

@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::store::connect::Connector;
 use crate::ui::{Access, CONNECTIONS_MAX, Look, PATH, Proxy, Tokens, Ui};
 
-/// Connections to the database: one for the page that is drawn, one for what is read in the background, two to spare.
+/// Connections to the database: one for the page that is drawn, one for background reads, and two in reserve.
 const POOL_SIZE: usize = 4;
 
 /// The settings in the environment.
@@ -71,7 +71,7 @@ pub(in crate::cli) fn start(
     }))
 }
 
-/// Where it is, for the person who started it; `None` if it is off.
+/// Its URL, for the user who started it; `None` if it is off.
 pub(in crate::cli) fn url(address: SocketAddr) -> Option<String> {
     let is_off = Environment.get("ROUSE_UI").as_deref() == Some("off");
     (!is_off).then(|| format!("http://{address}{PATH}/"))

@@ -58,7 +58,7 @@ pub(super) fn offer(
     let max = file.invoke_max().unwrap_or(slots);
     let address = address.filter(|_| max > 0)?;
     let Some(access) = access.cloned() else {
-        // Warn an operator who asked for them; the first log lines tell the others that they are off.
+        // Warn an operator who requested them; for others, the first log lines report that they are off.
         if file.invoke_max().is_some() || tokenless == Tokenless::ThisMachine {
             warn!(%address, "invocations are off: they need {TOKEN}; set a token, or invoke_max = 0 if you want no invocations");
         }

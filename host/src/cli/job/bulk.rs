@@ -17,11 +17,11 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{RetryAll, Store, StoreError};
 
-/// Jobs between two looks at the signals: those of one transaction of retries, which takes some hundred milliseconds.
+/// Jobs between two looks at the signals: those of one transaction of retries, which takes a few hundred milliseconds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
-/// How many of the refused jobs the message names.
+/// The maximum number of refused jobs that the message names.
 const REFUSED_NAMED: usize = 20;
 
 /// Nothing was done, because `--confirm` was missing.
@@ -97,7 +97,7 @@ struct Chosen {
     json: bool,
 }
 
-/// What is done with each job.
+/// The change to each job.
 #[derive(Debug, Clone, Copy)]
 enum Change {
     Retry,
@@ -122,7 +122,7 @@ impl Change {
         }
     }
 
-    /// The states of the jobs with which this can be done.
+    /// The states in which jobs allow this change.
     fn states(self) -> &'static [&'static str] {
         match self {
             Self::Retry => &["succeeded", "failed", "timed_out", "cancelled"],
@@ -202,7 +202,7 @@ async fn all_matching(mut args: Chosen, change: Change) -> anyhow::Result<ExitCo
     change.limit(&mut args.filter)?;
     let store = args.target.checked_store().await?;
     let signals = Signals::install()?;
-    // From here on, the set of jobs is fixed.
+    // From this point, the set of jobs is fixed.
     let mut filter = args.filter.until_now(store.now().await?);
     let mut work = Work {
         store: &store,

@@ -296,7 +296,7 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
             if payload.is_none() || done.is_err() {
                 return Ok(done);
             }
-            // Even if the payload is refused.
+            // Printed even if the payload is refused.
             eprintln!("rouse: {text}");
         }
         let payload = payload.clone().expect("one of the two is required");
@@ -330,7 +330,7 @@ fn now(id: i64, state: &str) -> Done {
     }
 }
 
-/// The database's answer to a change: done, or why it was refused.
+/// The result of a change: done, or the reason why the database refused it.
 fn answer<T>(
     id: i64,
     done: Result<T, StoreError>,
@@ -347,7 +347,7 @@ fn answer<T>(
                 return Err(error.into());
             };
             let why = error.to_string();
-            // The database's message starts with our name already.
+            // The database's message already starts with `rouse`.
             let why = as_commands(id, why.strip_prefix("rouse: ").unwrap_or(&why));
             Ok(Err(Refusal { code, why }))
         }

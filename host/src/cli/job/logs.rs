@@ -18,7 +18,7 @@ use crate::store::{JobView, LoggedLine, Store};
 /// How often --follow polls. Workers send log lines twice a second.
 const POLL_EVERY: Duration = Duration::from_millis(500);
 
-/// How many polls after the end of a job the last lines may take.
+/// The number of polls after the end of a job, for lines that arrive late.
 const POLLS_AFTER_THE_END: u32 = 4;
 
 /// Options of `rouse job logs`.
@@ -49,7 +49,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Prints the lines; with --follow also later ones, until the end of the job or a signal.
+/// Prints the lines; with --follow, also later ones, until the job has ended or a signal arrives.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.follow {
         return print_all(args).await;

@@ -84,7 +84,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 humantime::format_duration(args.timeout)
             );
         }
-        // If it was removed meanwhile, the last view is all there is.
+        // If it has been removed in the meantime, the last view is all there is.
         job = store.job(JobId(id)).await?.unwrap_or(job);
     }
     let code = if args.wait { exit_code(&job.state) } else { 0 };
@@ -111,7 +111,7 @@ async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow:
     Ok(false)
 }
 
-/// `why`: what is between the job and its start.
+/// `why`: the reasons why the job has not started.
 fn show(job: &JobView, why: &[Value], now: f64) -> String {
     let screen = Screen::of_stdout();
     let record = &job.record;
@@ -259,7 +259,7 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// How many attempts there may be, without those that were lost or suspended: the producer's number, else that of the
+/// The maximum number of attempts, without those that were lost or suspended: the producer's number, else that of the
 /// last error that has one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::wait;
 use crate::cli::ago;
 
-/// The attempts of a job. `max` is how many there may be, by its producer or its last error. `now` is the database's
+/// The attempts of a job. `max` is their maximum number, from its producer or its last error. `now` is the database's
 /// clock, seconds since 1970.
 pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();

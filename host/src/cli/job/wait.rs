@@ -1,4 +1,4 @@
-//! What a suspended job waits for, in words.
+//! Describes what a suspended job waits for.
 
 use serde_json::Value;
 

@@ -3,10 +3,10 @@
 /// A comfortable width for a column of text.
 const COMFORTABLE: usize = 24;
 
-/// Texts up to this width are not wrapped: numbers, times, short names.
+/// Text up to this width is not wrapped: numbers, times, short names.
 const SHORT: usize = 12;
 
-/// The narrowest column.
+/// The minimum width of a column.
 const CUT_MIN: usize = 8;
 
 /// The widths that one column needs, in characters.
@@ -19,14 +19,14 @@ pub(super) struct Need {
 }
 
 impl Need {
-    pub(super) fn of<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
+    pub(super) fn of<'a>(cells: impl Iterator<Item = &'a str>) -> Self {
         let longest = |parts: &mut dyn Iterator<Item = &'a str>| {
             parts.map(|part| part.chars().count()).max().unwrap_or(0)
         };
-        let texts: Vec<&str> = texts.collect();
+        let cells: Vec<&str> = cells.collect();
         Self {
-            line: longest(&mut texts.iter().flat_map(|text| text.lines())),
-            word: longest(&mut texts.iter().flat_map(|text| text.split_whitespace())),
+            line: longest(&mut cells.iter().flat_map(|text| text.lines())),
+            word: longest(&mut cells.iter().flat_map(|text| text.split_whitespace())),
         }
     }
 

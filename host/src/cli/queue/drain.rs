@@ -49,7 +49,7 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_LEFT: u8 = 3;
 /// The queue is paused.
 const EXIT_REFUSED: u8 = 6;
-/// An error of settings, folder or database, at the start or later.
+/// An error in the settings, the folder or the database, when the command starts or later.
 const EXIT_BROKEN: u8 = 7;
 /// A signal ended it before the queue was empty; 128 + SIGINT, as in shells.
 const EXIT_INTERRUPTED: u8 = 130;
@@ -129,7 +129,7 @@ async fn drain(
         false => summary.to_text(),
     };
     telemetry::flush();
-    // Not `println!`, which panics if the reader is gone.
+    // Not `println!`, which panics if the reader has closed the pipe.
     writeln!(std::io::stdout(), "{text}").context("print the summary")?;
     done?;
     Ok(exit_code(&summary))
@@ -150,7 +150,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     let mut summary = Summary::new(&args.name, &settings.worker_id);
     let now = store.remaining(&args.name, &[]).await?;
     debug!("queried queue {}", plain(&args.name));
-    // Compile nothing for an empty queue.
+    // Do not compile anything for an empty queue.
     if now.iter().all(|row| row.ready + row.due == 0) {
         summary.left = left(&now, |_| Some("no job is due yet".into()));
         return Ok(Some((summary, None)));
@@ -291,7 +291,7 @@ impl Work {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // A signal came, or the worker failed.
+                // A signal arrived, or the worker failed.
                 ended = &mut worker => break Some(ended),
             }
         };
@@ -302,7 +302,7 @@ impl Work {
             None => worker.await,
         };
         progress.end();
-        // Count the outcomes also after an error.
+        // Count the outcomes, including after an error.
         summary.count(&health.outcomes);
         ended.context("run the worker")??;
         if let Some(fault) = fault {

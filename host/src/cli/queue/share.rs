@@ -13,7 +13,7 @@ use crate::duration;
 use crate::job::{FairCharge, FairKey, FairPolicy};
 use crate::store::NewFairShare;
 
-/// The maximum number of keys of a fair queue in a list for people.
+/// The maximum number of keys of a fair queue in a human-readable list.
 const KEYS_SHOWN: usize = 20;
 const HEADING: &str = "Fair share";
 const GROUPS: [&str; 2] = ["settings", "share"];

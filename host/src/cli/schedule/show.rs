@@ -120,7 +120,7 @@ fn upcoming(schedule: &Value) -> List {
         let parsed = at.parse::<Timestamp>();
         list.row([match (&due, parsed) {
             (Ok(due), Ok(at)) => next::shown(due, at),
-            // Of a newer host.
+            // From a newer host.
             (Err(_), _) | (_, Err(_)) => plain(at),
         }]);
     }

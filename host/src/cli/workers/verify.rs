@@ -14,10 +14,10 @@ use crate::cli::text::{as_json, plain};
 use crate::duration;
 use crate::sandbox::Digest;
 
-/// How often the answer is polled for.
+/// The interval at which the reply is polled for.
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// It answered that it cannot run the handler, or its proof does not match the file.
+/// It replied that it cannot run the handler, or its proof does not match the file.
 const EXIT_CANNOT: u8 = 4;
 /// It did not answer in time.
 const EXIT_TIMEOUT: u8 = 5;
@@ -27,10 +27,10 @@ const EXIT_TIMEOUT: u8 = 5;
 #[command(after_help = "\
 The worker calls the module's `describe` in a new instance. With its key, it answers with the version, the sha256 of \
 its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; without \
-it the answer is only a claim of the worker.
+it the reply is only a claim of the worker.
 
 Exit codes: 0 it proves or claims that it can · 3 no such worker is alive · 4 it cannot, or does not prove that it has FILE · \
-5 no answer in time · 6 it has 100 challenges to answer")]
+5 no reply in time · 6 it has 100 challenges to answer")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -45,7 +45,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     module: Option<PathBuf>,
 
-    /// How long to wait for its answer
+    /// How long to wait for its reply
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::argument)]
     timeout: Duration,
 
@@ -54,7 +54,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Sends the challenge and waits for the answer.
+/// Sends the challenge and waits for the reply.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let file = match &args.module {
         Some(path) => Some(
@@ -123,7 +123,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(exit)
 }
 
-/// The verdict on an answer.
+/// The verdict on a reply.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// The worker has the file.
@@ -162,7 +162,7 @@ impl Verdict {
         }
     }
 
-    /// The reason of a refutation.
+    /// The reason for a refutation.
     fn why(&self) -> Option<&str> {
         match self {
             Self::Proves | Self::Claims => None,

@@ -93,7 +93,7 @@ pub(super) struct Hosts(pub(super) Vec<HostPattern>);
 
 impl<'de> Deserialize<'de> for Hosts {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let texts = Vec::<String>::deserialize(input)?;
+        let strings = Vec::<String>::deserialize(input)?;
         let read = |text: &String| {
             text.parse::<HostPattern>().map_err(|why| {
                 let hint = match has_more_than_a_host(text) {
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Hosts {
                 serde::de::Error::custom(format!("the host {text:?}: {why}{hint}"))
             })
         };
-        texts.iter().map(read).collect::<Result<_, _>>().map(Self)
+        strings.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 }
 

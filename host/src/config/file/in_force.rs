@@ -1,4 +1,5 @@
-//! The settings in force for a handler if several tables match it: each comes from the narrowest table that sets it.
+//! The settings in force for a handler if several tables match it: each comes from the most specific table that sets
+//! it.
 
 use super::File;
 use super::handler_table::HandlerTable;
@@ -14,7 +15,7 @@ impl File {
         (!tables.is_empty()).then(|| in_force(&tables))
     }
 
-    /// Checks the numbers of a table: each by itself, then together with what wider tables set.
+    /// Checks the numbers of a table: each separately, then together with the values of less specific tables.
     pub(super) fn check_in_force(&self, handler: &str, table: &HandlerTable) -> Result<(), String> {
         let name = format!("handlers.\"{handler}\"");
         check::<Policy>(&name, &table.policy, &self.policy_of(handler))?;
@@ -24,7 +25,7 @@ impl File {
             &self.limits_of(handler),
         )?;
         if let Some(sql) = &table.sql {
-            // No wider table sets them: the narrowest table with statements counts as a whole.
+            // No less specific table sets them: the most specific table with statements counts as a whole.
             let limits = sql.limits();
             let table = format!("{name}.sql");
             check::<SqlLimits>(&table, limits, &[(table.clone(), limits)])?;

@@ -21,8 +21,8 @@ pub(super) struct TrustedKeys(pub(super) Vec<PublicKey>);
 
 impl<'de> Deserialize<'de> for TrustedKeys {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let texts = Vec::<String>::deserialize(input)?;
-        let keys = texts.iter().map(|text| {
+        let strings = Vec::<String>::deserialize(input)?;
+        let keys = strings.iter().map(|text| {
             text.parse()
                 .map_err(|why| serde::de::Error::custom(format!("{text:?}: {why}")))
         });
@@ -30,7 +30,7 @@ impl<'de> Deserialize<'de> for TrustedKeys {
     }
 }
 
-/// What a name is bound to: one text, or a list of them.
+/// The modules to which a name is bound: one string, or a list of strings.
 pub(super) struct Bindings(pub(super) Vec<ModuleBinding>);
 
 impl<'de> Deserialize<'de> for Bindings {
@@ -46,7 +46,7 @@ impl<'de> Visitor<'de> for Texts {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "the name of a file (\"mail.wasm\"), \"sha256:…\", \"ed25519:…\", or a list of such",
+            "the name of a file (\"mail.wasm\"), \"sha256:…\", \"ed25519:…\", or a list of these",
         )
     }
 

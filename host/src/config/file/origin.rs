@@ -33,12 +33,12 @@ impl File {
             .collect()
     }
 
-    /// The narrowest of the handler's tables that sets this key, which is not a number.
+    /// The most specific of the handler's tables that sets this key, which is not a number.
     pub fn origin(&self, handler: &str, key: &str) -> Option<String> {
         self.narrowest_with(handler, key).map(name)
     }
 
-    /// The narrowest of the handler's tables with this name: `env`, `settings` or `state`.
+    /// The most specific of the handler's tables with this name: `env`, `settings` or `state`.
     pub fn table_of(&self, handler: &str, key: &str) -> Option<String> {
         let is_table = ["env", "settings", "state", "sql"].contains(&key);
         let pattern = self.narrowest_with(handler, key).filter(|_| is_table)?;

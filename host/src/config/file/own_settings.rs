@@ -22,7 +22,7 @@ impl<'de> Deserialize<'de> for OwnSettings {
         match settings.to_string().len() {
             0..=SETTINGS_BYTES_MAX => Ok(Self(settings)),
             bytes => Err(serde::de::Error::custom(format!(
-                "settings have {bytes} bytes as JSON; at most {SETTINGS_BYTES_MAX} are allowed"
+                "settings are {bytes} bytes long as JSON; at most {SETTINGS_BYTES_MAX} are allowed"
             ))),
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn check_env(env: &BTreeMap<String, String>) -> Result<(), String> {
     match bytes {
         0..=ENV_BYTES_MAX => Ok(()),
         _ => Err(format!(
-            "the variables have {bytes} bytes; at most {ENV_BYTES_MAX} are allowed"
+            "the variables are {bytes} bytes long; at most {ENV_BYTES_MAX} are allowed"
         )),
     }
 }

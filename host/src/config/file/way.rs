@@ -10,7 +10,7 @@ const LINKS_MAX: usize = 40;
 pub(super) struct Way {
     /// Its end, with all links resolved: one name for each directory, even if it does not exist yet.
     pub(super) end: PathBuf,
-    /// Each name on the way, resolved. A process that can replace one of these decides where the path leads.
+    /// Each name on the way, resolved. A process that can replace one of these determines where the path leads.
     names: Vec<PathBuf>,
 }
 

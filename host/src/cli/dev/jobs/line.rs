@@ -8,7 +8,7 @@ use crate::cli::ago;
 use crate::cli::screen::Colour;
 use crate::cli::text::{as_json, plain};
 
-/// How much of an error is in the line; `rouse job ID` prints all of it.
+/// The length at which an error is cut in the line; `rouse job ID` prints all of it.
 const WHY_CHARS_MAX: usize = 200;
 
 /// An ended attempt, or a job that an admin action ended.
@@ -63,7 +63,7 @@ impl JobEnd {
         })
     }
 
-    /// For people.
+    /// As text.
     pub(super) fn text(&self, colours: bool) -> String {
         let word = match self.outcome.as_str() {
             // The attempt failed, the job continues.
@@ -103,7 +103,7 @@ impl JobEnd {
         text
     }
 
-    /// For programs.
+    /// As JSON.
     pub(super) fn json(&self) -> String {
         let Self {
             id,
@@ -186,7 +186,7 @@ pub(super) fn more_text(more: &BTreeMap<String, u64>) -> String {
     )
 }
 
-/// The same line for programs.
+/// The same line as JSON.
 pub(super) fn more_json(more: &BTreeMap<String, u64>) -> String {
     as_json(json!({"event": "jobs", "more": more.values().sum::<u64>(), "outcomes": more}))
 }

@@ -1,4 +1,4 @@
-//! The last line of a `rouse dev` on a terminal: how many attempts run, and how the others have ended.
+//! The last line of a `rouse dev` on a terminal: the number of running attempts, and the outcomes of the others.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{IsTerminal as _, stderr};
@@ -55,7 +55,7 @@ impl Summary {
         let attempt = (job.clone(), attempt.clone());
         match event.as_str() {
             "started" => drop(self.running.insert(attempt)),
-            // The attempt goes on.
+            // The attempt continues.
             "enqueued" | "claimed" | "aborted" => {}
             ended => {
                 if self.running.remove(&attempt) {

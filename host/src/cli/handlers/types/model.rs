@@ -10,7 +10,7 @@ use crate::sandbox::HandlerManifest;
 /// The deepest nesting that is read.
 const DEPTH_MAX: usize = 16;
 
-/// The maximum number of types of one handler; any others accept anything.
+/// The maximum number of types of one handler; further types accept anything.
 const TYPES_MAX: usize = 500;
 
 /// The maximum number of fields of one object.
@@ -167,7 +167,7 @@ impl Type {
         (union(others), is_nullable)
     }
 
-    /// The texts, if it is one of several texts.
+    /// The strings, if it is one of several strings.
     pub(super) fn texts(&self) -> Option<Vec<&str>> {
         let all = match self {
             Self::Union(all) => all,
@@ -291,7 +291,7 @@ impl Reader<'_> {
         self.by_types(keywords, depth, name)
     }
 
-    /// Alternatives that are all texts are one type; others have names.
+    /// Alternatives that are all strings are one type; others have names.
     fn alternatives(&mut self, all: &[Value], depth: usize, name: &str) -> Type {
         let read = all.iter().enumerate().map(|(index, one)| {
             let name = match text(one, "title") {
@@ -394,7 +394,7 @@ impl Reader<'_> {
     }
 }
 
-/// An object with properties beside alternatives: properties that only alternatives have are optional.
+/// An object with both properties and alternatives: properties that only alternatives have are optional.
 fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String, Value> {
     let mut merged = keywords.clone();
     let own = &keywords["properties"];

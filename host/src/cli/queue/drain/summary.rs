@@ -6,7 +6,7 @@ use crate::cli::text::plain;
 use crate::store::Remaining;
 use crate::worker::{OutcomeCounts, OutcomeLabel};
 
-/// How many waiting jobs of a lane are examined; see `rouse.remaining`.
+/// The maximum number of waiting jobs of a lane that are examined; see `rouse.remaining`.
 const COUNTED_MAX: i64 = 10_000;
 
 /// The result of a drain.
@@ -22,9 +22,9 @@ pub(super) struct Summary {
     /// Jobs that are ready or due and that this worker can run.
     pub(super) ready: i64,
     pub(super) left: Vec<Left>,
-    /// A signal came before the queue was empty.
+    /// A signal arrived before the queue was empty.
     pub(super) interrupted: bool,
-    /// Since when the queue is paused, if it was paused meanwhile.
+    /// The time at which the queue was paused, if that happened during the drain.
     pub(super) paused_at: Option<String>,
 }
 

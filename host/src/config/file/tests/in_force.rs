@@ -1,4 +1,4 @@
-//! Which table counts if several match a handler.
+//! The table that counts if several match a handler.
 
 use std::path::Path;
 use std::time::Duration;

@@ -28,8 +28,8 @@ fn a_table_binds_its_names_to_one_module_or_to_several() {
     assert_eq!(settings.versions_min["mail.send"].to_string(), "1.2.0");
     for (line, words) in [
         ("module = \"mail\"", "does not name a module"),
-        ("module = []", "or a list of such"),
-        ("module = 7", "or a list of such"),
+        ("module = []", "or a list of these"),
+        ("module = 7", "or a list of these"),
         ("module = [\"mail.wasm\", \"sha256:0\"]", "is not a sha256"),
         ("version_min = \"new\"", "is not a version such as"),
     ] {
