@@ -7,13 +7,13 @@ use crate::handler::{decode, encode};
 use crate::host::Batch as _;
 use crate::{Ctx, Error, JobInfo, Result};
 
-/// One of the jobs of a batch: of an attempt of a handler with `batch(…)`.
+/// One of the jobs of a batch, which is an attempt of a handler with `batch(…)`.
 ///
 /// ```
 /// use rouse_sdk::{BatchJob, Result, TestCtx, handler};
 /// use serde_json::json;
 ///
-/// /// Counts words; many texts cost little more than one.
+/// /// Counts words; many strings cost little more than one.
 /// #[handler(name = "text.count", batch(max = 100, period = "500ms"))]
 /// fn count(jobs: Vec<BatchJob<String>>) -> Vec<Result<usize>> {
 ///     let count = |job: &BatchJob<String>| match job.payload.is_empty() {

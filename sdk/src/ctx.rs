@@ -33,7 +33,7 @@ pub struct JobInfo {
     pub tenant: Option<String>,
     /// What triggered the job.
     pub source: Option<String>,
-    /// The number of this attempt, from 1.
+    /// The number of this attempt, starting at 1.
     pub attempt: u32,
     /// The maximum number of attempts.
     pub max_attempts: u32,

@@ -31,7 +31,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error {
     /// A short class; `error` unless the handler sets one.
     pub kind: Cow<'static, str>,
-    /// The message, for people.
+    /// The human-readable message.
     pub message: String,
     /// Further details; stored as JSON with the attempt.
     pub details: Option<Value>,
@@ -98,8 +98,8 @@ impl Error {
         self
     }
 
-    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server asks
-    /// for.
+    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server
+    /// requests.
     #[must_use]
     pub fn retry_within(mut self, longest: Duration) -> Self {
         self.retry_after = self.retry_after.map(|wait| wait.min(longest));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_a_later_attempt_makes_an_error_retryable() {
+    fn requesting_a_later_attempt_makes_an_error_retryable() {
         let error = Error::permanent("no").retry_after(Duration::from_secs(1));
         assert!(!error.permanent);
         assert_eq!(error.retry_after, Some(Duration::from_secs(1)));

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Ctx, Error};
 
-/// How many jobs an instance of a handler may serve.
+/// The number of jobs that an instance of a handler may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instances {
     /// One: no state of an earlier job remains.
@@ -25,11 +25,11 @@ pub struct Statement {
     pub sql: &'static str,
     /// The number of rows that it has to affect, or to return. `None`: any.
     pub rows: Option<u64>,
-    /// What becomes of the job if Postgres refuses the statement's data.
+    /// What happens to the job if Postgres refuses the statement's data.
     pub on_error: OnError,
 }
 
-/// What becomes of a job if Postgres refuses the data of a statement, or its number of rows is wrong.
+/// What happens to a job if Postgres refuses the data of a statement, or its number of rows is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnError {
     /// It fails.
@@ -38,13 +38,13 @@ pub enum OnError {
     Retry,
 }
 
-/// A gate: a limit of how many jobs of a handler run, how often they start, or which are enqueued at all. Hosts set it
+/// A gate: a limit on how many jobs of a handler run, how often they start, or which are enqueued at all. Hosts set it
 /// in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
     /// What it limits.
     pub limit: GateLimit,
-    /// What each limit is for: up to two of `tenant`, `source`, `handler`, `queue` and paths of the payload such as
+    /// The scope of each limit: up to two of `tenant`, `source`, `handler`, `queue` and paths of the payload such as
     /// `$.customer.id`. Empty: there is one limit.
     pub key: &'static [&'static str],
 }
@@ -52,48 +52,48 @@ pub struct Gate {
 /// What a gate limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateLimit {
-    /// How many jobs of a key run at the same time, on all workers.
+    /// The number of jobs of a key that run at the same time, on all workers.
     MaxConcurrent {
-        /// That many.
+        /// The maximum.
         max: u32,
     },
-    /// How many jobs of a key start in a period.
+    /// The number of jobs of a key that start in a period.
     Throttle {
-        /// That many; with a burst, on average.
+        /// The maximum; with a burst, on average.
         max: u32,
         /// The period, milliseconds.
         period_ms: u64,
-        /// How many may start at once after a pause. `None`: never more than `max` in any period.
+        /// The number that may start at once after a pause. `None`: never more than `max` in any period.
         burst: Option<u32>,
     },
     /// Jobs of a key start together: the handler takes batches ([`BatchJob`](crate::BatchJob)).
     Batch {
-        /// At most that many.
+        /// The maximum.
         max: u32,
-        /// How long the first one waits for others, milliseconds. `None`: it does not wait.
+        /// The time for which the first one waits for others, milliseconds. `None`: it does not wait.
         period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {
-        /// Until when the job counts.
+        /// The time for which the job counts.
         during: During,
         /// The period of [`During::Period`], milliseconds.
         period_ms: Option<u64>,
-        /// What becomes of an enqueue meanwhile.
+        /// What happens to an enqueue during this time.
         on_conflict: OnConflict,
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
         /// The pause that ends a burst, milliseconds.
         period_ms: u64,
-        /// How long a burst may last, milliseconds. `None`: any time.
+        /// The maximum duration of a burst, milliseconds. `None`: any time.
         max_wait_ms: Option<u64>,
         /// Which job of a burst runs.
         edge: Edge,
     },
 }
 
-/// How long a job keeps others of its key out.
+/// The time for which a job keeps others of its key out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum During {
     /// Until it has started.
@@ -104,7 +104,7 @@ pub enum During {
     Period,
 }
 
-/// What becomes of an enqueue while a job of its key keeps others out.
+/// What happens to an enqueue while a job of its key keeps others out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConflict {
     /// Nothing is enqueued: the earlier job is kept.
@@ -149,11 +149,11 @@ pub struct Definition {
     pub timeout_ms: Option<u64>,
     /// From the abort signal to the hard stop, milliseconds.
     pub grace_ms: Option<u64>,
-    /// How many attempts of the handler may run at the same time on one host.
+    /// The number of attempts of the handler that may run at the same time on one host.
     pub concurrency: Option<u32>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
-    /// When it is to run, if the operator allows it: a cron expression.
+    /// The times at which it runs, if the operator allows it: a cron expression.
     pub schedule: Option<&'static str>,
     /// The time zone of the schedule; UTC by default.
     pub schedule_time_zone: Option<&'static str>,
@@ -161,7 +161,7 @@ pub struct Definition {
     pub gates: &'static [Gate],
     /// The SQL statements that it may run, if the operator grants them.
     pub statements: &'static [Statement],
-    /// The capabilities that the handler asks the operator for, for instance `dirs:/photos`.
+    /// The capabilities that the handler requests from the operator, for instance `dirs:/photos`.
     pub capabilities: &'static [&'static str],
 }
 

@@ -36,7 +36,7 @@ pub use response::Response;
 pub(crate) use url::Url;
 pub use url::without_user;
 
-/// The default limit of a response, bytes: an attempt has 128 MiB of memory by default.
+/// The default limit of a response, bytes: an attempt may use 128 MiB of memory by default.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
 /// A request to send.
@@ -53,7 +53,7 @@ pub struct Request {
     pub body: Vec<u8>,
     /// The time limit of the whole request; `None` means the host's limit.
     pub timeout: Option<Duration>,
-    /// How many redirects are followed. Default: 0, a redirect is returned like any other response.
+    /// The maximum number of redirects that are followed. Default: 0; a redirect is returned like any other response.
     pub redirects: u32,
     /// The largest response body, bytes. Default: 16 MiB.
     pub response_bytes_max: usize,
@@ -199,7 +199,7 @@ impl Request {
         if !self.cuts_response {
             let label = self.label();
             return Err(Error::permanent(format_args!(
-                "{label}: the response has more than {max} bytes"
+                "{label}: the response is longer than {max} bytes"
             ))
             .kind("too-large"));
         }

@@ -63,8 +63,8 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// }
 /// ```
 ///
-/// The job is in the queue of the current one, with its priority and its tenant, unless an option changes the first
-/// two. Its grants are at most those that the current job has left. `T` is the type of its result, for
+/// The job is in the queue of the current one, with its priority and its tenant, unless options change the queue or the
+/// priority. Its grants are at most those that the current job has left. `T` is the type of its result, for
 /// [`Ctx::call`](crate::Ctx::call).
 ///
 /// When the job is passed to `Ctx`, the host checks the grant (kind `denied`), the names of handler and queue,
@@ -152,7 +152,7 @@ impl<T> Job<T> {
     }
 
     /// While a job for this handler with this key is queued or running, no other one is enqueued: the existing one
-    /// takes the place of this job.
+    /// replaces this job.
     pub fn unique_key(self, key: impl Into<String>) -> Self {
         self.with("unique_key", key.into())
     }
@@ -187,8 +187,8 @@ impl<T> Job<T> {
     }
 
     /// Starts the job when the chain of this one, which the same attempt has enqueued, has succeeded; if that fails,
-    /// the job is cancelled. Its result is `ctx.results()?.get(name)` in the job. Names have 1 to 200 characters, and
-    /// differ within a job; a job that has one twice is refused when it is enqueued (kind `job-refused`).
+    /// the job is cancelled. Its result is `ctx.results()?.get(name)` in the job. Names are 1 to 200 characters long,
+    /// and differ within a job; a job that has the same name twice is refused when it is enqueued (kind `job-refused`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, OnFailure, Result};
@@ -212,7 +212,7 @@ impl<T> Job<T> {
         self.after_or(name, job, OnFailure::Cancel)
     }
 
-    /// [`after`](Self::after), with what happens if that chain fails.
+    /// [`after`](Self::after), with the action to take if that chain fails.
     pub fn after_or(mut self, name: impl Into<String>, job: &Child, on_failure: OnFailure) -> Self {
         let name = name.into();
         let parent = json!({"job": job.number, "on_failure": on_failure.as_str()});
@@ -428,7 +428,7 @@ mod tests {
         let map = std::collections::BTreeMap::from([(vec![1], 1)]);
         let error = Job::new("a.b", &map)
             .into_new()
-            .expect_err("keys are texts");
+            .expect_err("keys are strings");
         assert_eq!(error.kind, "job-refused");
         assert!(error.permanent && error.message.contains("a.b"), "{error}");
     }

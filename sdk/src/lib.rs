@@ -65,7 +65,7 @@
 //! - [`Ctx::sql`], [`Ctx::query`], [`Ctx::step_with`]: SQL statements that commit with the outcome or a step.
 //! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
-//! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
+//! - [`sleep`], [`race`], [`block_on`]: waiting, including in an `async fn` handler.
 //! - `TestCtx`: the native replacement of `Ctx`.
 //!
 //! # Capabilities

@@ -49,7 +49,7 @@ impl End {
 /// assert_eq!(ship(&ctx).unwrap(), "shipped, paid 17");
 /// ```
 ///
-/// If they are many, as for the summary of a fan-out, iterate:
+/// If there are many, as for the summary of a fan-out, iterate:
 ///
 /// ```
 /// use rouse_sdk::{Ctx, Result};
@@ -76,7 +76,7 @@ impl End {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Results {
-    /// By name, in the order of their bytes.
+    /// By name, in byte order.
     parents: Vec<Parent>,
 }
 
@@ -111,12 +111,12 @@ impl Results {
         Some(&self.parents[at.ok()?])
     }
 
-    /// All of them, by name in the order of their bytes.
+    /// All of them, by name in byte order.
     pub fn iter(&self) -> std::slice::Iter<'_, Parent> {
         self.parents.iter()
     }
 
-    /// How many there are.
+    /// The number of ends.
     pub fn len(&self) -> usize {
         self.parents.len()
     }
@@ -273,7 +273,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// Reads what another job has returned.
+/// Reads the result of another job.
 pub(crate) fn read<T: DeserializeOwned>(what: impl std::fmt::Display, json: &[u8]) -> Result<T> {
     serde_json::from_slice(json).map_err(|error| {
         Error::retryable(format_args!(

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// ```
 /// use rouse_sdk::{Ctx, Error, TestCtx};
 ///
-/// /// Counts the letters of all texts so far.
+/// /// Counts the letters of all strings so far.
 /// fn count(ctx: &Ctx, text: &str) -> Result<usize, Error> {
 ///     ctx.state().update("letters", |so_far: Option<usize>| {
 ///         Ok(so_far.unwrap_or(0) + text.len())
@@ -30,7 +30,7 @@ use crate::{Error, Result};
 /// assert_eq!(next.state().get::<usize>("letters").unwrap(), Some(8));
 /// ```
 ///
-/// A key has 1 to 200 printable characters. The operator grants state and sets its quota.
+/// A key is 1 to 200 printable characters long. The operator grants state and sets its quota.
 ///
 /// Each write is committed at once. It remains if the attempt fails afterwards, so the next attempt finds it: write a
 /// cursor *after* the work that it stands for, and use [`update`](Self::update) for values that concurrent attempts may
@@ -82,8 +82,8 @@ impl<'a> State<'a> {
         self.world.state_set(key.as_ref(), bytes.into())
     }
 
-    /// Removes a key; false if it did not exist. Also false if this call has removed it, but the first answer of the
-    /// database was lost, and the call was repeated.
+    /// Removes a key; false if it did not exist. Also false if this call has removed it, but the first response from
+    /// the database was lost, and the call was retried.
     pub fn delete(&self, key: impl AsRef<str>) -> Result<bool> {
         self.world.state_delete(key.as_ref())
     }

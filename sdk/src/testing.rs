@@ -123,8 +123,8 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
-    /// The next attempt at the same job: with the steps that are recorded so far, the waits that are over, signals,
-    /// parents, the answer to calls, the handler's state, and nothing else.
+    /// The next attempt at the same job: with the steps that are recorded so far, the waits that have ended, signals,
+    /// parents, the results of calls, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -134,7 +134,7 @@ impl TestCtx {
         })
     }
 
-    /// With what the job keeps between its attempts.
+    /// A recorder with the data that the job keeps between its attempts.
     fn next_recorder(&self) -> Recorder {
         Recorder {
             recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
@@ -171,7 +171,7 @@ impl TestCtx {
         self.recorder.settings.borrow_mut().0 = settings;
     }
 
-    /// Answers requests from now on, in place of servers. Without this, each request is an error.
+    /// Sets the function that answers further requests, in place of servers. Without it, each request is an error.
     pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
         *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
     }
@@ -426,7 +426,7 @@ impl Host for Recorder {
                 None => {
                     let label = request.label();
                     let why = format_args!(
-                        "{label}: this test answers no requests; set an answer with TestCtx::on_http"
+                        "{label}: this test does not answer requests; set a response with TestCtx::on_http"
                     );
                     Err(Error::permanent(why).kind("denied"))
                 }

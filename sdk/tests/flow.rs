@@ -450,7 +450,7 @@ fn only_a_suspended_attempt_is_resumed() {
 }
 
 #[test]
-#[should_panic(expected = "this test answers no calls")]
+#[should_panic(expected = "this test does not answer calls")]
 fn a_call_without_an_answer_is_not_resumed() {
     let ctx = TestCtx::new();
     let _ = ctx.attempt(|ctx| ctx.call(Job::new("a", &()))).suspended();

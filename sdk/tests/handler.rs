@@ -236,7 +236,7 @@ fn a_failed_step_is_the_same_step_when_it_is_retried() {
     let charge = |works: bool| {
         ctx.step("charge", || match works {
             true => Ok(17),
-            false => Err(Error::retryable("no answer")),
+            false => Err(Error::retryable("no response")),
         })
     };
     assert!(charge(false).is_err());

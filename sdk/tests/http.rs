@@ -1,4 +1,4 @@
-//! Requests of handlers, natively: answers set by a test, redirects, timeouts, the abort.
+//! Requests of handlers, natively: responses set by a test, redirects, timeouts, the abort.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -126,7 +126,7 @@ fn a_request_ends_with_its_timeout_and_with_the_abort() {
         Ok(Response::new(200, ""))
     });
     let limited = http::get("https://a.example/").timeout(Duration::ZERO);
-    // An immediate answer is in time.
+    // An immediate response is in time.
     assert!(send(&ctx, limited).is_ok());
     ctx.fire_abort(AbortReason::Cancelled);
     let error = send(&ctx, http::get("https://a.example/")).unwrap_err();

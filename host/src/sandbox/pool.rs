@@ -1,4 +1,4 @@
-//! How many attempts this machine can hold at once.
+//! The number of attempts that this machine can hold at once.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ const ATTEMPTS_MAX: usize = 10_000;
 const MAPS_PER_STACK: usize = 2;
 const MAPS_PER_MEMORY: usize = 4;
 
-/// The share of a process's mappings that is reserved for everything else: a thirteenth.
+/// The divisor of the share of a process's mappings that is reserved for everything else: 1/13.
 const MAPS_SPARE_SHARE: usize = 13;
 
 /// Address space of one memory: 4 GiB, which the compiler assumes to be reserved, and the guard behind it.
@@ -36,7 +36,7 @@ pub(super) struct Machine {
     pub(super) memory_bytes: Option<usize>,
 }
 
-/// How many attempts fit, and in how much memory.
+/// The number of attempts that fit, and their memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PoolSize {
     pub(super) attempts_max: usize,
@@ -46,7 +46,7 @@ pub(super) struct PoolSize {
 }
 
 impl Machine {
-    /// Reads the machine's resources; unknown resources limit nothing.
+    /// Reads the machine's resources; unknown resources are not limits.
     pub(super) fn read() -> Self {
         let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
             let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
@@ -61,8 +61,8 @@ impl Machine {
         }
     }
 
-    /// How many of the `wanted` attempts fit if each may have `memories` memories. `memory_bytes_total`: the operator's
-    /// setting for the memory of all attempts together.
+    /// The number of the `wanted` attempts that fit if each may have `memories` memories. `memory_bytes_total`: the
+    /// operator's setting for the memory of all attempts together.
     pub(super) fn fit(
         self,
         wanted: usize,
@@ -110,9 +110,9 @@ fn number(path: &Path) -> Option<usize> {
 }
 
 /// The smallest memory limit of the control groups that a process is in, bytes: of its own group, and of those around
-/// it. `root`: where they are mounted. `groups`: the contents of `/proc/self/cgroup`, with a line `0::/path` in version 2
-/// and `5:memory:/path` in version 1. In a container, the paths may be those of the host: then only the group at the
-/// root is found, which is the container's.
+/// it. `root`: the path at which they are mounted. `groups`: the contents of `/proc/self/cgroup`, with a line
+/// `0::/path` in version 2 and `5:memory:/path` in version 1. In a container, the paths may be those of the host: then
+/// only the group at the root is found, which is the container's.
 fn group_limit(root: &Path, groups: &str) -> Option<usize> {
     let limits = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

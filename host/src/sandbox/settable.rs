@@ -21,7 +21,7 @@ impl Settable for Limits {
             "memory_retry_mb",
             1..=4096,
             |of: &mut Self| Mib(&mut of.memory_retry_bytes),
-            "Memory of the attempt after one that ran out of it, MiB; at least `memory_mb`",
+            "Memory of the attempt after one that exhausted its memory, MiB; at least `memory_mb`",
         )
         .twice("memory_mb"),
         // As long as an attempt may run.
@@ -78,7 +78,7 @@ impl Settable for Limits {
             "handles",
             16..=1_000_000,
             |of| Usize(&mut of.handles),
-            "Handles at once, those of the handler's own resources included",
+            "Handles at once, including those of the handler's own resources",
         ),
         Setting::new(
             "random_bytes",
@@ -98,7 +98,7 @@ impl Settable for Limits {
             |of| Usize(&mut of.step_bytes),
             "Result of one step",
         ),
-        // A later attempt reads them all at its start.
+        // A later attempt reads them all when it starts.
         Setting::new(
             "steps_bytes",
             2..=64 << 20,
@@ -255,7 +255,7 @@ impl Settable for Quota {
             "Total size of its files; needs `mode = \"read-write\"`",
         )
         .default_words("no limit"),
-        // Measuring a directory takes some microseconds for each file.
+        // Measuring a directory takes a few microseconds for each file.
         Setting::new(
             "files_max",
             1..=1_000_000,

@@ -1,4 +1,4 @@
-//! What the operator configures about the sandbox.
+//! The operator's settings of the sandbox.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::setting::Overlay;
 /// interruptions a second have no measurable cost.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A Rust guest has 0.1 to 5 MiB, a JavaScript guest about 12, a Python guest about 40.
+/// A Rust guest is 0.1 to 5 MiB large, a JavaScript guest about 12, a Python guest about 40.
 const MODULE_BYTES_MAX: usize = 64 << 20;
 
 /// Attempts mostly wait, so there are more of them than cores.
@@ -68,19 +68,19 @@ impl Default for ModuleParts {
     }
 }
 
-/// What the operator configures about the sandbox. The defaults grant nothing.
+/// The operator's settings of the sandbox. The defaults do not grant anything.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The configuration file that messages name. Default: the usual one.
     pub config_file: Option<PathBuf>,
     /// Its text, so that suggested lines can be adapted to it.
     pub config: Arc<str>,
-    /// Attempts that may run at the same time. Lowered at start to what the machine can hold; see
+    /// Attempts that may run at the same time. Lowered at startup to the number that the machine can hold; see
     /// [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
     /// The limits of attempts, unless a handler's own are set.
     pub limits: Limits,
-    /// Limits by handler name or pattern: each limit comes from the narrowest entry that sets it.
+    /// Limits by handler name or pattern: each limit comes from the most specific entry that sets it.
     pub limits_of: BTreeMap<String, Overlay<Limits>>,
     /// Memory of all attempts together, bytes. `None`, the default, means three quarters of the machine's memory (or
     /// of the control group's).
@@ -91,18 +91,18 @@ pub struct Settings {
     pub module_parts: ModuleParts,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
-    /// Environment variables, by handler name or pattern; the narrowest entry counts. Default: none.
+    /// Environment variables, by handler name or pattern; the most specific entry counts. Default: none.
     pub env: BTreeMap<String, BTreeMap<String, String>>,
-    /// The JSON objects that handlers get through `settings`, by handler name or pattern; the narrowest entry counts.
-    /// Default: none.
+    /// The JSON objects that handlers get through `settings`, by handler name or pattern; the most specific entry
+    /// counts. Default: none.
     pub handler_settings: BTreeMap<String, Value>,
-    /// Which handlers have clocks as fine as the machine's, by name or pattern; the narrowest entry counts. Default:
-    /// none.
+    /// Which handlers have clocks as fine as the machine's, by name or pattern; the most specific entry counts.
+    /// Default: none.
     pub fine_clocks: BTreeMap<String, bool>,
     /// The handlers whose jobs a handler may enqueue, names and patterns, by handler or pattern.
     pub enqueue: BTreeMap<String, Vec<String>>,
-    /// Of which handlers the schedules that their modules declare are created, by name or pattern; the narrowest entry
-    /// counts. Default: none.
+    /// The handlers for which the schedules that their modules declare are created, by name or pattern; the most
+    /// specific entry counts. Default: none.
     pub schedules: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
@@ -112,14 +112,14 @@ pub struct Settings {
     pub secrets: Secrets,
     /// Which secrets handlers may send, and where. Default: none.
     pub secret_grants: Vec<SecretGrant>,
-    /// Which handlers may keep state, and how much, by handler name or pattern; the narrowest entry counts. Default:
-    /// none.
-    pub state: BTreeMap<String, StateQuota>,
-    /// Which SQL statements of their modules handlers may run, by handler name or pattern; the narrowest entry counts.
+    /// Which handlers may keep state, and how much, by handler name or pattern; the most specific entry counts.
     /// Default: none.
+    pub state: BTreeMap<String, StateQuota>,
+    /// Which SQL statements of their modules handlers may run, by handler name or pattern; the most specific entry
+    /// counts. Default: none.
     pub sql: BTreeMap<String, SqlGrant>,
-    /// Where instances may serve many jobs if the module agrees, by handler name or pattern; the narrowest entry
-    /// counts. Default: nowhere.
+    /// The handlers whose instances may serve many jobs if the module agrees, by handler name or pattern; the most
+    /// specific entry counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
     /// The `rouse` program that compiles modules in limited child processes. `None` compiles in this process without
     /// limits. Default: `None`, because only the program knows where it is.
@@ -128,28 +128,29 @@ pub struct Settings {
     pub compile_cpu_max: Duration,
     /// Address space of a compiler, bytes. Default: 2 GiB.
     pub compile_memory_bytes_max: usize,
-    /// How many modules may be compiled at once. Default: one for each core, at most 4.
+    /// The number of modules that may be compiled at once. Default: one for each core, at most 4.
     pub compilations_max: usize,
-    /// The directory where machine code is kept across restarts. It must belong to this user, and no other user may
+    /// The directory in which machine code is kept across restarts. It must belong to this user, and no other user may
     /// write to it. Default: none.
     pub cache_dir: Option<PathBuf>,
     /// What modules need before they may serve. Default: nothing.
     pub pin: Pin,
-    /// Which modules may have these handler names, by name or pattern; the narrowest entry counts, and one of its
-    /// bindings is enough. Secrets, and directories and state that are granted to a pattern, are only for modules
-    /// that the name is bound to. Default: any.
+    /// Which modules may have these handler names, by name or pattern; the most specific entry counts, and one of its
+    /// bindings is enough. Secrets, and directories and state that are granted to a pattern, are only for modules that
+    /// the name is bound to. Default: any.
     pub modules: BTreeMap<String, Vec<ModuleBinding>>,
-    /// The minimum version of a handler that may serve, by name or pattern; the narrowest entry counts. Default: any.
+    /// The minimum version of a handler that may serve, by name or pattern; the most specific entry counts. Default:
+    /// any.
     pub versions_min: BTreeMap<String, Version>,
     /// True in development, without untrusted modules: a handler gets the secrets of its own table without a binding,
     /// and its name is free as soon as its file is missing. Default: false.
     pub is_dev: bool,
-    /// How often a computing guest yields to others and is checked for an abort. Default: 10 ms.
+    /// The interval at which a computing guest yields to others and is checked for an abort. Default: 10 ms.
     pub tick: Duration,
 }
 
 impl Settings {
-    /// The limits of this handler's attempts: each comes from the narrowest table that sets it.
+    /// The limits of this handler's attempts: each comes from the most specific table that sets it.
     pub fn limits(&self, handler: &str) -> Limits {
         let widest_first = narrowest_first(&self.limits_of, handler).into_iter().rev();
         widest_first.fold(self.limits.clone(), |limits, (_, set)| set.over(&limits))

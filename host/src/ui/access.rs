@@ -1,9 +1,9 @@
 //! Decides the role of each reader.
 //!
-//! A reader shows a token once and gets a signed cookie, or comes through a proxy that says who they are. Without tokens
-//! and proxy, this machine may read (and change, in `rouse dev`), and others see everything but contents, if the port is
-//! open to them at all. Every request that changes something needs a token of the page's form, and the headers by which
-//! browsers show that it comes from a page of this origin.
+//! A reader presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without
+//! tokens and proxy, this machine may read (and change, in `rouse dev`), and others see everything but contents, if the
+//! port is open to them at all. Every request that changes something needs the token of the page's form, and the
+//! headers by which browsers show that it comes from a page of this origin.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -21,13 +21,13 @@ use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_val
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// The cookie of a sign-in: role, end, name, signature.
 const SESSION_COOKIE: &str = "rouse_session";
-/// The cookie of what the last action has done.
+/// The cookie with the result of the last action.
 const NOTICE_COOKIE: &str = "rouse_notice";
 /// Longer notices would not fit a cookie, of which browsers keep 4 KiB.
 const NOTICE_BYTES_MAX: usize = 1500;
 /// Sign-ins that may be tried at once …
 const TRIES_MAX: f64 = 10.0;
-/// … and how soon another one may be.
+/// … and the time until another one may be tried.
 const TRY_EVERY: Duration = Duration::from_secs(3);
 
 /// The tokens by which readers sign in.
@@ -68,7 +68,7 @@ pub(super) struct Reader {
     pub(super) role: Role,
     /// The name; empty on this machine.
     pub(super) name: String,
-    /// True with the cookie of a sign-in.
+    /// True if the request has the cookie of a sign-in.
     pub(super) has_session: bool,
     /// The result of the last action.
     pub(super) notice: Option<Notice>,
@@ -86,7 +86,7 @@ pub(super) enum Refused {
 }
 
 impl Access {
-    /// `address`: where the port is open. `is_own`: whoever reaches this machine's loopback acts for the person who
+    /// `address`: the address of the port. `is_own`: every caller on this machine's loopback acts for the user who
     /// started this process (`rouse dev`, `rouse ui`).
     pub fn new(tokens: Tokens, proxy: Option<Proxy>, address: SocketAddr, is_own: bool) -> Self {
         let on_loopback = is_loopback(address);
@@ -129,7 +129,8 @@ impl Access {
         self.tokens.viewer.is_some() || self.tokens.operator.is_some()
     }
 
-    /// The reader that sends this request, or why it is refused. `is_sign_in`: it is for the page to sign in, which needs nobody.
+    /// The reader that sends this request, or why it is refused. `is_sign_in`: it is for the page on which to sign in,
+    /// which needs no reader.
     pub(super) fn reader(
         &self,
         method: &Method,
@@ -138,7 +139,7 @@ impl Access {
     ) -> Result<Reader, Refused> {
         let host = only_value(headers, header::HOST).unwrap_or_default();
         let is_proxied = headers.keys().any(is_from_a_proxy);
-        // Anybody's name can be made to resolve to this machine (DNS rebinding).
+        // Any name can be made to resolve to this machine (DNS rebinding).
         let is_here = self.on_loopback && !is_proxied && is_this_machine(host);
         if self.on_loopback && !is_here && !self.has_tokens() && self.proxy.is_none() {
             return Err(Refused::Foreign(format!(
@@ -232,7 +233,7 @@ impl Access {
         cookie(SESSION_COOKIE, "", base, Duration::ZERO, false)
     }
 
-    /// The cookie of what an action has done.
+    /// The cookie with the result of an action.
     pub(super) fn notice_cookie(&self, notice: &Notice, base: &str) -> HeaderValue {
         let tone = match notice.tone {
             Tone::Good => "good",

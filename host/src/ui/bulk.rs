@@ -1,5 +1,5 @@
-//! Changes of many jobs, in batches, in the background. The process keeps their
-//! progress in memory; the audit has each change.
+//! Changes to many jobs, in batches, in the background. The process keeps their progress in memory; the audit has each
+//! change.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ enum Stopped {
     /// The host is stopping.
     #[error("the host stopped before the end; start the change again for the rest")]
     Host,
-    /// The database refused, or did not answer.
+    /// The database refused, or did not respond.
     #[error(transparent)]
     Database(#[from] StoreError),
 }
@@ -40,7 +40,7 @@ pub(super) enum BulkAction {
     Retry,
     /// It ends.
     Cancel,
-    /// A queued job is due now, unless it waits for something else than its time.
+    /// A queued job is due now, unless it waits for something other than its time.
     RunNow,
     /// A queued job ends, and its history says that it was deleted.
     Delete,
@@ -63,7 +63,7 @@ impl BulkAction {
         }
     }
 
-    /// The same filter for jobs with which this can be done.
+    /// The same filter, limited to jobs that allow this.
     ///
     /// # Errors
     /// If it names states, and there is none.

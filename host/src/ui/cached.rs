@@ -9,12 +9,13 @@ use tokio::sync::Mutex;
 
 /// A value is fresh for at least this long.
 const FRESH_MIN: Duration = Duration::from_secs(2);
-/// And for this many times as long as reading it took: so one value costs the database less than 0.7 % of a core.
+/// A value is also fresh for this many times as long as reading it took, so that it costs the database less than 0.7 %
+/// of a core.
 const FRESH_TIMES: u32 = 150;
 /// A value that is no longer fresh is shown for this many times as long as reading it takes: nobody should wait for a
 /// slow read, or get an old value for a fast one.
 const SHOWN_TIMES: u32 = 1000;
-/// But not for longer than this.
+/// The maximum time for which it is shown.
 const SHOWN_MAX: Duration = Duration::from_secs(60);
 
 /// One value.
@@ -23,7 +24,7 @@ pub(super) struct Cached<T> {
     /// When the last read failed, and how long it took.
     failed: ArcSwapOption<(Instant, Duration)>,
     reading: Mutex<()>,
-    /// How often it was forgotten.
+    /// The number of times that it was forgotten.
     generation: AtomicU64,
 }
 
@@ -98,7 +99,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         known.map(|known| known.value.clone())
     }
 
-    /// Reads in the background, unless somebody else reads, or a read has failed lately.
+    /// Reads in the background, unless another read is in progress, or one has failed recently.
     fn refresh<F, R, E>(self: &Arc<Self>, read: F)
     where
         F: FnOnce() -> R + Send + 'static,
@@ -134,7 +135,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
             }
         };
         self.failed.store(None);
-        // A read that began before the value was forgotten may not have seen the change.
+        // A read that started before the value was forgotten may not have seen the change.
         if generation == self.generation.load(Ordering::SeqCst) {
             self.known.store(Some(Arc::new(Known {
                 value: value.clone(),

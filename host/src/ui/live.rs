@@ -1,7 +1,7 @@
 //! Updates of pages: the part of a page that changes is rendered again, and sent if it differs (server-sent events).
 //!
-//! Readers who look at the same page with the same rights share one task. It ends with its last reader, and when there
-//! is no such page any more. If the database does not answer, the connections are closed, and the browsers try again.
+//! Readers who look at the same page with the same permissions share one task. It ends with its last reader, and when
+//! the page no longer exists. If the database does not answer, the connections are closed, and the browsers try again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -199,8 +199,8 @@ struct Listed {
 }
 
 impl Listed {
-    /// Leaves the list if nobody follows the page. Under the lock: a reader who comes now either finds the task, or
-    /// starts another.
+    /// Leaves the list if nobody follows the page. This happens under the lock: a reader who arrives now either finds
+    /// the task, or starts another.
     fn leaves_unread(&self) -> bool {
         let mut pages = self.streams.lock();
         let is_unread = self.page.receiver_count() == 0;
@@ -227,7 +227,7 @@ impl Drop for Listed {
     }
 }
 
-/// Reads the page again and again until nobody follows it, or it cannot be read.
+/// Reads the page repeatedly until nobody follows it, or it cannot be read.
 async fn update(ui: Ui, listed: Listed, view: View, query: String, chrome: Chrome) {
     let page = &listed.page;
     let live = format!("{}/live{}?{query}", ui.base(), view.path());

@@ -9,7 +9,7 @@ pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) title: &'static str,
     pub(super) why: String,
-    /// True for the words of the database, which are not for guests.
+    /// True for messages from the database, which are not for guests.
     pub(super) is_of_database: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What pages read, each value once for all readers.
+//! The values that pages show, each read once for all readers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const GATES_MAX: usize = 50;
 /// Keys of a gate that are read.
 const GATE_KEYS_MAX: i64 = 9;
 
-/// The database, and what was read of it.
+/// The database, and the values that were read from it.
 pub(super) struct Reads {
     pub(super) store: Store,
     pub(super) catalog: Option<Arc<Catalog>>,
@@ -69,7 +69,7 @@ impl Reads {
         self.fair_keys.get(read).await
     }
 
-    /// The backlog, if it is known already: counting the jobs of many lanes takes long.
+    /// The backlog, if it is known already: counting the jobs of many lanes takes a long time.
     pub(super) fn known_backlog(&self) -> Option<Vec<Value>> {
         let store = self.store.clone();
         let read = async move || store.backlog(None).await;
@@ -109,7 +109,7 @@ impl Reads {
         self.failing.get(read).await
     }
 
-    /// What the newest ended jobs took.
+    /// Durations and resource usage of the newest ended jobs.
     pub(super) async fn recent(&self) -> Result<Arc<Value>, StoreError> {
         let store = self.store.clone();
         let read = async move || Ok(store.recent(None).await?.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! What the fleet did in the last hour, sampled.
+//! Samples of the work that the fleet did in the last hour.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::store::EndedCounts;
 
 /// The time between two samples.
 const EVERY: Duration = Duration::from_secs(5);
-/// How many are kept: an hour.
+/// The number that is kept: an hour.
 const KEPT: usize = 720;
 /// Workers report failures every 30 s, so their rate is an average over this many samples.
 const FAILURES_OVER: usize = 12;
@@ -52,7 +52,7 @@ fn rate(more: i64, secs: f64) -> f64 {
     more.max(0) as f64 / secs.max(0.001)
 }
 
-/// Samples until `stopping`. What cannot be read is left out.
+/// Samples until `stopping`. Samples that cannot be read are left out.
 pub(super) async fn sample_forever(reads: Arc<Reads>, stopping: CancellationToken) {
     let mut every = time::interval(EVERY);
     every.set_missed_tick_behavior(time::MissedTickBehavior::Delay);

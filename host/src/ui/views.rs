@@ -20,11 +20,11 @@ use crate::store::{Listing, add_keys};
 const ROWS: i32 = 50;
 /// Failures of a handler that are grouped by error.
 const FAILURES: i32 = 30;
-/// And those that are listed for readers who may not see errors.
+/// Failures that are listed for readers who may not see errors.
 const FAILURES_OF_GUESTS: i32 = 10;
 /// Jobs that a search examines. A link continues it.
 const EXAMINED: i32 = 10_000;
-/// How far back a page of the audit looks. A link continues it.
+/// The period that a page of the audit covers. A link continues it.
 const AUDITED: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// A page that was read.
@@ -35,8 +35,8 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads what a page shows, and draws it. Few pages are read for guests at once; one whose reader has gone counts until
-/// the database has answered.
+/// Reads the data of a page, and draws it. Few pages are read for guests at once; a page whose reader has disconnected
+/// counts until the database has responded.
 pub(super) async fn render(
     ui: &Ui,
     chrome: &Chrome,
@@ -349,7 +349,7 @@ fn rows_with(rows: &[Value], key: &str, value: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Adds the words for its cron expression.
+/// Adds a description of its cron expression in English.
 fn describe_schedule(schedule: &mut Value) {
     let words = in_words(schedule["cron"].as_str().unwrap_or_default());
     schedule["words"] = words.into();

@@ -27,20 +27,20 @@ use proc_macro::TokenStream;
 /// | `lease` | `"1m"`: the duration of a claim without renewal, up to a day | the host's default |
 /// | `timeout` | `"1h"`: the run timeout of an attempt, up to 30 days | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop, up to 10 minutes | the host's default |
-/// | `concurrency` | how many attempts of the handler may run at the same time on one host | as many as there are slots |
+/// | `concurrency` | the number of attempts of the handler that may run at the same time on one host | as many as there are slots |
 /// | `instances` | `"reuse"`: an instance may serve many jobs, see the README | `"fresh"` |
-/// | `schedule` | `"0 3 * * *"`: when the handler is to run, if the operator allows it; five cron fields, or six with seconds first | never |
+/// | `schedule` | `"0 3 * * *"`: the times at which the handler runs, if the operator allows it; five cron fields, or six with seconds first | never |
 /// | `schedule_time_zone` | `"Europe/Berlin"`: the time zone of the schedule | UTC |
-/// | `max_concurrent(…)` | `max_concurrent(max = 5, key = "tenant")`: how many jobs run at the same time, on all hosts | any number |
-/// | `throttle(…)` | `throttle(max = 100, period = "1m", burst = 10, key = "$.api")`: how many jobs start in a period; with `burst`, on average, and `burst` at once | any number |
-/// | `batch(…)` | `batch(max = 100, period = "500ms", key = "$.list")`: up to so many jobs of a tenant in one attempt, when there are so many, or when the first has waited for the period; without it, those that are ready. The function takes `Vec<BatchJob<Input>>` and returns `Vec<Result<Output>>`, or a `Result` of that | one job in each attempt |
-/// | `singleton(…)` | `singleton(key = "$.doc", during = "queued", on_conflict = "keep")`: while there is a job, no other is enqueued. `during`: `"queued"` (until it has started), `"running"` (until it has ended) or `"period"` (with `period = "1h"`, from its enqueue on). `on_conflict`: `"keep"` the earlier job, `"replace"` its payload, or `"refuse"` the enqueue | none |
-/// | `debounce(…)` | `debounce(period = "5s", max_wait = "1m", key = "$.doc", edge = "trailing")`: a burst of jobs becomes one. `edge`: the last job runs, when none was enqueued for a period (`"trailing"`), or the first one, at once (`"leading"`). `max_wait`: how long a burst may last | none |
-/// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that it may run, if the operator grants it; once for each. `rows`: how many rows it has to affect. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
-/// | `capabilities` | what the handler needs, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
+/// | `max_concurrent(…)` | `max_concurrent(max = 5, key = "tenant")`: the number of jobs that run at the same time, on all hosts | any number |
+/// | `throttle(…)` | `throttle(max = 100, period = "1m", burst = 10, key = "$.api")`: the number of jobs that start in a period; with `burst`, on average, and at most `burst` at once | any number |
+/// | `batch(…)` | `batch(max = 100, period = "500ms", key = "$.list")`: up to `max` jobs of a tenant in one attempt, when `max` are ready, or when the first has waited for the period; without a period, those that are ready. The function takes `Vec<BatchJob<Input>>` and returns `Vec<Result<Output>>`, or a `Result` of that | one job in each attempt |
+/// | `singleton(…)` | `singleton(key = "$.doc", during = "queued", on_conflict = "keep")`: while there is a job, no other is enqueued. `during`: `"queued"` (until it has started), `"running"` (until it has ended) or `"period"` (with `period = "1h"`, starting when it is enqueued). `on_conflict`: `"keep"` the earlier job, `"replace"` its payload, or `"refuse"` the enqueue | none |
+/// | `debounce(…)` | `debounce(period = "5s", max_wait = "1m", key = "$.doc", edge = "trailing")`: a burst of jobs becomes one. `edge`: the last job runs, when none was enqueued for a period (`"trailing"`), or the first one, at once (`"leading"`). `max_wait`: the maximum duration of a burst | none |
+/// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that it may run, if the operator grants it; once for each. `rows`: the number of rows that it has to affect. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
+/// | `capabilities` | what the handler needs, in the notation of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
 ///
-/// The last five before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is what each
-/// limit is for: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the payload such as `"$.customer.id"`, or a
+/// The last five before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is the scope
+/// of each limit: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the payload such as `"$.customer.id"`, or a
 /// list of two of these; without it, there is one limit for all jobs of the handler. Hosts set gates in the database
 /// when they load the module.
 ///

@@ -10,7 +10,7 @@ pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
 pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
 /// The wait after the first failed attempt of a handler that does not declare it.
 pub(crate) const INITIAL_BACKOFF_MS: u64 = 10_000;
-/// The maximum of backoffs and of the run timeout.
+/// The maximum backoff and run timeout.
 pub(crate) const WAIT_MS_MAX: u64 = 30 * DAY_MS;
 pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;
 pub(crate) const GRACE_MS_MAX: u64 = 10 * 60 * 1000;
@@ -20,11 +20,11 @@ pub(crate) const CONCURRENCY_MAX: u32 = 1_000_000;
 pub(crate) const CRON_CHARS_MAX: usize = 200;
 
 pub(crate) const GATES_MAX: usize = 8;
-/// The maximum of running jobs, of starts in a period, and of a burst.
+/// The maximum number of running jobs, of starts in a period, and of jobs in a burst.
 pub(crate) const GATE_COUNT_MAX: u32 = 1_000_000;
-/// The maximum of starts in a period without a burst.
+/// The maximum number of starts in a period without a burst.
 pub(crate) const GATE_STARTS_MAX: u32 = 1_000;
-/// The maximum of jobs of a batch.
+/// The maximum number of jobs in a batch.
 pub(crate) const GATE_BATCH_MAX: u32 = 1_000;
 pub(crate) const GATE_PERIOD_MS_MAX: u64 = 30 * DAY_MS;
 

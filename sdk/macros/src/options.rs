@@ -248,7 +248,7 @@ impl Options {
 }
 
 impl Setting {
-    /// Where its value is.
+    /// The location of its value.
     fn span(&self) -> Span {
         match &self.value {
             Value::Expr(value) => value.span(),
@@ -265,7 +265,7 @@ impl Setting {
 #[derive(Default)]
 struct Reader {
     seen: Vec<String>,
-    /// How many errors there are.
+    /// The number of errors.
     count: usize,
     errors: Option<syn::Error>,
 }
@@ -400,8 +400,9 @@ fn is_word(word: &str) -> bool {
 fn statement_text(value: &Expr) -> syn::Result<String> {
     let sql = nonempty(value)?;
     if sql.len() > STATEMENT_BYTES_MAX || sql.contains('\0') {
-        let why =
-            format!("the text of a statement has at most {STATEMENT_BYTES_MAX} bytes, without NUL");
+        let why = format!(
+            "the text of a statement is at most {STATEMENT_BYTES_MAX} bytes long, without NUL"
+        );
         return Err(syn::Error::new(value.span(), why));
     }
     Ok(sql)
@@ -422,7 +423,7 @@ fn on_error(value: &Expr) -> syn::Result<bool> {
         "retry" => Ok(true),
         _ => Err(syn::Error::new(
             literal.span(),
-            "expected \"fail\" (the job fails) or \"retry\" (it is tried again)",
+            "expected \"fail\" (the job fails) or \"retry\" (it is retried)",
         )),
     }
 }
@@ -436,7 +437,7 @@ fn row_count(value: &Expr) -> syn::Result<u64> {
     {
         return Ok(count);
     }
-    let why = "expected a whole number: how many rows the statement affects";
+    let why = "expected a whole number, the number of rows that the statement affects";
     Err(syn::Error::new(value.span(), why))
 }
 

@@ -46,8 +46,8 @@ impl Ctx {
     }
 
     /// Continues the chain of this job with another one, committed with the outcome of this attempt if that succeeds.
-    /// Whatever waits for this job waits for the end of its chain, and gets the result of the last job. At most once in
-    /// an attempt.
+    /// Jobs that wait for this job wait for the end of its chain, and get the result of the last job. May be called
+    /// once in an attempt.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, Result, TestCtx, handler};
@@ -93,9 +93,10 @@ impl Ctx {
         }
     }
 
-    /// Sleeps durably: the attempt is suspended, and costs neither a slot nor memory meanwhile, nor one of the job's
-    /// attempts. After this time an attempt starts from the top; it gets recorded steps from the database, and this
-    /// call returns at once. A sleep of less than two seconds does not suspend the attempt.
+    /// Sleeps durably: the attempt is suspended. During the sleep, the job occupies neither a slot nor memory, and the
+    /// suspended attempt does not count towards the job's attempts. After this time an attempt starts from the top; it
+    /// gets recorded steps from the database, and this call returns at once. A sleep of less than two seconds does not
+    /// suspend the attempt.
     ///
     /// ```
     /// use std::time::Duration;
@@ -124,11 +125,11 @@ impl Ctx {
     ///   variables are lost. Everything before the wait runs again, so effects belong in a [`step`](Self::step).
     /// - Each attempt has to go through its waits in the same order, as with steps.
     /// - A wait is a step: `sleep:a day`, `signal:approved`, `call:photo.resize`; the second one of that name in an
-    ///   attempt has another number, as in `sleep:a day#2`. A name has 1 to 190 printable characters without `#`. Waits
-    ///   count towards the limits of a job's steps.
+    ///   attempt has another number, as in `sleep:a day#2`. A name is 1 to 190 printable characters long, without `#`.
+    ///   Waits count towards the limits of a job's steps.
     /// - They cannot be within the work of a step (kind `in-step`, permanent).
-    /// - They block, also in an `async fn`: [`race`](crate::race) cannot end them. For a short wait beside other
-    ///   futures there is [`rouse_sdk::sleep`](crate::sleep).
+    /// - They block, including in an `async fn`: [`race`](crate::race) cannot end them. For a short wait alongside
+    ///   other futures there is [`rouse_sdk::sleep`](crate::sleep).
     ///
     /// # Errors
     /// If the host refuses the wait, or its name is invalid (kind `wait-refused`, permanent), within a step (kind
@@ -167,7 +168,7 @@ impl Ctx {
     /// fn approval(ctx: &Ctx) -> Result<String> {
     ///     match ctx.wait_signal::<String>("approved", THREE_DAYS)? {
     ///         Some(by) => Ok(format!("approved by {by}")),
-    ///         None => Ok("nobody has answered".to_owned()),
+    ///         None => Ok("nobody has responded".to_owned()),
     ///     }
     /// }
     ///
@@ -264,8 +265,9 @@ impl Ctx {
     /// As for [`call`](Self::call), without `call-failed`.
     pub fn try_call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<Result<T, Failure>> {
         let mut ends = self.call_all([job])?;
-        ends.pop()
-            .ok_or_else(|| Error::permanent("the host has answered no call").kind("job-refused"))
+        ends.pop().ok_or_else(|| {
+            Error::permanent("the host has not returned the result of the call").kind("job-refused")
+        })
     }
 
     /// [`try_call`](Self::try_call) for several jobs, which run in parallel: waits until all of them have ended, and
@@ -330,7 +332,7 @@ impl Ctx {
         Ok(self.start(&format!("{kind}:{name}")))
     }
 
-    /// A later attempt skips a step that is recorded, and would lose what the step has begun.
+    /// A later attempt skips a step that is recorded, and would lose what the step has started.
     pub(super) fn outside_steps(&self, what: &str) -> Result<()> {
         if !self.in_step.get() {
             return Ok(());

@@ -70,8 +70,8 @@ impl Ctx {
     /// assert_eq!(total(&ctx, 17).unwrap(), 350);
     /// ```
     ///
-    /// What it has read may change before the effects of the attempt are committed: let a statement check it, for
-    /// instance by a version in its WHERE and `rows = 1`.
+    /// The rows may change before the effects of the attempt are committed: let a statement check that they have not,
+    /// for instance with a version in its WHERE clause and `rows = 1`.
     ///
     /// # Errors
     /// If Postgres refuses it (kind `sql-failed`, permanent unless the statement has `on_error = "retry"`), if a row does

@@ -34,10 +34,10 @@ impl Ctx {
     /// assert_eq!(second.steps_done(), ["ship"]);
     /// ```
     ///
-    /// The name has 1 to 200 printable characters without `#`. The second step of the same name within an attempt is a
-    /// different step (unless the first has failed or was dropped: then it is the same one). So a step may be in a loop,
-    /// as long as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with a result
-    /// of at most 256 KiB, 8 MiB in total.
+    /// The name is 1 to 200 printable characters long, without `#`. The second step of the same name within an attempt
+    /// is a different step (unless the first has failed or was dropped: then it is the same step). So a step may be in
+    /// a loop, as long as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with
+    /// a result of at most 256 KiB, 8 MiB in total.
     ///
     /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, nor enqueue jobs, nor have
     /// steps of its own (kind `in-step`): a later attempt skips it, and would lose them.
@@ -47,7 +47,7 @@ impl Ctx {
     /// ctx.job().id)`).
     ///
     /// # Errors
-    /// Those of the work, of which nothing is recorded; if a recorded result no longer matches `T` (kind
+    /// Those of the work, whose result is then not recorded; if a recorded result no longer matches `T` (kind
     /// `step-changed`); if the host refuses the step (kind `step-refused`); and if the attempt has to stop (kind
     /// `aborted`).
     pub fn step<T: Serialize + DeserializeOwned>(
@@ -176,7 +176,7 @@ impl Drop for StartedStep<'_> {
     }
 }
 
-/// Marks that the work of a step runs, until it is dropped: also if the work panics.
+/// Marks that the work of a step runs, until it is dropped, including when the work panics.
 struct Within<'a>(&'a Ctx);
 
 impl Drop for Within<'_> {

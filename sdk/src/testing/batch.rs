@@ -9,7 +9,7 @@ use super::{Recorder, TestCtx};
 use crate::host::Batch;
 use crate::{Error, Handler, JobInfo, Result};
 
-/// The jobs of one attempt at several, and their outcomes.
+/// The jobs of an attempt at several jobs, and their outcomes.
 #[derive(Default)]
 pub(super) struct BatchState {
     jobs: RefCell<Vec<(JobInfo, Vec<u8>)>>,
@@ -17,8 +17,8 @@ pub(super) struct BatchState {
 }
 
 impl TestCtx {
-    /// Runs a handler of batches like the host, once for all of these payloads. Their jobs have the ids from that of
-    /// this job on. Returns the outcome of each, in the order of the payloads.
+    /// Runs a handler of batches like the host, once for all of these payloads. The ids of their jobs start at the id
+    /// of this job. Returns the outcome of each, in the order of the payloads.
     ///
     /// # Panics
     /// If the handler panics. The host would run each of the jobs again, in an attempt of its own.

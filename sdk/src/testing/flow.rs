@@ -50,7 +50,7 @@ pub enum Wait {
     Sleep {
         /// The name; the second sleep with this name is `name#2`.
         name: String,
-        /// How long, in whole milliseconds.
+        /// The duration, in whole milliseconds.
         duration: Duration,
     },
     /// [`Ctx::sleep_until`](crate::Ctx::sleep_until).
@@ -83,7 +83,7 @@ pub enum Attempt<T> {
 }
 
 impl<T> Attempt<T> {
-    /// What the handler has returned.
+    /// The return value of the handler.
     ///
     /// # Panics
     /// If the attempt is suspended.
@@ -110,7 +110,7 @@ impl<T> Attempt<T> {
 /// Answers calls.
 type Callee = Rc<RefCell<dyn FnMut(&EnqueuedJob) -> Result<Value>>>;
 
-/// What outlives an attempt.
+/// The data that outlives an attempt.
 #[derive(Clone, Default)]
 pub(super) struct Kept {
     parents: BTreeMap<String, Parent>,
@@ -118,7 +118,7 @@ pub(super) struct Kept {
     callee: Option<Callee>,
     /// All waits so far, with their steps.
     waits: Vec<(Vec<String>, Wait)>,
-    /// What the waits that are over have returned, by their steps.
+    /// The return values of the waits that have ended, by their steps.
     over: BTreeMap<String, Over>,
 }
 
@@ -197,7 +197,7 @@ impl FlowState {
         })
     }
 
-    /// Ends a wait, with what it has returned; nothing for a signal that is yet to come.
+    /// Ends a wait, with its return value; does nothing for a signal that has not been sent yet.
     fn end(&self, steps: &[String], wait: &Wait) {
         let over: Vec<Over> = match wait {
             Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![Over::Slept],
@@ -219,7 +219,7 @@ impl FlowState {
     }
 }
 
-const UNANSWERED: &str = "this test answers no calls: set an answer with TestCtx::on_call";
+const UNANSWERED: &str = "this test does not answer calls: set a result with TestCtx::on_call";
 
 /// Unwinds the handler of an attempt that is suspended.
 struct Suspension;
@@ -242,8 +242,8 @@ fn error_of(error: &Error) -> Value {
 /// that was not sent has timed out. With [`attempt`](Self::attempt), waits suspend the attempt as on a host, and
 /// [`resumed`](Self::resumed) is the next attempt.
 impl TestCtx {
-    /// Runs one attempt of a handler: a wait suspends it, unless it is over or a sleep of less than two seconds. Jobs
-    /// that were enqueued are dropped unless the handler succeeds.
+    /// Runs one attempt of a handler: a wait suspends it, unless it has already ended, or is a sleep of less than two
+    /// seconds. Jobs that were enqueued are dropped unless the handler succeeds.
     ///
     /// ```
     /// use std::time::Duration;
@@ -293,10 +293,10 @@ impl TestCtx {
         }
     }
 
-    /// The attempt that follows a suspension, when the wait is over: a sleep has passed, calls have ended
-    /// ([`on_call`](Self::on_call) answers them), the signal has come, or its timeout has passed. (Without either, the
-    /// next attempt waits again.) It has the number of the suspended attempt, its steps, settings and answers, and the
-    /// handler's state.
+    /// The attempt that follows a suspension, when the wait has ended: a sleep has passed, calls have ended
+    /// ([`on_call`](Self::on_call) answers them), the signal has been sent, or its timeout has passed. (Without either,
+    /// the next attempt waits again.) It has the number of the suspended attempt, its steps, settings and responses,
+    /// and the handler's state.
     ///
     /// # Panics
     /// If the attempt is not suspended, or nothing answers its calls.
@@ -330,15 +330,15 @@ impl TestCtx {
         kept.waits.iter().map(|(_, wait)| wait.clone()).collect()
     }
 
-    /// Sends a signal to the job. It is kept until a wait takes it, in this attempt or in those that are made of it
-    /// later.
+    /// Sends a signal to the job. It is kept until a wait takes it, in this attempt or in later ones that are derived
+    /// from it.
     pub fn send_signal(&self, name: impl Into<String>, payload: Value) {
         let signal = (name.into(), payload.to_string().into_bytes());
         self.recorder.flow.kept.borrow_mut().signals.push(signal);
     }
 
-    /// Answers calls, in this attempt and in those that are made of it later. Without this, each call is an error (kind
-    /// `denied`).
+    /// Answers calls, in this attempt and in later ones that are derived from it. Without this, each call is an error
+    /// (kind `denied`).
     pub fn on_call(&self, answer: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
         let callee: Callee = Rc::new(RefCell::new(answer));
         self.recorder.flow.kept.borrow_mut().callee = Some(callee);

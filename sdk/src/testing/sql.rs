@@ -62,8 +62,8 @@ impl TestCtx {
         effects
     }
 
-    /// Answers queries from now on, in place of a database: each row is an object with a key for each column. Without
-    /// this, each query is an error.
+    /// Sets the function that answers further queries, in place of a database: each row is an object with a key for
+    /// each column. Without this, each query is an error.
     pub fn on_query(&self, answer: impl FnMut(&StatementCall) -> Result<Vec<Value>> + 'static) {
         *self.recorder.sql.database.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
     }
@@ -83,7 +83,7 @@ impl Sql for Recorder {
         let database = self.sql.database.borrow().clone();
         let Some(answer) = database else {
             let why = format_args!(
-                "{}: this test answers no queries; set an answer with TestCtx::on_query",
+                "{}: this test does not answer queries; set rows with TestCtx::on_query",
                 query.statement
             );
             return Err(Error::permanent(why).kind("denied"));

@@ -17,20 +17,20 @@ const READ_BYTES: u64 = 64 << 10;
 /// Sends a request, and reads the whole response.
 pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
-    let answer =
+    let pending =
         outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.label(), code))?;
-    // A server may answer before it has read the whole body. The rest is kept until the answer has arrived, because
+    // A server may respond before it has read the whole body. The rest is kept until the response has arrived, because
     // dropping it would end the connection.
     let mut rest = None;
     if let Some(body) = body {
-        match race(write(&body, &request.body), ready(answer.subscribe())).await {
+        match race(write(&body, &request.body), ready(pending.subscribe())).await {
             Either::First(Ok(())) => drop(OutgoingBody::finish(body, None)),
             Either::First(Err(_)) | Either::Second(()) => rest = Some(body),
         }
     }
 
-    ready(answer.subscribe()).await;
-    let response = answer
+    ready(pending.subscribe()).await;
+    let response = pending
         .get()
         .expect("the pollable is ready")
         .expect("the response is taken once")

@@ -35,7 +35,8 @@ const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
 /// The size of an error message, which may quote the manifest.
 const WHY_BYTES_MAX: usize = 4 << 10;
 const CAPABILITIES_MAX: usize = 64;
-/// How many unknown keys are reported, and how long each may be: a misspelt key is among the first.
+/// The maximum number of unknown keys that are reported, and the maximum length of each: a misspelt key is among the
+/// first.
 const UNKNOWN_MAX: usize = 16;
 const UNKNOWN_BYTES_MAX: usize = 256;
 const ATTEMPTS_MAX: u32 = 1_000;
@@ -64,7 +65,7 @@ pub struct HandlerManifest {
     pub name: String,
     /// Its version; `0.0.0` when the module has none.
     pub version: String,
-    /// A description for people.
+    /// A human-readable description.
     pub description: String,
     /// The schema of payloads; `true` (anything) by default.
     pub input_schema: Schema,
@@ -74,13 +75,13 @@ pub struct HandlerManifest {
     pub output_schema: Schema,
     /// The retry policy.
     pub retry: RetryPolicy,
-    /// How long a claim is valid without renewal. Default: 1 minute.
+    /// The time for which a claim is valid without renewal. Default: 1 minute.
     pub lease: Duration,
-    /// How long one attempt may run. Default: 1 hour.
+    /// The run timeout of an attempt. Default: 1 hour.
     pub timeout: Duration,
     /// The time from the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
-    /// How many of its attempts may run at the same time on one host. `None`: as many as there are slots.
+    /// The number of its attempts that may run at the same time on one host. `None`: as many as there are slots.
     pub concurrency: Option<u32>,
     /// Whether its instances may serve many jobs. Default: fresh ones.
     pub instances: Instances,
@@ -102,9 +103,9 @@ impl HandlerManifest {
     /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(5);
 
-    /// The maximum lease, as of one job (`rouse._time_ms`).
+    /// The maximum lease, the same as for one job (`rouse._time_ms`).
     pub const LEASE_MS_MAX: u64 = DAY_MS;
-    /// The maximum of waits and of run timeouts, as of one job (`rouse._time_ms`).
+    /// The maximum wait and run timeout, the same as for one job (`rouse._time_ms`).
     pub const WAIT_MS_MAX: u64 = 30 * DAY_MS;
     /// The maximum grace, because a host that shuts down waits this long for guests.
     pub const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
@@ -116,14 +117,14 @@ impl HandlerManifest {
     }
 }
 
-/// How many jobs one instance of a handler may serve.
+/// The number of jobs that one instance of a handler may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Instances {
     /// One: each attempt has a fresh instance.
     #[default]
     Fresh,
-    /// Many, of one tenant, one after another. What one job leaves in memory is there for the next.
+    /// Many, of one tenant, one after another. Data that one job leaves in memory is visible to the next.
     Reuse,
 }
 
@@ -187,7 +188,7 @@ impl Manifest {
     /// Parses the return value of `describe`.
     ///
     /// # Errors
-    /// A sentence for the author of the module, in one line.
+    /// A sentence for the author of the module, on one line.
     pub fn parse(text: &str) -> Result<Self, String> {
         Self::read(text).map_err(|why| printable(&why, WHY_BYTES_MAX))
     }
@@ -195,7 +196,7 @@ impl Manifest {
     fn read(text: &str) -> Result<Self, String> {
         if text.len() > MANIFEST_BYTES_MAX {
             return Err(format!(
-                "has {} bytes; at most 1 MiB is allowed",
+                "is {} bytes long; at most 1 MiB is allowed",
                 text.len()
             ));
         }

@@ -4,7 +4,7 @@
 const MODULE_HEADER: &[u8] = b"\0asm\x01\0\0\0";
 const COMPONENT_HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
 
-/// Why a file does not become a module: a sentence that starts with "it …" or "its …", for the person who put the file
+/// Why a file does not become a module: a sentence that starts with "it …" or "its …", for the user who put the file
 /// there.
 #[derive(Debug)]
 pub(in crate::sandbox) enum NotLoaded {

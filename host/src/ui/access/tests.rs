@@ -71,7 +71,7 @@ fn a_token_gives_a_cookie_and_the_cookie_a_role() {
     }
 }
 
-/// Whoever knows all tokens knows the key of the cookies.
+/// A reader who knows all tokens knows the key of the cookies.
 #[test]
 fn a_viewer_cannot_forge_the_session_or_the_form_of_an_operator() {
     let proxy = || Proxy {

@@ -1,11 +1,11 @@
-//! When a handler is to run: a cron expression and its time zone.
+//! The schedule of a handler: a cron expression and its time zone.
 
 use syn::Expr;
 
 use super::text;
 use crate::limits::CRON_CHARS_MAX;
 
-/// A cron expression: its fields and characters. The host has the parser, which would be a dozen more crates for each build
+/// A cron expression: its fields and characters. The host has the parser, which would add a dozen crates to each build
 /// of a handler.
 pub(super) fn cron(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;

@@ -397,7 +397,7 @@ fn statements_have_the_limits_of_the_host() {
     let long = "x".repeat((16 << 10) + 1);
     for text in [&*long, "SELECT '\0'"] {
         let why = why(quote!(name = "a", sql(a = #text)));
-        let expected = "the text of a statement has at most 16384 bytes, without NUL";
+        let expected = "the text of a statement is at most 16384 bytes long, without NUL";
         assert_eq!(why, expected);
     }
     let named = |length: usize| {

@@ -8,11 +8,11 @@ use crate::sanitize::printable;
 /// More gates than this are a mistake: one gate has a limit for each key.
 pub(super) const GATES_MAX: usize = 8;
 
-/// The maximum of running jobs, of starts in a period, and of a burst.
+/// The maximum number of running jobs, of starts in a period, and of jobs in a burst.
 pub(super) const COUNT_MAX: u64 = 1_000_000;
-/// The maximum of starts in a period without a burst: the database keeps the time of each.
+/// The maximum number of starts in a period without a burst: the database keeps the time of each.
 pub(super) const STARTS_MAX: u64 = 1_000;
-/// The maximum of jobs of a batch.
+/// The maximum number of jobs in a batch.
 pub(super) const BATCH_MAX: u64 = 1_000;
 /// 30 days.
 pub(super) const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;

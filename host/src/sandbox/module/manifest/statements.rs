@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::job::Statement;
 
-/// More statements than this are a program, and belong into several handlers.
+/// More statements than this belong in several handlers.
 pub(super) const STATEMENTS_MAX: usize = 64;
 
 /// As long as an identifier of Postgres.
@@ -33,7 +33,7 @@ pub(super) fn check(statements: Vec<Statement>) -> Result<Vec<Statement>, String
         }
         if sql.trim().is_empty() || sql.contains('\0') || sql.len() > SQL_BYTES_MAX {
             return Err(format!(
-                "statements: the text of {name} must have 1 to {SQL_BYTES_MAX} bytes, without NUL"
+                "statements: the text of {name} must be 1 to {SQL_BYTES_MAX} bytes long, without NUL"
             ));
         }
     }
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_names_and_texts_that_cannot_be_prepared() {
+    fn refuse_names_and_statements_that_cannot_be_prepared() {
         let one = |name: &str, sql: &str| check(vec![statement(name, sql)]);
         assert!(one("mark_paid", "SELECT 1").is_ok());
         for (name, sql, why) in [

@@ -225,7 +225,7 @@ fn report_unknown_keys_without_refusing_them() {
 }
 
 #[test]
-fn statements_are_checked_and_ask_for_permission() {
+fn statements_are_checked_and_request_permission() {
     let statement =
         json!({"name": "mark_paid", "sql": "UPDATE orders", "rows": 1, "on_error": "retry"});
     let handler = one(json!({"name": "a", "statements": [statement]})).unwrap();
@@ -253,7 +253,7 @@ fn statements_are_checked_and_ask_for_permission() {
 }
 
 #[test]
-fn a_schedule_is_checked_and_asks_for_permission() {
+fn a_schedule_is_checked_and_requests_permission() {
     let schedule = json!({"cron": " 0  3 * * *", "time_zone": "Europe/Berlin"});
     let handler =
         one(json!({ "name": "a", "schedule": schedule, "capabilities": ["state"] })).unwrap();
