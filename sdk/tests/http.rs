@@ -152,7 +152,7 @@ fn a_response_that_is_too_large_is_an_error_or_is_cut() {
     let request = || http::get("https://a.example/");
     let error = send(&ctx, request().response_bytes_max(5)).unwrap_err();
     assert!(error.permanent && error.kind == "too-large", "{error:?}");
-    assert!(error.message.contains("more than 5 bytes"), "{error}");
+    assert!(error.message.contains("longer than 5 bytes"), "{error}");
     let cut = send(&ctx, request().cut_response(5)).unwrap();
     assert_eq!((&cut.body[..], cut.cut), (&b"12345"[..], true));
     let whole = send(&ctx, request().cut_response(6)).unwrap();

@@ -315,10 +315,7 @@ async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
         let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
         let why = handlers.refusal("echo.wasm");
         assert!(why.contains(words), "{does}: {why}");
-        assert!(
-            why.ends_with("it is tried again after 60 s"),
-            "{does}: {why}"
-        );
+        assert!(why.ends_with("it is retried after 60 s"), "{does}: {why}");
     }
     let sandbox = sandbox(with_compiler("/nowhere/rouse".into()));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;

@@ -249,7 +249,7 @@ async fn the_largest_allowed_payload_is_accepted_and_a_queue_can_allow_more() {
     let (code, output) = run(&db, &[&set[..], &["400000"]].concat());
     assert_eq!(code, 0, "{output}");
     assert!(
-        output.contains("payloads of queue wide have at most 400000 bytes"),
+        output.contains("payloads of queue wide may be at most 400000 bytes long"),
         "{output}"
     );
     let wide = async |bytes: usize| {

@@ -213,7 +213,7 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     refused(
         0,
         &[
-            "key a has 61 bytes; at most 60 are allowed",
+            "key a is 61 bytes long; at most 60 are allowed",
             "value_bytes_max",
         ],
     );
@@ -221,8 +221,8 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     refused(
         2,
         &[
-            "has 40 bytes",
-            "the other keys have 61",
+            "is 40 bytes long",
+            "the other keys are 61",
             "at most 100",
             "bytes_max of the state of test.state.other",
         ],

@@ -413,7 +413,7 @@ async fn invalid_steps_are_refused_with_the_reason() {
             "large",
             300_000,
             1,
-            "300002 bytes; at most 262144 are allowed",
+            "300002 bytes long; at most 262144 are allowed",
         ),
         ("many", 1, 1001, "at most 1000 steps"),
         ("much", 262_000, 40, "the maximum of 8388608 bytes"),

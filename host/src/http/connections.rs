@@ -31,8 +31,8 @@ use tracing::debug;
 use self::open::{Connected, Open};
 use self::watched::{Body, RequestBody, Stream};
 
-/// Connections besides those of running invocations: probes, scrapers and refused callers, all of which are served
-/// in milliseconds. More of them wait in the listen backlog unless one of these is silent.
+/// Connections in addition to those of running invocations: probes, scrapers and refused callers, all of which are
+/// served in milliseconds. More of them wait in the listen backlog unless one of these is silent.
 pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
 /// How long a connection may take to send the head of a request, including the next request of a kept-alive

@@ -153,13 +153,13 @@ pub(super) async fn invoke(
         )
         .into_response();
     };
-    match answer(&invocations, &handler, request).await {
+    match respond(&invocations, &handler, request).await {
         Ok(result) => result,
         Err(problem) => problem.into_response(),
     }
 }
 
-async fn answer(
+async fn respond(
     invocations: &Invocations,
     handler: &str,
     request: Request,
@@ -178,7 +178,7 @@ async fn answer(
     response(invocation.ended().await)
 }
 
-/// The body, which must be JSON, within the size limit, and arrive in time.
+/// The body, which must be JSON, within the size limit, and must arrive in time.
 async fn payload(
     request: Request,
     bytes_max: usize,
@@ -188,7 +188,7 @@ async fn payload(
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "too_large",
-            format!("the body has more than {bytes_max} bytes (`invoke_payload_bytes_max`)"),
+            format!("the body is longer than {bytes_max} bytes (`invoke_payload_bytes_max`)"),
         )
     };
     // Refuse before the body is sent if the caller announces its size.

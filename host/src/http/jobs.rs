@@ -23,7 +23,7 @@ pub struct Jobs {
     pub access: Access,
     /// Waits for the ends of jobs.
     pub ends: Ends,
-    /// Cancelled when the host stops: waiters are answered then.
+    /// Cancelled when the host stops: waiting callers then get their responses.
     pub stopping: CancellationToken,
 }
 
@@ -42,13 +42,13 @@ pub(super) async fn job(
         )
         .into_response();
     };
-    match answer(&jobs, &id, query.as_deref().unwrap_or_default(), &headers).await {
+    match respond(&jobs, &id, query.as_deref().unwrap_or_default(), &headers).await {
         Ok(response) => response,
         Err(problem) => problem.into_response(),
     }
 }
 
-async fn answer(
+async fn respond(
     jobs: &Jobs,
     id: &str,
     query: &str,

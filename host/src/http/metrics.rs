@@ -22,7 +22,7 @@ const SECONDS: [f64; 16] = [
     300.0, 3600.0,
 ];
 
-/// How often histograms are folded if nobody scrapes them.
+/// The interval at which histograms are folded if nobody scrapes them.
 const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The metrics of this process.

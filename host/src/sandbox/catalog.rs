@@ -30,8 +30,8 @@ use crate::sanitize;
 /// The handlers that a folder offers, kept up to date with it.
 ///
 /// Only files named `*.wasm` count. A broken file is refused with a reason, while its last good version and all other
-/// files keep serving. A handler's name belongs to the file that served it first, unless the operator binds it. If
-/// two files have the same name at a start, neither serves it.
+/// files keep serving. A handler's name belongs to the file that served it first, unless the operator binds it. If two
+/// files have the same name when a host starts, neither serves it.
 pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
@@ -57,7 +57,7 @@ impl Catalog {
         .context("load the handlers folder")?
     }
 
-    /// Starts to load the folder and follows it from now on. Each module serves as soon as it is ready.
+    /// Starts to load the folder, and follows it. Each module serves as soon as it is ready.
     ///
     /// # Errors
     /// When the folder, or the saved ownership of its handler names, cannot be read.
@@ -105,7 +105,7 @@ impl Catalog {
                     folder.finish(loaded);
                 }
             }
-            // Files that were written to meanwhile.
+            // Files that were written to in the meantime.
             folder.scan(&Trust::Everything);
             if !folder.is_loading() {
                 break;
@@ -124,7 +124,7 @@ impl Catalog {
         }
     }
 
-    /// Waits until each file that was there at the start was tried; slow ones may still be loading.
+    /// Waits until each file that was present at startup has been tried; slow ones may still be loading.
     pub async fn tried(&self) -> Arc<HandlerSet> {
         self.until(|handlers| !handlers.is_loading()).await
     }
@@ -155,7 +155,7 @@ impl Catalog {
     /// The digests of the module files in a folder, by file name.
     ///
     /// # Errors
-    /// When the folder or one of the files cannot be read, or a file name cannot be written in one line.
+    /// When the folder or one of the files cannot be read, or a file name cannot be written on one line.
     pub fn digests(dir: &Path, bytes_max: usize) -> anyhow::Result<BTreeMap<String, Digest>> {
         let listing = file::list(dir, false)
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
@@ -181,7 +181,7 @@ impl Catalog {
     /// "its …".
     pub fn prove(&self, module: &Module, nonce: &str, bytes_max: usize) -> Result<Digest, String> {
         let path = self.dir.join(&module.file);
-        let stamp = file::Stamp::at(&path).ok_or("its file is gone")?;
+        let stamp = file::Stamp::at(&path).ok_or("its file was removed")?;
         let listed = file::Listed {
             path,
             stamp,

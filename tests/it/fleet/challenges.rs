@@ -83,8 +83,8 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
             "its proof does not match the file",
         ),
         (
-            json!({"unproven": "its file is gone"}),
-            "does not prove that it has the module: its file is gone",
+            json!({"unproven": "its file was removed"}),
+            "does not prove that it has the module: its file was removed",
         ),
     ] {
         let answer = async {
@@ -140,7 +140,7 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
     run_rouse(&db, &args)
         .await
         .exits(4)
-        .prints("its file is gone");
+        .prints("its file was removed");
     // A pipe that nothing writes to.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());

@@ -119,7 +119,7 @@ async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
     machine.put("mail.wasm", echo("mail.send", "unlucky-1"));
     machine.put("other.wasm", echo("test.other", "1"));
     let catalog = machine.start().await;
-    until_refused(&catalog, "mail.wasm", "it is tried again after 60 s").await;
+    until_refused(&catalog, "mail.wasm", "it is retried after 60 s").await;
     catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(catalog.current().names(), ["test.other"]);
     // It is replaced by a file that compiles before the start has ended.

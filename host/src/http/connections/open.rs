@@ -24,9 +24,10 @@ struct Activity {
     has_request: bool,
     /// The response is not read completely yet.
     is_behind: bool,
-    /// Since when its next request is awaited, or it has not read from its response.
+    /// The time since which its next request has been awaited, or since which it has not read from its response.
     silent_since: Option<Instant>,
-    /// Since when the body of its request is awaited. Parts that arrive do not count: a client could send a byte a second.
+    /// The time since which the body of its request has been awaited. Parts that arrive do not count: a client could
+    /// send a byte per second.
     body_awaited_since: Option<Instant>,
     close: CancellationToken,
 }
@@ -59,7 +60,7 @@ impl Open {
     }
 }
 
-/// An open connection. It counts as silent from its start.
+/// An open connection. It counts as silent from the moment at which it was opened.
 pub(super) struct Connected {
     number: u64,
     open: Open,
@@ -118,7 +119,7 @@ impl Connected {
         });
     }
 
-    /// Records whether the client could be sent more; if not, nothing more can be written until it reads.
+    /// Records whether more data could be sent to the client; if not, nothing more can be written until it reads.
     pub(super) fn record_write(&self, is_accepted: bool) {
         self.update(|activity| {
             if is_accepted || !activity.is_behind {

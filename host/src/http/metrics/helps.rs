@@ -1,4 +1,4 @@
-//! What each metric means, for the `# HELP` lines of the page. The same as in docs/reference/metrics.md.
+//! The meaning of each metric, for the `# HELP` lines of the page. The same as in docs/reference/metrics.md.
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
@@ -15,7 +15,7 @@ const COUNTERS: [(&str, &str); 13] = [
     ),
     (
         "rouse_jobs_adopted_total",
-        "Jobs that this host took over because their worker was gone.",
+        "Jobs that this host took over because their worker was dead.",
     ),
     (
         "rouse_jobs_lost_total",
@@ -47,7 +47,7 @@ const COUNTERS: [(&str, &str); 13] = [
     ),
     (
         "rouse_fair_deferrals_total",
-        "Claims that took nothing of a key although it had jobs.",
+        "Claims that did not take any job of a key although it had jobs.",
     ),
     (
         "rouse_fair_starvation_promotions_total",
@@ -77,7 +77,7 @@ const GAUGES: [(&str, &str); 13] = [
     ),
     (
         "rouse_oldest_wait_seconds",
-        "How long the oldest ready job has waited.",
+        "The time that the oldest ready job has waited.",
     ),
     (
         "rouse_fair_deficit",
@@ -85,7 +85,7 @@ const GAUGES: [(&str, &str); 13] = [
     ),
     (
         "rouse_fair_oldest_ready_seconds",
-        "How long the oldest ready job of a key of a fair queue has waited.",
+        "The time that the oldest ready job of a key of a fair queue has waited.",
     ),
     (
         "rouse_dead_rows",
@@ -126,7 +126,7 @@ const HISTOGRAMS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Tells the recorder of this process what its metrics mean.
+/// Describes the metrics of this process to its recorder.
 pub(super) fn describe() {
     for (name, help) in COUNTERS {
         describe_counter!(name, help);

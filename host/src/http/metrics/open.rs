@@ -81,7 +81,7 @@ mod tests {
     use crate::worker::Exemplar;
 
     #[test]
-    fn a_client_asks_for_the_format() {
+    fn a_client_requests_the_format() {
         assert!(is_accepted(
             "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2"
         ));

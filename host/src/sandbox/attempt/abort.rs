@@ -55,7 +55,7 @@ impl AbortHandle {
 
     /// The signal of an attempt at several jobs, each with a signal of its own. It fires when that of the first job
     /// does, because the attempt acts for it; when one fires for a reason that concerns this worker; and when all have
-    /// fired. [`follow`](Self::follow) has to be awaited meanwhile.
+    /// fired. [`follow`](Self::follow) has to be awaited in the meantime.
     pub fn of_batch(parts: Vec<Self>) -> Self {
         Self(Arc::new(Signal {
             parts,
@@ -140,12 +140,12 @@ impl AbortHandle {
         until != 0 && until <= BootTime::now().as_nanos()
     }
 
-    /// How long ago the attempt was aborted; `None` while it may continue.
+    /// The time since the attempt was aborted; `None` while it may continue.
     pub fn aborted_for(&self) -> Option<Duration> {
         self.lock().map(|abort| abort.at.elapsed())
     }
 
-    /// How long until the hard stop; `None` while the attempt may continue.
+    /// The time until the hard stop; `None` while the attempt may continue.
     pub fn grace_remaining(&self) -> Option<Duration> {
         let abort = *self.lock();
         abort.map(|abort| abort.hard_stop_at.saturating_duration_since(Instant::now()))
@@ -164,12 +164,12 @@ impl AbortHandle {
         }
     }
 
-    /// True from the hard stop on.
+    /// True after the hard stop.
     pub(in crate::sandbox) fn is_hard_stopped(&self) -> bool {
         self.grace_remaining() == Some(Duration::ZERO)
     }
 
-    /// Waits for the hard stop, even if it moves closer meanwhile.
+    /// Waits for the hard stop, even if it moves closer during the wait.
     pub(in crate::sandbox) async fn hard_stopped(&self) -> AbortReason {
         loop {
             let mut changed = pin!(self.0.changed.notified());

@@ -2,7 +2,7 @@
 //!
 //! All guests share one process, and so its caches and branch predictors. One guest affects the timing of another by
 //! nanoseconds to microseconds. Browsers without a process for each site have the same problem, and limit their clocks
-//! to 1 ms (Firefox, Safari). This costs handlers nothing: the host's own clock measures waits, and its timer is not
+//! to 1 ms (Firefox, Safari). This has no cost for handlers: the host's own clock measures waits, and its timer is not
 //! finer. It makes timing attacks expensive, not impossible.
 
 use std::sync::LazyLock;
@@ -41,7 +41,8 @@ impl DatabaseClock {
         }
     }
 
-    /// The time of the database. It is never ahead: the answer took some time, and a suspended machine counts none.
+    /// The time of the database. It is never ahead: the response took some time, and time during which the machine is
+    /// suspended does not count.
     pub fn now(self) -> SystemTime {
         self.at + self.read.elapsed()
     }

@@ -14,8 +14,8 @@ use crate::sandbox::{AbortHandle, Handler, Sandbox};
 const NO_PAYLOAD: &[u8] = b"{}";
 
 impl Sandbox {
-    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted
-    /// meanwhile.
+    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted during
+    /// the check.
     pub async fn refuse_payload(
         &self,
         handler: &Handler,
@@ -62,7 +62,7 @@ impl Sandbox {
         }
     }
 
-    /// The outcome of a check, or the reason of an abort during it.
+    /// The outcome of a check, or the reason for an abort during it.
     async fn checked(
         &self,
         schema: &Schema,

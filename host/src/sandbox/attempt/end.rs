@@ -64,7 +64,7 @@ pub(in crate::sandbox) fn classify(
         }
         Err(Stop::Starting(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
-            // The module's own code also runs at the start (constructors).
+            // The module's own code also runs when it starts (constructors).
             None if is_guests_fault(&error) => denied(trapped(&error, state, limits), state),
             None => RunEnd::Unrunnable(format!("no instance could be created: {error:#}")),
         },
@@ -82,7 +82,7 @@ pub(in crate::sandbox) fn classify(
     }
 }
 
-/// True if the guest returned by itself, with a result or an error.
+/// True if the guest returned without being stopped, with a result or an error.
 pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
     match end {
         RunEnd::Returned(_) | RunEnd::Failed(_) | RunEnd::ResultRefused(_) => true,
@@ -226,7 +226,7 @@ fn is_stack_overflow(error: &wasmtime::Error) -> bool {
     }
 }
 
-/// The error message of a trap, in one line.
+/// The error message of a trap, on one line.
 pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits) -> String {
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return format!(

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long an instance may stay idle.
+/// The maximum time for which an instance may stay idle.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// The memory of all idle instances. It comes in addition to the attempts' budget, so that it never takes memory from a
@@ -32,7 +32,7 @@ struct Waiting<K, T> {
 }
 
 impl<K, T> Idle<K, T> {
-    /// Creates a store for this many items; 0 keeps none.
+    /// Creates a store for this many items; with 0, it does not keep any.
     pub(in crate::sandbox) fn new(count_max: usize) -> Arc<Self> {
         Arc::new(Self {
             count_max,
@@ -94,7 +94,7 @@ impl<K, T> Idle<K, T> {
         }
     }
 
-    /// How long until the next item expires; `None` if there is none.
+    /// The time until the next item expires; `None` if there is none.
     fn sweep_once(&self, now: Instant) -> Option<Duration> {
         let mut inner = self.lock();
         while let Some(oldest) = inner.waiting.front() {

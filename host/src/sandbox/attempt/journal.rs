@@ -10,7 +10,7 @@ use tracing::Level;
 use super::meter::Meter;
 use crate::job::{ParentEnd, RecordedStep, ReturnedCall, SqlCall, SqlFailure};
 
-/// The future of a call of a [`Journal`] or [`StateStore`].
+/// The future of a call to a [`Journal`] or [`StateStore`].
 pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Stores the data that outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in
@@ -26,13 +26,13 @@ pub trait Journal: Send + Sync {
     /// The result of a recorded step, JSON.
     ///
     /// # Errors
-    /// When there is no result; a message for people.
+    /// When there is no result; a human-readable message.
     fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>>;
 
     /// Records the result of a step, JSON. Returns once it is durable.
     ///
     /// # Errors
-    /// When the result can never be recorded; a message for people.
+    /// When the result can never be recorded; a human-readable message.
     fn record<'a>(
         &'a self,
         step: &'a str,
@@ -45,20 +45,20 @@ pub trait Journal: Send + Sync {
     /// Records a line that the attempt prints or logs. Lines are numbered from 1.
     fn log_line(&self, _line: u32, _level: Level, _text: &str) {}
 
-    /// Records the attempt's progress: a percentage, and its current step in one line.
+    /// Records the attempt's progress: a percentage, and its current step on one line.
     fn progress(&self, percent: u8, step: &str);
 
-    /// Where the handler's state is stored; `None` if it has no state.
+    /// The store of the handler's state; `None` if it has no state.
     fn state(&self) -> Option<&dyn StateStore> {
         None
     }
 
-    /// Where its statements run; `None` if it cannot run any.
+    /// The store that runs its statements; `None` if it cannot run any.
     fn sql(&self) -> Option<&dyn SqlStore> {
         None
     }
 
-    /// Where signals and the ends of other jobs are read; `None` if it cannot wait for them.
+    /// The store from which signals and the ends of other jobs are read; `None` if it cannot wait for them.
     fn waits(&self) -> Option<&dyn WaitStore> {
         None
     }
@@ -81,7 +81,7 @@ pub trait WaitStore: Send + Sync {
     /// The ends of the calls of these steps, recorded as their results. A step that was not called yet is left out.
     ///
     /// # Errors
-    /// If the results have more than `bytes_max` bytes.
+    /// If the results are longer than `bytes_max` bytes.
     fn returned_calls<'a>(
         &'a self,
         steps: &'a [String],
@@ -103,7 +103,7 @@ pub trait SqlStore: Send + Sync {
     /// Checks the number and the kinds of parameters.
     ///
     /// # Errors
-    /// A message for people, without the name of the statement.
+    /// A human-readable message, without the name of the statement.
     fn check(&self, call: &SqlCall) -> Result<(), String>;
 
     /// Runs a query in a read-only transaction. Each row is a JSON object.
@@ -124,11 +124,11 @@ pub trait SqlStore: Send + Sync {
 /// Why a statement has not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SqlRefusal {
-    /// The call is wrong, a message for people.
+    /// The call is wrong, a human-readable message.
     Refused(String),
     /// Postgres has refused it.
     Failed(SqlFailure),
-    /// It does not fit the database: the handler is parked, and the attempt ends.
+    /// It does not match the database: the handler is parked, and the attempt ends.
     Parked,
 }
 
@@ -176,7 +176,7 @@ pub enum WriteOutcome {
     Changed,
     /// Nothing was written: the handler has the maximum number of keys.
     TooManyKeys,
-    /// Nothing was written: together with the other keys, which have this many bytes, it exceeds the maximum.
+    /// Nothing was written: together with the other keys, which take this many bytes, it exceeds the maximum.
     TooManyBytes(u64),
 }
 
@@ -184,7 +184,7 @@ pub enum WriteOutcome {
 /// (`worker/state.rs`: in Postgres, behind the fence).
 ///
 /// A store that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
-/// too. An error is a message for people, and means that the value can never be stored.
+/// too. An error is a human-readable message, and means that the value can never be stored.
 pub trait StateStore: Send + Sync {
     /// The value of this key.
     fn get<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>>;
@@ -200,6 +200,6 @@ pub trait StateStore: Send + Sync {
     /// Stores a value. Returns once it is durable.
     fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>>;
 
-    /// Removes a key. Returns false if it did not exist, or if an earlier try, whose answer was lost, has removed it.
+    /// Removes a key. Returns false if it did not exist, or if an earlier try, whose response was lost, has removed it.
     fn delete<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<bool, String>>;
 }

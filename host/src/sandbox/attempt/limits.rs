@@ -7,8 +7,8 @@ use std::time::Duration;
 /// host, because it is part of the engine.
 pub(in crate::sandbox) const WASM_STACK_BYTES_MAX: usize = 512 << 10;
 
-/// Small hosts often have a gigabyte; 128 MiB leaves room for several attempts at once, and a 24-megapixel photograph
-/// (96 MiB decoded) still fits.
+/// Small hosts often have a gigabyte; 128 MiB leaves room for several attempts at once, and is enough for a
+/// 24-megapixel photograph (96 MiB decoded).
 const MEMORY_BYTES: usize = 128 << 20;
 
 /// Most jobs wait for other systems and compute for milliseconds. Video encoding needs more; an endless loop costs a
@@ -24,29 +24,29 @@ const LOG_BYTES: usize = 256 << 10;
 /// A loop that prints would use up its 256 KiB within a millisecond, and hide the start of the error.
 const LOG_LINES_PER_SECOND: u32 = 1_000;
 
-/// Tables hold functions whose address is taken; large Rust programs have some thousands.
+/// Tables hold functions whose address is taken; large Rust programs have a few thousand.
 pub(in crate::sandbox) const TABLE_ELEMENTS: usize = 20_000;
 
 /// The amount of data that the host copies for one guest call.
 const HOSTCALL_BYTES: usize = 8 << 20;
 
-/// A host has some thousands of files for all attempts and for itself (1,024 on many machines; it raises its limit as
-/// far as allowed). A handler that walks a directory has one or two open, an external merge sort some dozens.
+/// A host has a few thousand files for all attempts and for itself (1,024 on many machines; it raises its limit as far
+/// as allowed). A handler that walks a directory has one or two open, an external merge sort a few dozen.
 const FILES: usize = 64;
 
 /// A program that holds a thousand streams and pollables has forgotten to drop them.
 const RESOURCES: usize = 1_024;
 
-/// Includes the guest's own resources, of which language runtimes have some.
+/// Includes the guest's own resources, of which language runtimes have a few.
 const HANDLES: usize = 4_096;
 
-/// Seeds and keys have some dozens of bytes.
+/// Seeds and keys are a few dozen bytes long.
 const RANDOM_BYTES: u64 = 1 << 20;
 
 /// An endless loop of steps would fill the database.
 const STEPS: usize = 1_000;
 
-/// The result of a step tells the next attempt what was done; the data itself belongs elsewhere.
+/// The result of a step records for the next attempt what was done; the data itself belongs elsewhere.
 const STEP_BYTES: usize = 256 << 10;
 
 /// A later attempt reads the results of all earlier steps first.
@@ -79,7 +79,7 @@ const EFFECTS: usize = 1_000;
 /// One transaction carries all of it.
 const EFFECTS_BYTES: usize = 8 << 20;
 
-/// Each is a transaction; a loop of queries belongs into one statement.
+/// Each is a transaction; a loop of queries belongs in one statement.
 const QUERIES: usize = 1_000;
 
 /// The limits of one handler's attempts. The defaults apply if the operator sets nothing.
@@ -87,7 +87,7 @@ const QUERIES: usize = 1_000;
 pub struct Limits {
     /// All linear memories of an attempt together, bytes. Default: 128 MiB.
     pub memory_bytes: usize,
-    /// The maximum memory of an attempt that follows one that ran out of memory, bytes: it gets twice as much, up to
+    /// The maximum memory of an attempt that follows one that exhausted its memory, bytes: it gets twice as much, up to
     /// this. Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
     /// CPU time of an attempt. Default: 10 minutes.
@@ -179,7 +179,7 @@ impl Limits {
         requested.map_or(usual, |requested| requested.clamp(usual, max))
     }
 
-    /// The memory limit of the attempt after one that ran out of memory; `None` if it gets no more.
+    /// The memory limit of the attempt after one that exhausted its memory; `None` if it gets no more.
     pub fn more_memory(&self) -> Option<usize> {
         let more = self.memory_bytes.saturating_mul(2);
         let more = more.min(self.memory_retry_bytes);

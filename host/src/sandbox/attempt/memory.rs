@@ -173,7 +173,7 @@ impl AttemptLimiter {
         charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
     }
 
-    /// Reports to this meter from now on.
+    /// Reports to this meter after this call.
     pub(in crate::sandbox) fn report_to(&mut self, meter: Arc<Meter>) {
         meter.set_memory(self.used_bytes);
         self.meter = meter;

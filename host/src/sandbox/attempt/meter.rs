@@ -75,7 +75,7 @@ impl Meter {
 
 /// Awaits a call and counts the CPU time of its polls; `None` if the meter exceeds `cpu_max`. A computing guest is
 /// polled at each tick, so it is stopped at the first tick after that.
-pub(in crate::sandbox) async fn within_cpu<F: Future>(
+pub(in crate::sandbox) async fn with_cpu_limit<F: Future>(
     mut call: Pin<&mut F>,
     meter: &Meter,
     cpu_max: Duration,
@@ -91,8 +91,8 @@ pub(in crate::sandbox) async fn within_cpu<F: Future>(
 }
 
 /// A poll that is shorter than this counts as computing all the time. Reading a thread's CPU time is a system call of
-/// 0.5 µs, reading the wall clock takes 0.03 µs, and a guest that returns at once is polled for some microseconds. If
-/// the kernel runs another thread meanwhile, the count is too high by up to this much.
+/// 0.5 µs, reading the wall clock takes 0.03 µs, and a guest that returns at once is polled for a few microseconds. If
+/// the kernel runs another thread during this time, the count is too high by up to this much.
 const SHORT: Duration = Duration::from_micros(200);
 
 /// The maximum age of a thread's last reading when a poll starts.
@@ -168,7 +168,7 @@ mod tests {
     async fn give_up_a_call_that_computes_too_long() {
         let (call, meter) = (pin!(compute_forever()), Meter::default());
         let max = Duration::from_millis(5);
-        assert_eq!(within_cpu(call, &meter, max).await, None);
+        assert_eq!(with_cpu_limit(call, &meter, max).await, None);
         assert!(meter.usage().cpu > max);
     }
 }

@@ -1,4 +1,4 @@
-//! Where a guest spends its time: its stack, sampled at each tick.
+//! The stack of a guest, sampled at each tick, to show where it spends its time.
 //!
 //! Wasmtime's own `GuestProfiler` knows functions but not source lines. The backtraces that wasmtime captures for traps
 //! have both, so these are sampled. Only computing is sampled: a tick finds a guest at the start of a function or at a
@@ -22,7 +22,7 @@ pub struct Profile(Mutex<Samples>);
 
 impl Profile {
     /// The recommended sampling interval: the [`tick`](crate::sandbox::Settings::tick) of a sandbox in which attempts
-    /// are profiled. Sampling a large module takes some 40 ms, during which the guest is paused.
+    /// are profiled. Sampling a large module takes about 40 ms, during which the guest is paused.
     pub const EVERY: Duration = Duration::from_millis(1);
 
     /// An empty profile that starts now.

@@ -70,7 +70,7 @@ impl Sandbox {
         if !instance.is_reusable(end) {
             return;
         }
-        // Memory is released first, because what the state counts later no longer belongs to this job.
+        // Memory is released first, because memory that the state counts later no longer belongs to this job.
         let state = instance.state_mut();
         // Before the memory: hyper may hold bodies that count.
         state.http.unsent.take_away();

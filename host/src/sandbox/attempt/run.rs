@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::clocks::DatabaseClock;
 use super::end;
-use super::meter::{Meter, within_cpu};
+use super::meter::{Meter, with_cpu_limit};
 use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, NewJob, RunEnd, SqlCall, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
@@ -44,7 +44,7 @@ pub struct JobInput {
     pub trace: AttemptTrace,
 }
 
-/// How a run has ended, with what it has used and what it leaves to its settlement.
+/// The end of a run, with its usage and the data for its settlement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReport {
     /// How it ended.
@@ -210,7 +210,7 @@ impl Sandbox {
             // calls are done at once, and then nothing is set up for the hard stop.
             tokio::select! {
                 biased;
-                done = within_cpu(call, &meter, limits.cpu) => Ok(done),
+                done = with_cpu_limit(call, &meter, limits.cpu) => Ok(done),
                 reason = abort.hard_stopped() => Err(reason),
             }
         };
@@ -232,7 +232,7 @@ impl Sandbox {
         let end = self.check_result(handler, end, &abort).await;
         let mut of_jobs = Vec::with_capacity(settled.len());
         for (job, end) in settled {
-            // Not interrupted: the outcome counts, whatever became of the attempt since.
+            // Not interrupted: the outcome counts, regardless of what has happened to the attempt since.
             let end = self.check_result(handler, end, &AbortHandle::new()).await;
             of_jobs.push((job, end));
             tokio::task::consume_budget().await;
@@ -273,8 +273,8 @@ impl RunReport {
     }
 }
 
-/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of what the
-/// attempt touched, so it is safe to continue.
+/// Awaits a future; `None` if it panics. After a panic, of the data that the attempt touched, only atomics and locks
+/// that recover are used, so it is safe to continue.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {
@@ -284,7 +284,7 @@ async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     .await
 }
 
-/// The jobs of an attempt at several, as the guest sees them.
+/// The jobs of an attempt at several jobs, as the guest sees them.
 fn batch(handler: &Handler, job: &JobInput, others: Vec<JobInput>) -> Batch {
     if others.is_empty() {
         return Batch::default();

@@ -59,7 +59,7 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) denial: Option<String>,
     /// Paths outside of granted directories that it tried.
     pub(in crate::sandbox) outside_paths: OutsidePaths,
-    /// When the guest wants its next attempt, milliseconds since 1970.
+    /// The time at which the guest requests its next attempt, milliseconds since 1970.
     pub(in crate::sandbox) retry_at_ms: Option<i64>,
     /// The module's source lines.
     pub(in crate::sandbox) lines: Arc<Lines>,
@@ -145,7 +145,7 @@ impl AttemptState {
         } = of;
         granted.open()?;
         limiter.report_to(meter.clone());
-        let http = http.within(limiter.host_memory().clone());
+        let http = http.counted_by(limiter.host_memory().clone());
         let mut http_fields = WasiHttpCtx::new();
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
@@ -224,7 +224,7 @@ impl AttemptState {
         self.batch = batch;
         self.suspension = None;
         self.clock = clock;
-        self.http = http.within(self.limiter.host_memory().clone());
+        self.http = http.counted_by(self.limiter.host_memory().clone());
         self.trace = trace;
         self.step_spans = StepSpans::default();
         self.denial = None;
@@ -305,7 +305,7 @@ pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits
     });
 }
 
-/// Restarts the tick deadline, at the start of each job.
+/// Restarts the tick deadline when a job starts.
 pub(in crate::sandbox) fn start(store: &mut Store<AttemptState>) {
     store.set_epoch_deadline(1);
 }

@@ -1,4 +1,4 @@
-//! `rouse:handler/batch`: the jobs of an attempt at several, and their outcomes.
+//! `rouse:handler/batch`: the jobs of an attempt at several jobs, and their outcomes.
 
 use std::collections::HashMap;
 
@@ -8,19 +8,19 @@ use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::{Failure, JobInfo};
 use crate::sandbox::bindings::rouse::handler::batch::{BatchError, Host};
 
-/// Why steps and waits are refused to a handler that takes batches, also for a single job: otherwise it would fail only
-/// when two jobs meet.
+/// Why steps and waits are refused to a handler that takes batches, including for an individual job: otherwise it would
+/// fail only when two jobs meet.
 pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits and results of other jobs: an attempt is at several jobs";
 pub(super) const NO_JOBS: &str =
     "a handler that takes batches cannot enqueue jobs: an attempt is at several jobs";
 pub(super) const NO_EFFECTS: &str =
     "a handler that takes batches has no effects: an attempt is at several jobs";
 
-/// The maximum size of all outcomes of a batch, bytes; that of one result, if it is larger. The host keeps them until
-/// the attempt has ended.
+/// The maximum size of all outcomes of a batch, bytes; the maximum size of one result, if that is larger. The host
+/// keeps them until the attempt has ended.
 const OUTCOMES_BYTES_MAX: usize = 8 << 20;
 
-/// The jobs of an attempt at several, and the outcomes that they have so far. Empty for an attempt at one.
+/// The jobs of an attempt at several jobs, and the outcomes that they have so far. Empty for an attempt at one job.
 #[derive(Default)]
 pub(in crate::sandbox) struct Batch {
     jobs: Vec<JobInfo>,
@@ -62,7 +62,7 @@ impl Batch {
         let bytes_max = OUTCOMES_BYTES_MAX.max(limit_bytes);
         if self.bytes + bytes > bytes_max {
             return Err(format!(
-                "the outcomes of a batch may have at most {bytes_max} bytes together; a gate with a smaller `max` \
+                "the outcomes of a batch may take at most {bytes_max} bytes together; a gate with a smaller `max` \
                  makes smaller batches"
             ));
         }

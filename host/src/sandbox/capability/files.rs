@@ -2,8 +2,8 @@
 //! their directory.
 //!
 //! wasmtime-wasi does the work behind this guard. An attempt that may have lost its lease no longer changes anything,
-//! not even through a stream that it opened before, or while it waits for a thread. Whatever a directory contains, a
-//! guest cannot make the host wait, or keep more than a little of the contents.
+//! not even through a stream that it opened before, or while it waits for a thread. Regardless of the contents of a
+//! directory, a guest cannot make the host wait, or hold more than a small part of them.
 
 mod denial;
 mod disk;

@@ -64,18 +64,18 @@ impl NewJobs {
         std::mem::take(&mut self.jobs)
     }
 
-    /// Leaves only the calls: the attempt is suspended, and a later one makes the other calls again.
+    /// Keeps only the calls: the attempt is suspended, and a later one enqueues the other jobs again.
     pub(super) fn keep_calls(&mut self) {
         self.jobs
             .retain(|job| matches!(job.kind, NewJobKind::Call { .. }));
     }
 
-    /// How many jobs there are.
+    /// The number of jobs.
     pub(super) fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Takes back the last jobs: some of several calls were refused.
+    /// Removes the last jobs: some of several calls were refused.
     pub(super) fn take_back(&mut self, len: usize) {
         let taken = self.jobs.drain(len..);
         self.bytes -= taken.map(|job| job.bytes()).sum::<usize>();
@@ -106,7 +106,7 @@ impl NewJobs {
         let bytes = self.bytes.saturating_add(bytes);
         if bytes > self.bytes_max {
             return Err(format!(
-                "the jobs that an attempt enqueues may have at most {} bytes together (limits.jobs_bytes in rouse.toml)",
+                "the jobs that an attempt enqueues may take at most {} bytes together (limits.jobs_bytes in rouse.toml)",
                 self.bytes_max
             ));
         }
@@ -192,7 +192,7 @@ fn denial(granted: &Arc<Granted>, to: &str) -> String {
     let to = printable(to, 128);
     if granted.enqueue_is_attenuated {
         return format!(
-            "the handler {handler} tried to enqueue a job for {to}, which the grants of this job do not leave (\"enqueue\")"
+            "the handler {handler} tried to enqueue a job for {to}, which the grants of this job leave out (\"enqueue\")"
         );
     }
     format!(

@@ -21,7 +21,7 @@ const LINE_BYTES_OVERHEAD: usize = 64;
 /// minute, but not nothing, so that an endless flood ends.
 const LEFT_OUT_BYTES: usize = 1;
 
-/// The end of standard error that is kept for the error of a guest that traps. A stack trace has some dozens of lines.
+/// The end of standard error that is kept for the error of a guest that traps. A stack trace is a few dozen lines long.
 const ERRORS_BYTES_MAX: usize = 8 << 10;
 const ERRORS_LINES_MAX: usize = 40;
 
@@ -58,7 +58,7 @@ pub(in crate::sandbox) enum LogSource {
 
 /// The log of one attempt: `log`, progress, standard output, standard error. Everything goes to `tracing` under the
 /// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to limits, and until the
-/// attempt is aborted. Notices say what the limits have left out.
+/// attempt is aborted. Notices report what the limits have left out.
 pub(in crate::sandbox) struct GuestLog {
     source: LogSource,
     abort: AbortHandle,
@@ -171,7 +171,7 @@ impl GuestLog {
         }
     }
 
-    /// The last lines of standard error, for people, without empty ones.
+    /// The last lines of standard error, sanitized, without empty ones.
     pub(in crate::sandbox) fn last_errors(&self) -> Vec<String> {
         self.lock().errors.lines()
     }
@@ -204,7 +204,8 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Logs a notice of lines that were left out at the end. Also after an abort: they were left out before it.
+    /// Logs a notice of lines that were left out at the end. This also happens after an abort: they were left out
+    /// before it.
     fn finish_pace(&self) {
         let mut inner = self.lock();
         if let Some(left_out) = inner.pace.left_out() {

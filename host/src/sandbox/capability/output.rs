@@ -13,8 +13,8 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 
 use super::log::{GuestLog, Stream};
 
-/// The maximum of one write to a byte stream: what `check-write` returns, as for wasmtime's own streams. More would
-/// be uninterruptible work and uncounted memory.
+/// The maximum size of one write to a byte stream, which `check-write` returns, as for wasmtime's own streams. More
+/// would be uninterruptible work and uncounted memory.
 pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
 
 /// A stream that writes to the log. Writing never fails, because a failing `println!` would panic.

@@ -1,4 +1,4 @@
-//! Limits how many lines a guest may log within a second.
+//! Limits the number of lines that a guest may log within a second.
 
 use std::time::{Duration, Instant};
 

@@ -14,7 +14,7 @@ impl Host for AttemptState {
         if let Err(why) = self.steps.require_one_job() {
             return Ok(Err(ParentError::Refused(why)));
         }
-        // A handler that is invoked without the queue has waited for nothing.
+        // A handler that is invoked without the queue has not waited for any chain.
         let Some(waits) = self.steps.waits() else {
             return Ok(Ok(Vec::new()));
         };

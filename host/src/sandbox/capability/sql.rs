@@ -36,7 +36,7 @@ pub(in crate::sandbox) struct SqlAccess {
     pub(in crate::sandbox) config: Arc<str>,
 }
 
-/// The effects of an attempt, and how many of its limits it has used.
+/// The effects of an attempt, and its usage of its limits.
 #[derive(Default)]
 pub(in crate::sandbox) struct Sql {
     access: Arc<SqlAccess>,
@@ -46,7 +46,7 @@ pub(in crate::sandbox) struct Sql {
     used: SqlCounts,
     /// The handler takes batches.
     takes_batches: bool,
-    /// A statement does not fit the database: the host has stopped the guest.
+    /// A statement does not match the database: the host has stopped the guest.
     pub(in crate::sandbox) is_parked: bool,
 }
 
@@ -182,7 +182,7 @@ impl Sql {
         }
         if bytes > self.limits.effects_bytes {
             return Err(Refusal::Refused(format!(
-                "the effects of an attempt may have at most {} bytes together (limits.effects_bytes in rouse.toml)",
+                "the effects of an attempt may take at most {} bytes together (limits.effects_bytes in rouse.toml)",
                 self.limits.effects_bytes
             )));
         }
@@ -256,7 +256,7 @@ impl SqlAccess {
         let (handler, statement) = (&self.handler, &*printable(statement, 128));
         if self.is_removed_by_job {
             return format!(
-                "the handler {handler} tried to run the statement {statement}, which the grants of this job do not leave (\"sql\")"
+                "the handler {handler} tried to run the statement {statement}, which the grants of this job leave out (\"sql\")"
             );
         }
         let lines = match &self.unbound {

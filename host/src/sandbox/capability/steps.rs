@@ -1,4 +1,4 @@
-//! `rouse:handler/steps`: results that a later attempt reads instead of repeating the work.
+//! `rouse:handler/steps`: results that a later attempt reads instead of doing the work again.
 
 mod recorded;
 mod spans;

@@ -36,7 +36,7 @@ impl std::fmt::Display for Suspended {
 
 impl std::error::Error for Suspended {}
 
-/// How a call of the host ends.
+/// The end of a call to the host.
 enum Ended<T> {
     /// It returns.
     Returned(T),
@@ -125,9 +125,9 @@ impl AttemptState {
         let waits = self.steps.waits().ok_or_else(no_queue)?;
         let taken = waits.take_signal(&step, &name, until).await;
         if let Some(result) = taken.map_err(StepError::Refused)? {
-            let answer = payload(&result)?;
+            let payload = payload(&result)?;
             self.steps.note(step, result.len());
-            return Ok(Ended::Returned(answer));
+            return Ok(Ended::Returned(payload));
         }
         Ok(Ended::Suspended(Suspension {
             step,
@@ -147,7 +147,7 @@ impl AttemptState {
             )));
         }
         let steps: Vec<String> = calls.iter().map(|call| call.step.clone()).collect();
-        let returned = match self.have_begun(&steps).await? {
+        let returned = match self.have_started(&steps).await? {
             false => HashMap::new(),
             true => {
                 let bytes_max = self.steps.bytes_max();
@@ -158,11 +158,11 @@ impl AttemptState {
             }
         };
         let known_jobs = self.jobs.len();
-        let answered = self.call_missing(calls, returned);
-        if answered.is_err() {
+        let called = self.call_missing(calls, returned);
+        if called.is_err() {
             self.jobs.take_back(known_jobs);
         }
-        let (done, pending) = answered?;
+        let (done, pending) = called?;
         if pending.is_empty() && self.jobs.len() == known_jobs {
             return Ok(Ended::Returned(done));
         }
@@ -173,7 +173,7 @@ impl AttemptState {
         }))
     }
 
-    /// Enqueues the calls that have not begun. Returns the ends of the others, and the jobs of those that have not
+    /// Enqueues the calls that have not started. Returns the ends of the others, and the jobs of those that have not
     /// ended.
     fn call_missing(
         &mut self,
@@ -196,9 +196,9 @@ impl AttemptState {
     }
 
     /// True if an earlier attempt has called some of these steps.
-    async fn have_begun(&mut self, steps: &[String]) -> Result<bool, JobError> {
+    async fn have_started(&mut self, steps: &[String]) -> Result<bool, JobError> {
         let mut names = HashSet::new();
-        let mut have_begun = false;
+        let mut have_started = false;
         let mut new = 0;
         for step in steps {
             if !names.insert(step) {
@@ -209,11 +209,11 @@ impl AttemptState {
                 Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
                     return Err(refused_job(other_kind("call")));
                 }
-                Some(RecordedStep::Done { .. } | RecordedStep::Waits(_)) => have_begun = true,
+                Some(RecordedStep::Done { .. } | RecordedStep::Waits(_)) => have_started = true,
             }
         }
         self.steps.require_space(new).map_err(refused_job)?;
-        Ok(have_begun)
+        Ok(have_started)
     }
 }
 

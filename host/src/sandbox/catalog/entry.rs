@@ -21,18 +21,18 @@ const WHY_BYTES_MAX: usize = 8 << 10;
 pub(super) struct Entry {
     /// The file as it was when it was last loaded.
     pub(super) seen: Option<Snapshot>,
-    /// The file as it is now, and since when it has been unchanged.
+    /// The file as it is now, and the time since which it has been unchanged.
     pub(super) fresh: Option<(Snapshot, Instant)>,
     /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
-    /// When to try again, if it was refused for a reason that may not last.
+    /// The time of the next try, if it was refused for a reason that may be temporary.
     pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
     /// A good version that waits for a name, and its number in the load queue.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     /// The file was there when the host started.
     pub(super) was_at_start: bool,
-    /// When the file was loaded at the start, its last write was so recent that it may have been incomplete.
+    /// When the file was loaded at startup, its last write was so recent that it may have been incomplete.
     pub(super) is_recent: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
@@ -84,7 +84,7 @@ impl Entry {
     }
 
     /// Refuses the file. A digest means that the contents are the cause, and need not be tried again. `why` may quote
-    /// the contents, and is printed in one line. Returns true if the reason is new.
+    /// the contents, and is printed on one line. Returns true if the reason is new.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) -> bool {
         if digest.is_some() {
             self.waiting = None;

@@ -83,7 +83,7 @@ pub(super) fn name(path: &Path) -> String {
 #[derive(Default)]
 pub(super) struct Listing {
     pub(super) files: BTreeMap<String, Listed>,
-    /// Those that may be there, and why this cannot be determined: a sentence that starts with "it …".
+    /// Files that may be there, and the reason why this cannot be determined: a sentence that starts with "it …".
     pub(super) unreadable: BTreeMap<String, String>,
 }
 
@@ -112,7 +112,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
         }
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
-            // The file was removed meanwhile, or is a link that leads nowhere.
+            // The file was removed in the meantime, or is a link whose target does not exist.
             Err(error) if is_gone(&error) => continue,
             Err(error) => {
                 let why = format!("it cannot be read: {error}");
@@ -166,9 +166,9 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 /// Why a file cannot be used: a sentence that starts with "it …" or "its …".
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// Until the file changes, or its signature, or the lock file.
+    /// Until the file, its signature or the lock file changes.
     UntilChanged(String),
-    /// Because of an error of the system, which may not last.
+    /// Because of a system error, which may be temporary.
     ForNow(String),
 }
 
@@ -215,7 +215,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
     }
     let too_large = || {
         format!(
-            "it has {} bytes; at most {bytes_max} are allowed; build it with optimisation and without \
+            "it is {} bytes long; at most {bytes_max} are allowed; build it with optimisation and without \
              debug information",
             listed.stamp.bytes
         )

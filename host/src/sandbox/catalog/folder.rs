@@ -14,15 +14,15 @@ use super::verification::Verifier;
 use crate::sandbox::{Digest, Loads, Module, Sandbox};
 use crate::sanitize;
 
-/// A module that was refused because of the machine, not its contents, is tried again after this time: soon enough for
-/// a host that was short of memory when it started, and rarely enough that a module which is the actual cause does not
-/// keep the host busy.
+/// A module that was refused because of the machine, not its contents, is tried again after this time: short enough for
+/// a host that lacked memory when it started, and long enough that a module which is the actual cause does not keep the
+/// host busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// How long a start waits for files that could not be tried at first; by then, each was tried twice more.
+/// The time for which startup waits for files that could not be tried at first; by then, each was tried twice more.
 const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
-/// Which recently written files are known to be complete.
+/// The recently written files that are known to be complete.
 pub(super) enum Trust {
     /// The files with these names: they were renamed into place.
     Renamed(HashSet<String>),
@@ -43,13 +43,13 @@ pub(super) struct Folder {
     pub(super) sandbox: Arc<Sandbox>,
     dir: PathBuf,
     pub(super) entries: BTreeMap<String, Entry>,
-    /// Why the folder could not be listed; its handlers keep serving meanwhile.
+    /// Why the folder could not be listed; its handlers keep serving in the meantime.
     unreadable: Option<String>,
     verifier: Verifier,
     pub(super) owners: Owners,
-    /// True until every file that was there at the start was tried.
+    /// True until every file that was present at startup has been tried.
     pub(super) is_starting: bool,
-    /// When the start ends even if a file was not tried.
+    /// The time at which startup ends even if a file has not been tried.
     start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
@@ -128,7 +128,7 @@ impl Folder {
             .entries
             .extract_if(.., |name, _| !listing.may_have(name))
             .map(|(name, entry)| {
-                tracing::info!(file = name, "module withdrawn: its file is gone");
+                tracing::info!(file = name, "module withdrawn: its file was removed");
                 entry
             })
             .collect();
@@ -302,7 +302,7 @@ impl Folder {
         };
         let entry = self.entries.get_mut(&file);
         let Some(entry) = entry.filter(|entry| entry.loading == Some(number)) else {
-            // The file is gone, or has changed again.
+            // The file was removed, or has changed again.
             return false;
         };
         if let Outcome::Slow = outcome {
@@ -340,24 +340,24 @@ impl Folder {
             }
             Outcome::Transient(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
-                let why = format!("{why}; it is tried again after {} s", RETRY_AFTER.as_secs());
+                let why = format!("{why}; it is retried after {} s", RETRY_AFTER.as_secs());
                 entry.refuse(&file, why, None);
             }
         }
         true
     }
 
-    /// True if the start can end, with names settled one last time.
+    /// True if startup can end, after names are assigned one last time.
     pub(super) fn ends_start(&self) -> bool {
         self.is_starting && !self.is_start_open()
     }
 
-    /// Ends the start as soon as nothing is being loaded, because no thread follows the folder.
+    /// Ends startup as soon as nothing is being loaded, because no thread follows the folder.
     pub(super) fn end_start_when_loaded(&mut self) {
         self.start_ends_at = Instant::now();
     }
 
-    /// True while a file that was there at the start may still turn out to have a name.
+    /// True while a file that was present at startup may still turn out to have a name.
     pub(super) fn is_start_open(&self) -> bool {
         let is_open =
             || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
@@ -377,7 +377,7 @@ mod tests {
     use super::*;
     use crate::sandbox::Settings;
 
-    /// A folder with one file, `mail.wasm`, during a start. The test decides when the folder receives loaded modules.
+    /// A folder with one file, `mail.wasm`, during startup. The test decides when the folder receives loaded modules.
     struct Start {
         dir: tempfile::TempDir,
         folder: Folder,
@@ -402,7 +402,7 @@ mod tests {
             start
         }
 
-        /// The modification time is in the future, so the file is recent however long the test takes.
+        /// The modification time is in the future, so the file is recent regardless of the duration of the test.
         fn write(&self, text: &str) {
             let path = self.dir.path().join("mail.wasm");
             fs::write(&path, text).unwrap();

@@ -10,20 +10,20 @@ use super::file::{self, Listed, QUIET, Stamp, Unusable};
 use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
-/// The size of a lock file, enough for ten thousand lines.
+/// The maximum size of a lock file, enough for ten thousand lines.
 const LOCK_BYTES_MAX: usize = 1 << 20;
 
-/// A signature has 88 characters.
+/// A signature is 88 characters long.
 const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 
 /// Decides which files may start to serve.
 ///
 /// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
-/// the files of one deployment arrive one after another, and no handler may be missing meanwhile.
+/// the files of one deployment arrive one after another, and no handler may be missing during a deployment.
 pub(super) struct Verifier {
-    /// The lock file when it was last read; `None` if it does not exist, or an error of the system prevented that.
+    /// The lock file when it was last read; `None` if it does not exist, or a system error prevented that.
     stamp: Option<Stamp>,
-    /// The lock file as it is now, and since when it has been unchanged.
+    /// The lock file as it is now, and the time since which it has been unchanged.
     fresh: Option<(Stamp, Instant)>,
     rules: Arc<Rules>,
 }
@@ -114,7 +114,7 @@ impl Verifier {
             Ok(Some(bytes)) => {
                 String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_string())
             }
-            // It was written to meanwhile: the next scan finds another stamp.
+            // It was written to in the meantime: the next scan finds another stamp.
             Ok(None) => return,
             Err(unusable) => {
                 is_read = matches!(unusable, Unusable::UntilChanged(_));

@@ -13,7 +13,7 @@ use super::lines::Lines;
 use super::refused::NotLoaded;
 use crate::sandbox::attempt::end::{backtrace, is_guests_fault, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
-use crate::sandbox::attempt::meter::{Meter, within_cpu};
+use crate::sandbox::attempt::meter::{Meter, with_cpu_limit};
 use crate::sandbox::attempt::state::{self, AttemptState, PerAttempt};
 use crate::sandbox::bindings::ModulePre;
 use crate::sandbox::capability::GuestLog;
@@ -157,7 +157,7 @@ async fn call(
             let described = handlers.call_describe(&mut store).await;
             described.map_err(Stop::Running)
         });
-        timeout(wall_max, within_cpu(call, &Meter::default(), CPU_MAX)).await
+        timeout(wall_max, with_cpu_limit(call, &Meter::default(), CPU_MAX)).await
     };
     let state = store.data();
     let log = &state.log;

@@ -1,8 +1,8 @@
 //! File operations on threads that may block.
 //!
-//! wasmtime-wasi would choose such a thread by itself, but would not check for the abort between waiting for the thread
-//! and the operation, nor count its CPU time. So its descriptors are set to allow blocking, and are used on threads
-//! chosen here.
+//! wasmtime-wasi would choose such a thread automatically, but would not check for the abort between waiting for the
+//! thread and the operation, nor count its CPU time. So its descriptors are set to allow blocking, and are used on
+//! threads chosen here.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl Disk {
         spawn_blocking(move || meter.measure(work))
     }
 
-    /// Counts a change, which may take long, and makes it. Neither if the attempt has to stop by the time a thread is
-    /// free, and not the change if it has to stop while that is counted.
+    /// Counts a change, which may take a long time, and makes it. Does neither if the attempt has to stop before a
+    /// thread is free, and does not make the change if it has to stop while the change is being counted.
     pub(super) fn change<C, T: Send + 'static>(
         &self,
         count: impl FnOnce() -> C + Send + 'static,

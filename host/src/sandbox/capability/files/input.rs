@@ -14,10 +14,10 @@ use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 use super::disk::Disk;
 use super::fds::InUse;
 
-/// The maximum of one read, as in wasmtime-wasi.
+/// The maximum size of one read, as in wasmtime-wasi.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// How much is read for a guest that waits before it requests an amount.
+/// The number of bytes that are read for a guest that waits before it requests an amount.
 const READ_BYTES_AHEAD: usize = 4 << 10;
 
 /// An input stream of a file.

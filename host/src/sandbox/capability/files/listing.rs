@@ -1,4 +1,4 @@
-//! Directory listings. Some entries are read at a time, because a full list would take the host's memory, not the
+//! Directory listings. A few entries are read at a time, because a full list would take the host's memory, not the
 //! guest's.
 
 use std::collections::VecDeque;

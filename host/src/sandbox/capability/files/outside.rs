@@ -1,9 +1,9 @@
 //! Paths that a guest tries outside of granted directories.
 //!
-//! Without any directory, a language's library reports a missing file by itself, and the host never learns of it. So
-//! each guest has an empty root, `/`, in which nothing can be created: paths outside of granted directories lead there
-//! and are recorded. Many libraries probe optional paths, so a recorded path is not a denial yet. It becomes one if the
-//! attempt fails with an error that names the path or a missing file.
+//! Without any directory, a language's library reports a missing file itself, without calling the host. So each guest
+//! has an empty root, `/`, in which nothing can be created: paths outside of granted directories lead there and are
+//! recorded. Many libraries probe optional paths, so a recorded path is not a denial yet. It becomes one if the attempt
+//! fails with an error that names the path or a missing file.
 
 use std::fs::File;
 use std::path::Path;

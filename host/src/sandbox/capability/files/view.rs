@@ -34,7 +34,7 @@ pub(super) struct About {
     pub(super) changes: bool,
 }
 
-/// How much a change adds to a directory with a quota.
+/// The size that a change adds to a directory with a quota.
 pub(super) struct Growth {
     quota: Arc<InQuota>,
     more: Size,

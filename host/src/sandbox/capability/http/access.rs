@@ -18,7 +18,7 @@ use crate::sandbox::{Attenuation, Origin, Settings};
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
-    /// The job's attenuation. The grants stay unchanged, because how far a grant reaches depends on its hosts.
+    /// The job's attenuation. The grants stay unchanged, because the reach of a grant depends on its hosts.
     job: Option<Attenuation>,
     sent_names: BTreeSet<String>,
     signing_names: BTreeSet<String>,
@@ -182,7 +182,7 @@ impl HttpAccess {
     /// Checks whether a request is granted.
     ///
     /// # Errors
-    /// The denial, if it is not granted, with what the operator can do about it.
+    /// The denial, if it is not granted, with a remedy for the operator.
     pub(super) fn allow(&self, method: &Method, uri: &Uri) -> Result<Allowed, String> {
         let target =
             Target::of(uri).map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;
@@ -214,7 +214,7 @@ impl HttpAccess {
     }
 }
 
-/// How far a grant reaches for this target.
+/// The reach of a grant for this target.
 fn reach(grant: &HttpGrant, target: &Target) -> Reach {
     let lists_address = |pattern: &HostPattern| match pattern {
         HostPattern::Exact(host) => matches!(host, Host::Ip(_)) && *host == target.host,

@@ -1,4 +1,4 @@
-//! The HTTP access of one attempt, and what it has used of its limits.
+//! The HTTP access of one attempt, and its usage of its limits.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 pub(super) const CHUNKS_MAX: usize = 2;
 pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 
-/// The HTTP access of one attempt, and what it has used of its limits.
+/// The HTTP access of one attempt, and its usage of its limits.
 pub(in crate::sandbox) struct Http {
     /// `None` while the manifest of a module is read: it has no access then.
     pub(super) access: Option<Arc<HttpAccess>>,
@@ -75,7 +75,7 @@ impl Http {
     }
 
     /// Counts the host's memory for its requests here.
-    pub(in crate::sandbox) fn within(mut self, host_memory: Arc<HostMemory>) -> Self {
+    pub(in crate::sandbox) fn counted_by(mut self, host_memory: Arc<HostMemory>) -> Self {
         self.host_memory = Some(host_memory);
         self
     }

@@ -1,6 +1,5 @@
-//! From a name to a connection: resolves the name, drops addresses that may not be reached, and connects to one of
-//! the others. The name is not resolved a second time, so an answer that changes in between (DNS rebinding) has no
-//! effect.
+//! From a name to a connection: resolves the name, drops addresses that may not be reached, and connects to one of the
+//! others. The name is not resolved a second time, so a response that changes in between (DNS rebinding) has no effect.
 
 use std::cell::OnceCell;
 use std::io;
@@ -31,13 +30,13 @@ use crate::sandbox::grants::{Host, HttpScheme};
 /// The time from the lookup to the end of the handshake. Lost packets are retransmitted after 1, 3 and 7 s.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// The time for one address: a server that does not answer there may answer at the next one.
+/// The time for one address: a server that does not respond there may respond at the next one.
 const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
 /// The number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// How long a server may take no data that is ready to be sent.
+/// The time for which a server may refuse to take data that is ready to be sent.
 const STALLED_MAX: Duration = Duration::from_secs(60);
 
 /// The parts that the connections of all handlers share: name lookups, trusted authorities, and their number.
@@ -47,7 +46,7 @@ pub(super) struct Dialer {
     pub(super) free: Arc<Semaphore>,
     /// The operator's own authorities.
     authorities: Vec<tls::Authority>,
-    /// Created with the first TLS connection: reading the system's authorities takes some milliseconds.
+    /// Created with the first TLS connection: reading the system's authorities takes a few milliseconds.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
@@ -76,7 +75,7 @@ impl Dialer {
     }
 }
 
-/// How far connections may go. Each value includes the ones before it.
+/// The addresses to which connections may go. Each value includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Reach {
     Public,
@@ -152,7 +151,7 @@ impl Connector {
         let own = OnceCell::new();
         let mut prohibited = None;
         let mut reachable = Vec::new();
-        // The answer of a name server may have thousands.
+        // The response from a name server may have thousands.
         for address in addresses {
             let kind = self.address_kind(address, &own)?;
             if self.reach.includes(kind) {
@@ -271,7 +270,8 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Ends a write that the server holds up: hyper would wait for ever, even if nobody waits for the response any more.
+    /// Ends a write that the server holds up: hyper would wait forever, even if no caller waits for the response any
+    /// more.
     fn unless_stalled<T>(
         &mut self,
         written: Poll<io::Result<T>>,

@@ -1,4 +1,4 @@
-//! The texts of denials: what the handler requested, and the lines of rouse.toml that would allow it.
+//! The messages of denials: what the handler requested, and the lines of rouse.toml that would allow it.
 
 use std::net::IpAddr;
 

@@ -12,7 +12,7 @@ use super::address::AddressKind;
 pub(super) enum Fault {
     #[error("the attempt has to stop")]
     Stopped,
-    /// The denial is already recorded, with what the operator can do.
+    /// The denial is already recorded, with a remedy for the operator.
     #[error("the request is not granted to the handler")]
     Denied,
     /// All addresses of the host are prohibited.

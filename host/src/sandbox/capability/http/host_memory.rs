@@ -1,7 +1,7 @@
-//! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the texts of request
-//! lines, and bodies that are not sent yet.
+//! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the strings of
+//! request lines, and bodies that are not sent yet.
 //!
-//! Fields and texts count until the attempt ends, like its own memory: they become part of a request, and nothing
+//! Fields and strings count until the attempt ends, like its own memory: they become part of a request, and nothing
 //! reports when that is dropped. The buffers of a body count until it is sent or dropped.
 
 use std::pin::Pin;
@@ -195,7 +195,7 @@ fn keep_if_ok<T, E>(charge: Charge, done: Result<T, E>) -> Result<T, E> {
     done
 }
 
-/// Sets a text of the request line.
+/// Sets a string of the request line.
 fn set_text(
     state: &mut AttemptState,
     bytes: usize,

@@ -170,7 +170,7 @@ mod tests {
                 .await
                 .expect("a connection");
         tokio::spawn(connection);
-        let answering = tokio::spawn(async move {
+        let server = tokio::spawn(async move {
             let mut request = [0; 1024];
             let read = server.read(&mut request).await;
             assert!(read.expect("a request") > 0);
@@ -201,7 +201,7 @@ mod tests {
             ending: None,
         };
         let body = body.collect().await;
-        drop(answering.await.expect("it has answered"));
+        drop(server.await.expect("it has responded"));
         body
     }
 

@@ -1,5 +1,5 @@
 //! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues when no caller waits any
-//! longer. So a lookup counts until it has ended, and no guest can make the host start more and more of them.
+//! longer. So a lookup counts until it has ended, and no guest can make the host start an unlimited number of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Concurrent lookups of the whole host. Each takes a thread, for half a minute if no name server answers; the
-/// runtime has 512 such threads, which guests' files need too.
+/// Concurrent lookups of the whole host. Each takes a thread, for half a minute if no name server responds; the runtime
+/// has 512 such threads, which guests' files need too.
 const LOOKUPS_MAX: usize = 32;
 
-/// Concurrent lookups of one handler: a handler whose name servers never answer delays only itself.
+/// Concurrent lookups of one handler: a handler whose name servers never respond delays only itself.
 pub(super) const LOOKUPS_PER_HANDLER_MAX: usize = 8;
 
 /// Resolves names.
@@ -23,7 +23,7 @@ pub trait Resolver: fmt::Debug + Send + Sync {
     fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
 
     /// The addresses of this machine's own interfaces, which always count as private. Default: the system's, which
-    /// takes some tens of microseconds.
+    /// takes tens of microseconds.
     ///
     /// # Errors
     /// The system's error.
@@ -36,7 +36,7 @@ pub trait Resolver: fmt::Debug + Send + Sync {
 /// The result of a lookup.
 pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
 
-/// The system's resolver: files, DNS, and whatever else is configured.
+/// The system's resolver: files, DNS, and other configured sources.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemResolver;
 

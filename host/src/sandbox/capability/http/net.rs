@@ -20,8 +20,8 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Idle connections to one server.
 const IDLE_COUNT_MAX: usize = 8;
 
-/// From this number of open connections on, idle ones are closed. A handler that may reach any server can open a
-/// thousand, each to another server.
+/// If there are at least this many open connections, idle ones are closed. A handler that may reach any server can open
+/// a thousand, each to another server.
 const OPEN_MAX: usize = 256;
 
 /// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
@@ -31,7 +31,7 @@ const HEAD_BYTES_MAX: u32 = 64 << 10;
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-/// From this number of bytes on that a server has not taken over HTTP/2, one request gets no further chunk: hyper's
+/// If a server has not taken at least this many bytes over HTTP/2, a request does not get further chunks: hyper's
 /// default is 1 MiB.
 const SEND_BYTES: usize = 64 << 10;
 
@@ -61,8 +61,8 @@ struct Pools {
 }
 
 impl Net {
-    /// The maximum of open connections has room for all requests of so many attempts, and for idle connections. Only
-    /// connections that outlive their attempts, because a server takes no data, could need more.
+    /// The maximum number of open connections has room for all requests of this many attempts, and for idle
+    /// connections. Only connections that outlive their attempts, because a server takes no data, could need more.
     ///
     /// # Errors
     /// When the file with the operator's authorities cannot be read.

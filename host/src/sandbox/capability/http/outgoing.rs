@@ -1,7 +1,7 @@
 //! A request body: counted, limited, and ended by the abort.
 //!
 //! hyper keeps the body of a request as long as it may still have to send some of it. A server that takes no more data
-//! decides how long that is. So the body belongs to the attempt, and is taken away from hyper when the attempt ends.
+//! determines how long that is. So the body belongs to the attempt, and is taken from hyper when the attempt ends.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ pub(super) struct Outgoing(Shared);
 #[derive(Default)]
 pub(in crate::sandbox) struct Unsent(Vec<Shared>);
 
-/// The place of a body, before it is known: secrets may have to be inserted.
+/// The slot for a body, before the body is known: secrets may have to be inserted.
 pub(super) struct Slot(Shared);
 
 type Shared = Arc<Mutex<State>>;
@@ -42,7 +42,7 @@ struct Contents {
 }
 
 impl Unsent {
-    /// A place for the body of one more request.
+    /// A slot for the body of one more request.
     pub(super) fn slot(&mut self) -> Slot {
         // Those that hyper has dropped are done.
         self.0.retain(|body| Arc::strong_count(body) > 1);
@@ -61,7 +61,7 @@ impl Unsent {
 }
 
 impl Slot {
-    /// Puts the body in its place, unless the attempt has ended.
+    /// Puts the body into its slot, unless the attempt has ended.
     pub(super) fn fill(
         self,
         body: WasiBody,

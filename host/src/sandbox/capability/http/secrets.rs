@@ -32,7 +32,7 @@ impl Placeholders {
     /// The placeholder of this secret, the same at each call.
     ///
     /// # Errors
-    /// The denial, if the handler is not granted the secret, with what the operator can do.
+    /// The denial, if the handler is not granted the secret, with a remedy for the operator.
     pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
         if !access.has_secret(name) {
             return Err(match access.secrets.contains_key(name) {
@@ -58,7 +58,7 @@ impl Placeholders {
     /// Inserts secrets into the headers of a request, and returns the replacements for its body.
     ///
     /// # Errors
-    /// The denial, if one of them may not go there, with what the operator can do.
+    /// The denial, if one of them may not go there, with a remedy for the operator.
     pub(super) fn put_into(
         &self,
         access: &HttpAccess,
@@ -132,7 +132,7 @@ impl Placeholders {
 /// HMAC-SHA256 of a message, with a secret that is granted for signing as the key.
 ///
 /// # Errors
-/// The denial, if it is not granted, with what the operator can do.
+/// The denial, if it is not granted, with a remedy for the operator.
 pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
     let granted = access.secrets.get(name);
     match granted.filter(|granted| granted.grants().any(|grant| grant.sign)) {

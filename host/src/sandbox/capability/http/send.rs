@@ -36,7 +36,7 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 /// The default time between parts of the response.
 const BETWEEN_BYTES: Duration = Duration::from_secs(60);
 
-/// A body with a secret is buffered as a whole, because its length is sent first. The limit is for the final body: a
+/// A body with a secret is buffered completely, because its length is sent first. The limit is for the final body: a
 /// secret may be longer than its placeholder, and occur a thousand times.
 const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
 
@@ -263,8 +263,8 @@ async fn with_secrets(
     Ok(Request::from_parts(parts, body.boxed_unsync()))
 }
 
-/// Polls `work` only while the attempt may continue. It checks before each poll, because a process that was frozen
-/// may have lost its lease meanwhile.
+/// Polls `work` only while the attempt may continue. It checks before each poll, because a process that was frozen may
+/// have lost its lease in the meantime.
 async fn while_trusted<T>(
     abort: &AbortHandle,
     work: impl Future<Output = Result<T, Fault>>,

@@ -143,7 +143,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The size of an HTTP/1.1 head, bytes; without what the client adds by itself (`host`).
+/// The size of an HTTP/1.1 head, bytes; without the fields that the client adds automatically (`host`).
 pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
     const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());

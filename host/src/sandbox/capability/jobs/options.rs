@@ -1,8 +1,8 @@
 //! The handler and the options of a job that an attempt enqueues, as far as they can be checked at the call: by the
-//! rules of `rouse.enqueue`, and in its words (migrations/functions/lanes.sql, enqueue.sql, logins.sql).
+//! rules of `rouse.enqueue`, and with its messages (migrations/functions/lanes.sql, enqueue.sql, logins.sql).
 //!
-//! Postgres checks all of them when the outcome is settled. It alone knows other times than a number of milliseconds,
-//! grants, the names in `after`, and how large a payload may be in the queue.
+//! Postgres checks all of them when the outcome is settled. It alone checks times in other forms than a number of
+//! milliseconds, grants, the names in `after`, and the queue's maximum payload size.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use crate::job::is_pattern;
 use crate::sanitize::printable;
 
-/// The bytes of a wrong value in an error message.
+/// The number of bytes of a wrong value that an error message shows.
 const SHOWN_BYTES: usize = 140;
 
 /// The arguments of `rouse.enqueue` that a guest may give.
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_wrong_values_in_the_words_of_postgres() {
+    fn refuse_wrong_values_with_the_messages_of_postgres() {
         let long = "q".repeat(129);
         for queue in ["", "no queue", "-a", "a/b", "ä", &long] {
             let refused = check(json!({ "queue": queue })).unwrap_err();

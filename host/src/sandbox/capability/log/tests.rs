@@ -1,4 +1,4 @@
-//! Which output of a guest is logged.
+//! The output of a guest that is logged.
 
 use std::io;
 use std::sync::LazyLock;
@@ -44,8 +44,8 @@ impl<'a> MakeWriter<'a> for Written {
     }
 }
 
-/// While a process has only one subscriber, tracing asks the thread that reaches an event first whether it is of
-/// interest, and keeps its answer for all threads: another test, without a subscriber, would silence this one.
+/// While a process has only one subscriber, tracing lets the thread that reaches an event first decide whether it is of
+/// interest, and keeps the decision for all threads: another test, without a subscriber, would silence this one.
 static SECOND_SUBSCRIBER: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
 
@@ -192,7 +192,7 @@ fn count_the_excess_lines_of_one_write_together() {
     log.print(Stream::Output, b"1\n2\n3\n4\n5\n6\nbegun");
     log.print(Stream::Output, b" here");
     let mut inner = log.inner.lock().unwrap();
-    assert_eq!(inner.partial[0], b"begun here");
+    assert_eq!(inner.partial[0], b"started here");
     assert_eq!(inner.lines, 3);
     let paid = 3 * (LINE_BYTES_OVERHEAD + b"1\n".len()) + 3 * LEFT_OUT_BYTES;
     assert_eq!(inner.bytes_left, 1_000 - paid);

@@ -1,4 +1,4 @@
-//! A handler's state in one attempt: its grant, and how much of its limits the attempt has used.
+//! A handler's state in one attempt: its grant, and the attempt's usage of its limits.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(super) enum Refusal {
 }
 
 impl HandlerState {
-    /// The handler's state, stored where the journal says.
+    /// The handler's state, in the store of the journal.
     pub(in crate::sandbox) fn new(
         handler: Arc<str>,
         quota: Option<StateQuota>,
@@ -135,7 +135,7 @@ impl HandlerState {
         let (bytes, max) = (value.len(), quota.value_bytes_max);
         if bytes > max {
             return Err(refused(format!(
-                "the value of the key {key} has {bytes} bytes; at most {max} are allowed ({})",
+                "the value of the key {key} is {bytes} bytes long; at most {max} are allowed ({})",
                 self.setting("value_bytes_max")
             )));
         }
@@ -156,7 +156,7 @@ impl HandlerState {
                 self.setting("keys_max")
             ))),
             WriteOutcome::TooManyBytes(others) => Err(refused(format!(
-                "the key {key} with its value has {} bytes, and the other keys have {others}; together at most {} are allowed ({})",
+                "the key {key} with its value is {} bytes long, and the other keys are {others}; together at most {} are allowed ({})",
                 key.len() + bytes,
                 quota.bytes_max,
                 self.setting("bytes_max")
@@ -180,7 +180,7 @@ impl HandlerState {
         let handler = &self.handler;
         if self.is_removed_by_job {
             return format!(
-                "the handler {handler} tried to use its state, which the grants of this job take away (\"state\": false); enqueue it without that key"
+                "the handler {handler} tried to use its state, which the grants of this job leave out (\"state\": false); enqueue it without that key"
             );
         }
         if let Some(lines) = &self.unbound {

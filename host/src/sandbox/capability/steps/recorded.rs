@@ -33,13 +33,13 @@ pub(in crate::sandbox) struct Steps {
     recorded: Option<Arc<HashMap<String, RecordedStep>>>,
     /// Those that this attempt has recorded.
     own: HashMap<String, RecordedStep>,
-    /// How many steps there are; a wait that this attempt has ended counts once.
+    /// The number of steps; a wait that this attempt has ended counts once.
     count: usize,
     /// The size of all recorded results together.
     bytes: usize,
 }
 
-/// How far a step is.
+/// The progress of a step.
 pub(in crate::sandbox::capability) enum StepStart {
     /// It is new.
     New,
@@ -71,7 +71,7 @@ impl Steps {
         }
     }
 
-    /// Refuses what the attempt cannot have if the handler takes batches.
+    /// Refuses calls that an attempt cannot make if the handler takes batches.
     pub(in crate::sandbox::capability) fn require_one_job(&self) -> Result<(), String> {
         match self.takes_batches {
             true => Err(NO_STEPS.to_owned()),
@@ -143,7 +143,7 @@ impl Steps {
         }
     }
 
-    /// Refuses so many new steps if the job would have too many.
+    /// Refuses this many new steps if the job would have too many.
     pub(in crate::sandbox::capability) fn require_space(
         &self,
         new: usize,
@@ -161,7 +161,7 @@ impl Steps {
         ))
     }
 
-    /// How far a step is that waits.
+    /// The progress of a step that waits.
     pub(in crate::sandbox::capability) async fn start_wait(
         &mut self,
         name: &str,
@@ -209,7 +209,7 @@ impl Steps {
         } = self.limits;
         if output.len() > bytes_max {
             return Err(refused(format!(
-                "the result of the step {name} has {} bytes; at most {bytes_max} are allowed (limits.step_bytes in rouse.toml)",
+                "the result of the step {name} is {} bytes long; at most {bytes_max} are allowed (limits.step_bytes in rouse.toml)",
                 output.len()
             )));
         }
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
     use crate::sandbox::{JournalFuture, Meter};
 
-    /// As the store answers for a result of one byte, as if more were large.
+    /// A recorded step as the store returns it, with a limit of one byte for small results.
     fn recorded(result: &[u8]) -> RecordedStep {
         RecordedStep::Done {
             bytes: result.len(),

@@ -16,13 +16,13 @@ const OPEN_MAX: usize = 64;
 pub(in crate::sandbox) struct StepSpans {
     /// By name, until the step is completed.
     open: HashMap<String, Span>,
-    /// How many were started.
+    /// The number that was started.
     count: usize,
 }
 
 impl StepSpans {
     /// Starts the span of a step, if it is recorded, and the attempt has had fewer than `count_max`: a guest can start
-    /// the same step again and again without recording its result.
+    /// the same step repeatedly without recording its result.
     pub(super) fn start(&mut self, trace: &AttemptTrace, name: String, count_max: usize) {
         let is_full = self.open.len() >= OPEN_MAX || self.count >= count_max;
         if is_full || self.open.contains_key(&name) {

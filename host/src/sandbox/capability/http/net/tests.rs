@@ -37,20 +37,20 @@ impl Resolver for Here {
     }
 }
 
-/// Starts a server that answers every request, and reports the end of each connection. Returns its port.
+/// Starts a server that responds to every request, and reports the end of each connection. Returns its port.
 async fn server() -> (u16, UnboundedReceiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (ended, ends) = unbounded_channel();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(answer(stream, ended.clone()));
+            tokio::spawn(respond(stream, ended.clone()));
         }
     });
     (port, ends)
 }
 
-async fn answer(mut stream: TcpStream, ended: UnboundedSender<()>) {
+async fn respond(mut stream: TcpStream, ended: UnboundedSender<()>) {
     let mut request = [0; 1024];
     // A request arrives in one piece here.
     while stream.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
@@ -86,7 +86,7 @@ async fn limit_the_open_connections_of_a_host() {
     let send = async |at: usize| {
         let client = net.client(&handlers[at % 2], Reach::Private);
         let response = client.request(request_to(at, port));
-        let response = response.await.expect("an answer");
+        let response = response.await.expect("a response");
         response.into_body().collect().await.expect("its end");
     };
 
@@ -152,7 +152,7 @@ async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
             tokio::spawn(access.client(reach).request(request_to(at, 80)));
         }
     }
-    // Each continues as far as it can without an answer.
+    // Each continues as far as it can without a response.
     for _ in 0..1000 {
         yield_now().await;
     }

@@ -53,7 +53,7 @@ impl Redactor {
         });
     }
 
-    /// The text without secrets, and how many bytes of input it covers: all of them at the end.
+    /// The text without secrets, and the number of bytes of input that it covers: all of them at the end.
     fn clean(&self, text: &[u8], is_end: bool) -> (Vec<u8>, usize) {
         let mut clean = Vec::with_capacity(text.len());
         let mut at = 0;
