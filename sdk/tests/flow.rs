@@ -30,7 +30,7 @@ fn resize(photo: Photo) -> Small {
     }
 }
 
-/// Enqueues a job, continues with another, and then fails if it is told to.
+/// Enqueues a job, continues with another, and then fails if the payload requests it.
 #[handler(name = "photo.import")]
 fn import(ctx: &Ctx, fails: bool) -> Result<()> {
     let path = "a".to_owned();
@@ -38,7 +38,7 @@ fn import(ctx: &Ctx, fails: bool) -> Result<()> {
     let report = Job::new("photo.report", &json!({"n": 1}));
     ctx.continue_with(report.after_or("a", &resized, OnFailure::Run))?;
     match fails {
-        true => Err(Error::retryable("told to")),
+        true => Err(Error::retryable("as requested")),
         false => Ok(()),
     }
 }
@@ -169,7 +169,7 @@ fn nap_thrice(ctx: &Ctx, works: &Cell<u32>) -> Result<u32> {
 }
 
 #[test]
-fn a_resumed_attempt_repeats_no_step_and_no_wait() {
+fn a_resumed_attempt_does_not_repeat_steps_or_waits() {
     let works = Cell::new(0);
     let mut ctx = TestCtx::for_job(|job| job.attempt = 4);
     for nth in 1..=3 {
@@ -211,7 +211,7 @@ fn a_signal_ends_one_wait_before_its_timeout() {
     first.send_signal("go", json!(7));
     let signalled = first.resumed();
     assert_eq!(signalled.attempt(wait).ended().unwrap(), Some(7));
-    // One that came early.
+    // A signal that was sent early.
     let early = TestCtx::new();
     early.send_signal("go", json!(8));
     assert_eq!(early.attempt(wait).ended().unwrap(), Some(8));
@@ -331,7 +331,7 @@ fn within_a_step_nothing_is_enqueued_and_nothing_waits_and_no_step_starts() {
     refused(&|| ctx.step("inner", || Ok(())));
     refused(&|| block_on(ctx.step_async("inner", async { Ok(()) })));
     refused(&|| ctx.step_with("inner", |_| Ok(())));
-    // Also if the work ignores the error of the first.
+    // Even if the work ignores the error of the first.
     refused(&|| {
         let _ = ctx.step("inner", || Ok(()));
         ctx.sleep("nap", DAY)
@@ -428,7 +428,7 @@ fn after_the_abort_nothing_is_enqueued_and_nothing_waits() {
 }
 
 #[test]
-fn the_resumed_attempt_keeps_answers_and_settings() {
+fn the_resumed_attempt_keeps_responses_and_settings() {
     let ctx = TestCtx::new();
     ctx.set_settings(json!({"limit": 3}));
     ctx.on_call(|_| Ok(json!(null)));
@@ -451,16 +451,16 @@ fn only_a_suspended_attempt_is_resumed() {
 
 #[test]
 #[should_panic(expected = "this test does not answer calls")]
-fn a_call_without_an_answer_is_not_resumed() {
+fn a_call_without_a_result_is_not_resumed() {
     let ctx = TestCtx::new();
     let _ = ctx.attempt(|ctx| ctx.call(Job::new("a", &()))).suspended();
     let _ = ctx.resumed();
 }
 
 #[test]
-#[should_panic(expected = "told to")]
+#[should_panic(expected = "as requested")]
 fn an_attempt_passes_panics_on() {
-    let _ = TestCtx::new().attempt(|_| -> Result<()> { panic!("told to") });
+    let _ = TestCtx::new().attempt(|_| -> Result<()> { panic!("as requested") });
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything that CI checks besides the tests.
+//! `cargo xtask check`: everything that CI checks in addition to the tests.
 
 mod book;
 mod conformance;
@@ -22,7 +22,7 @@ pub(crate) struct Options {
     install: bool,
 }
 
-/// How one step ended.
+/// The result of a step.
 enum End {
     Passed,
     /// Not possible on this machine, with the reason.

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a complete run for newcomers to watch, from the build to the end of all processes.
+//! `cargo xtask demo`: a complete run for new users to watch, from the build to the end of all processes.
 
 pub(crate) mod jobs;
 mod report;
@@ -56,7 +56,9 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
     let command = dev(rouse, handlers, scratch.path(), "127.0.0.1:0");
     let mut host = HostProcess::start(command)?;
     let ready = host.ready().await?;
-    let url = ready.url.context("`rouse dev` printed no connection URL")?;
+    let url = ready
+        .url
+        .context("`rouse dev` did not print a connection URL")?;
     println!("      {url}\n      handlers: {}", ready.handlers.join(", "));
 
     let postmaster = host

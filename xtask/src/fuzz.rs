@@ -12,7 +12,7 @@ use rouse_workbench::workspace::Workspace;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How long to start new cases, in seconds, for all targets together
+    /// The time for which new cases are started, in seconds, for all targets together
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// The seed that determines all cases; default: the current time
@@ -37,7 +37,7 @@ enum Target {
     Manifests,
     /// Schemas with values to check
     Schemas,
-    /// Schemas as contracts: Postgres refuses nothing that a host accepts
+    /// Schemas as contracts: Postgres must not refuse a payload that a host accepts
     Contracts,
 }
 
@@ -60,7 +60,7 @@ impl Target {
         }
     }
 
-    /// Share of the time: a module takes as long as thousands of schemas.
+    /// The share of the time: a module takes as long as thousands of schemas.
     fn share(self) -> f64 {
         match self {
             Self::Modules | Self::Mutated => 0.3,

@@ -54,7 +54,7 @@ enum Command {
         and `other_languages`, name the module; otherwise the programs that they need are not built. A word that matches\n\
         no test is not an error: see how many tests the runner counts. The exit code is that of the test runner.")]
     Test(test::Options),
-    /// Check everything that CI checks besides the tests: format, lints, docs, licences, advisories
+    /// Check everything that CI checks in addition to the tests: format, lints, docs, licences, advisories
     #[command(
         after_help = "Every check runs, even if an earlier one has failed. A summary at the end lists the result of each:\n\
         ok, SKIPPED with the reason, or FAILED with what to do. The exit code is 1 if a check has failed."
@@ -76,7 +76,7 @@ enum Command {
     /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
-    /// Kill, freeze and crash hosts and Postgres under load, then check that every promise was kept
+    /// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee was kept
     #[command(disable_help_flag = true)]
     Chaos(program::Arguments),
     /// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than fit this machine

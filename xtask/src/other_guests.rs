@@ -3,7 +3,7 @@
 //!
 //! Package managers install the tools below cargo's output folder, in the versions that `install.sh`, lock files and
 //! hashes pin. Each module is kept under a digest of sources, scripts, lock files and contract, so that nothing is
-//! installed or built twice. A guest that cannot be built is not an error here: the reason is written to a file beside
+//! installed or built twice. A guest that cannot be built is not an error here: the reason is written to a file next to
 //! the modules, for the test that would load it.
 
 use std::collections::BTreeMap;
@@ -92,8 +92,8 @@ fn place(built: &Built, language: &Language, folder: &Path) -> Result<bool> {
     Ok(built.new)
 }
 
-/// If the guest could not be built, replaces its module by a file with the reason, for the test. Otherwise removes an
-/// older reason.
+/// If the guest could not be built, replaces its module with a file that contains the reason, for the test. Otherwise
+/// removes an older reason.
 fn update_reason(placed: &Result<bool>, language: &Language, folder: &Path) -> Result<()> {
     let why = folder.join(language.name).with_extension("why");
     let stale = match placed {

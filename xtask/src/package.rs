@@ -31,7 +31,7 @@ pub(crate) struct Options {
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The files of the tarball besides the binary: path in the clone, path in the tarball, mode.
+/// The files of the tarball in addition to the binary: path in the clone, path in the tarball, mode.
 const FILES: [(&str, &str, &str); 6] = [
     ("host/package/README.md", "README.md", "644"),
     ("host/package/rouse.service", "rouse.service", "644"),
@@ -126,7 +126,7 @@ fn deb(workspace: &Workspace, cargo_deb: &Path, profile: &str, out: &Path) -> Re
     let made = fs::read_dir(&folder)
         .with_context(|| format!("list {}", folder.display()))?
         .next()
-        .context("cargo-deb has made no package")??
+        .context("cargo-deb has not created a package")??
         .path();
     let package = out.join(made.file_name().unwrap_or_default());
     fs::rename(&made, &package).with_context(|| format!("write {}", package.display()))?;

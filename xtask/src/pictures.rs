@@ -15,13 +15,13 @@ use tokio_postgres::Client;
 
 use crate::demo::{dev, jobs};
 
-/// Where the pictures are kept, from the root of the clone.
+/// The folder of the pictures, from the root of the clone.
 const FOLDER: &str = "docs/images";
 
 /// The size of a picture, pixels.
 const SIZE: &str = "1280,800";
 
-/// The chart of the overview needs some seconds to have a shape.
+/// The chart of the overview needs several seconds of data.
 const ROUNDS: usize = 12;
 const ROUND: Duration = Duration::from_secs(2);
 
@@ -60,7 +60,9 @@ async fn take(workspace: &Workspace, rouse: &Path, handlers: &Path, browser: &st
         .env("ROUSE_UI_COLOUR", "#0f766e");
     let mut host = HostProcess::start(command)?;
     let ready = host.ready().await?;
-    let url = ready.url.context("`rouse dev` printed no connection URL")?;
+    let url = ready
+        .url
+        .context("`rouse dev` did not print a connection URL")?;
     let flow = host
         .during(async {
             let client = database::connect(&url).await?;
@@ -132,7 +134,7 @@ fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
         .with_context(|| format!("run {browser}"))?;
     ensure!(
         status.status.success() && file.is_file(),
-        "{browser} took no picture of {page}:\n{}",
+        "{browser} did not take a picture of {page}:\n{}",
         String::from_utf8_lossy(&status.stderr)
     );
     Ok(())

@@ -156,12 +156,12 @@ struct Tests<'a> {
 
 impl Tests<'_> {
     /// Runs the selected tests, and returns the exit code of the first run that has failed. That run is the last one,
-    /// so that what failed ends the output.
+    /// so that the failure ends the output.
     fn run_all(&self) -> Result<u8> {
         if let Some(postgres) = self.options.postgres {
             return self.run_on(postgres);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         for targets in UNIT_TESTS {
             let code = self.run(targets)?;
             if code != 0 {
@@ -174,7 +174,10 @@ impl Tests<'_> {
                 return Ok(code);
             }
         }
-        eprintln!("built and tested so far in {} s", began.elapsed().as_secs());
+        eprintln!(
+            "built and tested so far in {} s",
+            started.elapsed().as_secs()
+        );
         // Last, so that their summary ends the output.
         self.run(INTEGRATION_TESTS)
     }

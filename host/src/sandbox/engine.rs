@@ -45,7 +45,7 @@ const IDLE_COUNT_MAX: usize = 64;
 const MEMORY_RESIDENT_BYTES: usize = 256 << 10;
 const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 
-/// The share of the attempts' memory that is reserved for running attempts: an eighth.
+/// The divisor of the share of the attempts' memory that is reserved for running attempts: 1/8.
 const MEMORY_SPARE_SHARE: usize = 8;
 
 /// Runs guests. A host has one sandbox: it owns the engine, the instance pool, the clock that interrupts guests, and
@@ -58,14 +58,14 @@ pub struct Sandbox {
     /// One permit for each attempt that the pool can hold.
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
-    /// One permit, for modules that need long to describe themselves.
+    /// One permit, for modules that need a long time to describe themselves.
     pub(super) slow_describes: Semaphore,
     /// Limits concurrent slow checks of payloads and results.
     pub(super) checks: Arc<Semaphore>,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
-    /// Used to log once what the confinement of compilers cannot prevent.
+    /// Used to log once the actions that the confinement of compilers cannot prevent.
     pub(super) confinement_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
@@ -148,14 +148,14 @@ impl Sandbox {
         }))
     }
 
-    /// How many attempts can run at once: the setting, or less if the machine has too few resources. A worker claims no
-    /// more jobs than that.
+    /// The number of attempts that can run at once: the setting, or less if the machine has too few resources. A worker
+    /// claims no more jobs than that.
     pub fn attempts_max(&self) -> usize {
         self.attempts_max
     }
 
     /// True if there is no memory for another attempt of the usual size. Such an attempt should not start, because it
-    /// would run out of the host's memory.
+    /// would exhaust the host's memory.
     pub fn memory_is_short(&self) -> bool {
         self.budget.free_bytes()
             < self
@@ -188,8 +188,8 @@ impl Drop for Sandbox {
     }
 }
 
-/// Creates the engine, and returns how many attempts it can hold. If the address space is too small (`ulimit -v`,
-/// small containers), it retries with half as many.
+/// Creates the engine, and returns the number of attempts that it can hold. If the address space is too small (`ulimit
+/// -v`, small containers), it retries with half as many.
 fn engine(attempts_wanted: usize, settings: &Settings) -> anyhow::Result<(Engine, usize)> {
     let mut attempts = attempts_wanted;
     loop {
@@ -245,8 +245,8 @@ fn config(attempts: usize, settings: &Settings) -> Config {
     config
 }
 
-/// Links everything that a guest can import. To link is not to grant: without a grant, a guest has no directory, and
-/// every socket is refused.
+/// Links everything that a guest can import. Linking does not grant anything: without a grant, a guest has no
+/// directory, and every socket is refused.
 fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)

@@ -9,7 +9,7 @@ use super::{Recorder, TestCtx};
 use crate::host::{Host as _, Sql, SqlCall};
 use crate::{Error, Result};
 
-/// A call of a statement.
+/// A call to a statement.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StatementCall {
@@ -35,9 +35,9 @@ type Database = Rc<RefCell<dyn FnMut(&StatementCall) -> Result<Vec<Value>>>>;
 /// The statements of one attempt.
 #[derive(Default)]
 pub(super) struct SqlState {
-    /// Those that are committed with the outcome.
+    /// Calls that are committed with the outcome.
     pub(super) effects: RefCell<Vec<StatementCall>>,
-    /// Those that were committed with a step.
+    /// Calls that were committed with a step.
     committed: RefCell<Vec<StatementCall>>,
     database: RefCell<Option<Database>>,
 }

@@ -112,7 +112,7 @@ async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), Str
     stream.flush()
 }
 
-/// Waits until the server accepts more of the body, and returns how many bytes.
+/// Waits until the server accepts more of the body, and returns the number of bytes.
 async fn capacity(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
     loop {
         match stream.check_write()? {

@@ -124,7 +124,7 @@ fn long_lines(text: &str) -> Vec<String> {
                 .sum();
             let chars = line.chars().count() - targets;
             (chars > LINE_CHARS_MAX).then(|| {
-                format!("line {number} has {chars} characters, more than {LINE_CHARS_MAX}")
+                format!("line {number} is {chars} characters long, more than {LINE_CHARS_MAX}")
             })
         })
         .collect()
@@ -280,7 +280,7 @@ mod tests {
         );
         assert_eq!(
             long_lines(&text),
-            ["line 2 has 121 characters, more than 120"]
+            ["line 2 is 121 characters long, more than 120"]
         );
     }
 

@@ -33,7 +33,8 @@ const CONDITIONS: [(&str, &str); 14] = [
     ("too_many_arguments", "54023"),
     ("undefined_object", "42704"),
 ];
-/// Those that no caller sees: the function that raises the first one catches it, and the second one is a fault of Rouse.
+/// SQLSTATEs that no caller sees: the function that raises the first one catches it, and the second one is a bug in
+/// Rouse.
 const INTERNAL: [&str; 2] = ["RDROP", "internal_error"];
 
 pub(crate) fn check(root: &Path) -> Result<()> {

@@ -57,7 +57,7 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
         client
             .query_one("SELECT rouse.enqueue('text.stats', $1::jsonb)", &[text])
             .await
-            .context("enqueue a text")?;
+            .context("enqueue a sentence")?;
     }
     println!(
         "      {} × SELECT rouse.enqueue('text.stats', …): sentences from this project's own pages",

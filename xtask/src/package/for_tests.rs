@@ -10,7 +10,8 @@ use rouse_workbench::workspace::Workspace;
 use super::{deb, succeed};
 use crate::tool::CARGO_DEB;
 
-/// Makes both, and returns their folder. If one cannot be made, a file has the reason: `rouse.why` or `debian.why`.
+/// Creates both, and returns their folder. If one cannot be created, a file contains the reason: `rouse.why` or
+/// `debian.why`.
 pub(crate) fn prepare(workspace: &Workspace, install: bool) -> Result<PathBuf> {
     let folder = workspace.target_dir.join("test-package");
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -73,7 +74,7 @@ fn debian(archive: &Path) -> Result<()> {
     fs::rename(&unfinished, archive).with_context(|| format!("write {}", archive.display()))
 }
 
-/// Writes the reason of a failure to a file. After a success, removes an older reason.
+/// Writes the reason for a failure to a file. After a success, removes an older reason.
 fn update_reason(why: &Path, made: Result<()>) -> Result<()> {
     match made {
         Ok(()) if why.exists() => fs::remove_file(why),

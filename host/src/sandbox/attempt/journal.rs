@@ -124,7 +124,7 @@ pub trait SqlStore: Send + Sync {
 /// Why a statement has not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SqlRefusal {
-    /// The call is wrong, a human-readable message.
+    /// The call is wrong; a human-readable message.
     Refused(String),
     /// Postgres has refused it.
     Failed(SqlFailure),

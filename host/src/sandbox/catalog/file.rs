@@ -113,7 +113,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
             // The file was removed in the meantime, or is a link whose target does not exist.
-            Err(error) if is_gone(&error) => continue,
+            Err(error) if is_missing(&error) => continue,
             Err(error) => {
                 let why = format!("it cannot be read: {error}");
                 listing.unreadable.insert(name, why);
@@ -140,7 +140,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
 }
 
 /// True if the error means that there is no file.
-fn is_gone(error: &io::Error) -> bool {
+fn is_missing(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)

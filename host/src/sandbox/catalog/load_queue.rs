@@ -1,4 +1,4 @@
-//! The load queue: the order in which files are loaded, and how many are loaded at once.
+//! The load queue: the order in which files are loaded, and the number that are loaded at once.
 
 use std::collections::VecDeque;
 

@@ -35,7 +35,7 @@ pub(super) struct Loaded {
 /// The result of loading a file.
 pub(super) enum Outcome {
     Module(Arc<Module>),
-    /// It was written to meanwhile, or is gone.
+    /// It was written to or removed in the meantime.
     Changed,
     /// The same contents were refused before.
     StillRefused,
@@ -236,7 +236,7 @@ mod tests {
     use crate::sandbox::catalog::verification::Verifier;
 
     #[test]
-    fn a_file_is_tried_again_after_an_error_of_the_system() {
+    fn a_file_is_tried_again_after_a_system_error() {
         let settings = || Settings {
             attempts_max: 1,
             ..Settings::default()
@@ -250,7 +250,7 @@ mod tests {
             file: "a.wasm".into(),
             number: 1,
             listed: Listed {
-                // Too long: an error that says nothing about the file.
+                // Too long: an error that is independent of the file.
                 path: dir.path().join("x".repeat(300)),
                 stamp: file::Stamp::at(&there).unwrap(),
                 signature: None,

@@ -34,14 +34,14 @@ impl Folder {
             changed = true;
         }
         if self.ends_start() {
-            // The names of all files that were there at the start are known now.
+            // The names of all files that were present at startup are known now.
             self.is_starting = false;
             self.owners.prove();
         }
         changed
     }
 
-    /// Lets one waiting module serve, or records why it does not. Returns true if something changed.
+    /// Lets one waiting module serve, or records the reason why it does not. Returns true if something changed.
     fn settle(&mut self, file: &str) -> bool {
         let entry = self.entries.get_mut(file).expect("it was listed above");
         let Some((number, module)) = entry.waiting.clone() else {
@@ -202,7 +202,7 @@ impl Folder {
         }
     }
 
-    /// How many handlers the other files serve.
+    /// The number of handlers that the other files serve.
     fn served_by_others(&self, file: &str) -> usize {
         let others = self.entries.iter().filter(|(other, _)| *other != file);
         let serving = others.filter_map(|(_, entry)| entry.serving.as_ref());
@@ -282,7 +282,7 @@ fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
         .filter(|other| *other != file)
         .collect();
     format!(
-        "it has the handler `{name}`, which {} had at the same start; its owner is unknown, so none of these files serves it; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        "it has the handler `{name}`, which {} had when a host started; its owner is unknown, so none of these files serves it; to give it to {file}, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         others.join(" and "),
         lines::module_key(file)
     )

@@ -1,10 +1,10 @@
-//! Which file owns a handler's name.
+//! The file that owns a handler's name.
 //!
 //! A name that no table of `rouse.toml` binds belongs to the file that served it first. The file keeps it while it is
 //! missing, as in an upgrade that removes the file before it copies the new one, and across restarts: ownership is
 //! saved next to the machine code cache, where only the host's user may write. If nothing is saved and two files have
-//! the same name at a start, its owner is unknown and neither file serves it. A saved file that cannot be used is an
-//! error: a host that ignored it would assign the names again.
+//! the same name when a host starts, its owner is unknown and neither file serves it. A saved file that cannot be used
+//! is an error: a host that ignored it would assign the names again.
 
 mod expiry;
 mod note;
@@ -41,7 +41,7 @@ impl Owners {
         new == 0 || self.names.count() + new <= NAMES_MAX
     }
 
-    /// True if the file owned the name before this start.
+    /// True if the file owned the name before this host started.
     pub(super) fn knows(&self, name: &str, file: &str) -> bool {
         let owner = self.names.owned.get(name);
         owner.is_some_and(|owner| owner.file == file && !owner.is_unproven)
@@ -58,7 +58,7 @@ impl Owners {
         Some(owner.stand_in.as_deref().unwrap_or(&owner.file))
     }
 
-    /// Gives the name to this file, which serves it from now on.
+    /// Gives the name to this file, which then serves it.
     pub(super) fn take(&mut self, name: &str, by: &Claimant<'_>, is_starting: bool) {
         let was_contested = self.names.contested.remove(name).is_some();
         let before = self.names.owned.get(name);
@@ -112,7 +112,7 @@ impl Owners {
         self.changed.insert(name.to_owned());
     }
 
-    /// Ends the start. The names that were taken during it are proven now.
+    /// Ends startup. The names that were taken during it are proven now.
     pub(super) fn prove(&mut self) {
         for (name, owner) in &mut self.names.owned {
             if std::mem::take(&mut owner.is_unproven) {

@@ -13,7 +13,7 @@ use super::handler::Handler;
 pub struct Refusal {
     /// The file's name in the folder, with control characters escaped.
     pub file: String,
-    /// The reason, in one line: a sentence that starts with "it …" or "its …".
+    /// The reason, on one line: a sentence that starts with "it …" or "its …".
     pub why: String,
     /// The lines of `rouse.toml` that would allow it, if there are any.
     pub lines: Option<String>,
@@ -32,7 +32,7 @@ pub struct HandlerSet {
     pub loading: Vec<String>,
     /// Files that are slow to load, by name. They are loaded after all others, and nothing waits for them.
     pub slow: Vec<String>,
-    /// Why the folder cannot be read; `None` if it can. The handlers keep serving meanwhile.
+    /// Why the folder cannot be read; `None` if it can. The handlers keep serving in the meantime.
     pub unreadable: Option<String>,
 }
 

@@ -254,7 +254,7 @@ mod tests {
 
     /// A socket can be listed, but the system refuses to open it.
     #[test]
-    fn a_lock_file_is_read_again_after_an_error_of_the_system() {
+    fn a_lock_file_is_read_again_after_a_system_error() {
         let dir = tempfile::tempdir().unwrap();
         let lock = dir.path().join("a.lock");
         let socket = std::os::unix::net::UnixListener::bind(&lock).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_read_again_after_an_error_of_the_system() {
+    fn a_signature_is_read_again_after_a_system_error() {
         let dir = tempfile::tempdir().unwrap();
         let module = dir.path().join("a.wasm");
         let _socket =

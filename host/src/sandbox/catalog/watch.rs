@@ -17,8 +17,8 @@ use super::set::Published;
 /// The scan interval without events: network folders send none, and events get lost.
 const RESCAN: Duration = Duration::from_millis(500);
 
-/// While modules are being loaded, ready ones are published together at this interval, because each publication goes
-/// through the whole folder.
+/// While modules are being loaded, ready ones are published together at this interval, because each publication reads
+/// the whole folder.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
 /// Starts the thread that follows the folder; it ends with `Wake::Stop`. `events` is the sender of `wakes`.
@@ -54,7 +54,7 @@ fn follow(
         if now >= scan_at || !renamed.is_empty() {
             let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
             changed |= scan.changed;
-            // Also saves what could not be saved before, and the times since which files have been missing.
+            // Also saves changes that could not be saved before, and the times since which files have been missing.
             folder.save_names();
             scan_at = now + scan.again_in.unwrap_or(RESCAN).min(RESCAN);
         }
@@ -82,7 +82,7 @@ fn follow(
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => break,
             }
-            // Wakes that have arrived meanwhile belong to the same scan.
+            // Wakes that have arrived in the meantime belong to the same scan.
             next = wakes.recv_timeout(Duration::ZERO);
         }
     }

@@ -1,4 +1,4 @@
-//! A job's attenuation: how it restricts the grants and limits of its handler. It can never extend them.
+//! A job's attenuation, which restricts the grants and limits of its handler. It can never extend them.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Attenuation {
     /// Parses a job's grants: an object, or a list of objects.
     ///
     /// # Errors
-    /// A message for people that says why this host cannot enforce them.
+    /// A human-readable message with the reason why this host cannot enforce them.
     pub fn parse(json: &str) -> Result<Self, String> {
         // Serde would read a list as the fields of a part in order.
         let parts = match json.trim_start().starts_with('[') {
@@ -157,12 +157,12 @@ fn lists(left: Option<&Vec<String>>, name: &str) -> bool {
 }
 
 fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Vec<HostPattern>>, D::Error> {
-    let texts = Vec::<String>::deserialize(input)?;
+    let strings = Vec::<String>::deserialize(input)?;
     let read = |text: &String| {
         text.parse()
             .map_err(|why| serde::de::Error::custom(format!("http: {text:?}: {why}")))
     };
-    texts.iter().map(read).collect::<Result<_, _>>().map(Some)
+    strings.iter().map(read).collect::<Result<_, _>>().map(Some)
 }
 
 #[cfg(test)]

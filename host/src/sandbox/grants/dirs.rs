@@ -35,10 +35,10 @@ impl Mode {
     }
 }
 
-/// Counting this many files takes a tenth of a second.
+/// Counting this many files takes 0.1 s.
 const FILES_MAX: u64 = 100_000;
 
-/// How much a directory may hold; beyond it, its handlers cannot add anything.
+/// The maximum contents of a directory; beyond it, its handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// The total size of its files, bytes. Default: no limit.
@@ -69,12 +69,12 @@ pub struct Grant {
     pub at: String,
     /// Whether the guest may change its contents.
     pub mode: Mode,
-    /// The maximum of its contents; `None` means that only the disk limits them.
+    /// The limit on its contents; `None` means that only the disk limits them.
     pub quota: Option<Quota>,
 }
 
 impl Grant {
-    /// The message for a missing directory: at the start, in listings, and in attempts.
+    /// The message for a missing directory: at startup, in listings, and in attempts.
     pub(crate) fn cannot_be_opened(&self, why: &dyn fmt::Display) -> String {
         format!(
             "{} is granted the directory {} at {}, which cannot be opened: {why}; attempts of the handler fail until you create it or change the grant",

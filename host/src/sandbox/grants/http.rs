@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_includes_narrower_ones() {
+    fn a_pattern_includes_more_specific_ones() {
         let includes = |wide: &str, narrow: &str| {
             let pattern = |text: &str| text.parse::<HostPattern>().expect("a pattern");
             pattern(wide).includes(&pattern(narrow))

@@ -50,7 +50,7 @@ impl Positions {
     }
 }
 
-/// How one table has to be adapted.
+/// The way in which a table has to be adapted.
 #[derive(Debug, PartialEq)]
 enum Remark {
     /// The file already has it.

@@ -1,9 +1,9 @@
 //! Counts the contents of directories that have a quota.
 //!
-//! Growth by guests is added to the count, and subtracted only if the change failed. Removals show up when the directory is measured
-//! again, which happens when the last measurement is old, and before a write is refused if guests have removed
-//! enough. So the count is never too low as long as nobody else writes to the directory. The next measurement finds
-//! changes by others (people, other hosts).
+//! Growth by guests is added to the count, and subtracted only if the change failed. Removals show up when the
+//! directory is measured again, which happens when the last measurement is old, and before a write is refused if guests
+//! have removed enough. So the count is never too low as long as nobody else writes to the directory. The next
+//! measurement finds changes by others (users, other hosts).
 
 mod measure;
 mod size;
@@ -17,17 +17,18 @@ use std::time::{Duration, Instant};
 pub(in crate::sandbox) use self::size::Size;
 use super::{Quota, Root};
 
-/// How long a measurement stays valid. It takes some microseconds for each file.
+/// The time for which a measurement stays valid. Measuring takes a few microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long it stays valid after a file was removed or truncated. If an attempt writes a file while another truncates
-/// it, holes arise that are not counted and could be filled. Directories that take long to measure have a longer time.
+/// The time for which it stays valid after a file was removed or truncated. If an attempt writes a file while another
+/// truncates it, holes arise that are not counted and could be filled. For directories that take a long time to
+/// measure, the time is longer.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 /// A measurement is valid for at least this many times its duration.
 const MEASURING_SHARE: u32 = 10;
 
-/// The minimum time between measurements of a full directory, however often guests try to write, unless they have removed
-/// enough.
+/// The minimum time between measurements of a full directory, regardless of how often guests try to write, unless they
+/// have removed enough.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The ledgers of a host, one for each directory: handlers that share a directory share its quota.
@@ -59,7 +60,7 @@ pub(in crate::sandbox) struct Ledger {
 #[derive(Debug, Default)]
 struct Counts {
     used: Size,
-    /// Everything that was ever added.
+    /// The total that was ever added.
     charged: Size,
     /// Additions that may not be on the disk yet.
     under_way: Size,
@@ -105,8 +106,8 @@ impl Ledger {
     }
 
     /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its
-    /// file counts nothing, and is refused only if the directory is already over its quota. May measure, and so block
-    /// for long: call it on a thread for that.
+    /// file adds nothing to the count, and is refused only if the directory already exceeds its quota. May measure, and
+    /// so block for a long time: call it on a thread that may block.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
         self.measure_if(Counts::is_due);
         if !self.take(more, quota) {
@@ -148,7 +149,7 @@ impl Ledger {
         true
     }
 
-    /// Measures if this still holds after any measurement under way.
+    /// Measures if the condition still holds after any measurement under way.
     fn measure_if(&self, is_needed: impl Fn(&Counts) -> bool) {
         if !is_needed(&lock(&self.counts)) {
             return;
@@ -180,7 +181,8 @@ impl Ledger {
         };
         let mut counts = lock(&self.counts);
         counts.failed = found == Size::FULL;
-        // Anything under way at the start, or added since, may or may not have been found: it is added.
+        // Changes that were under way when the measurement started, or were added since, may or may not have been
+        // found: they are added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());
         counts.measuring_took = started.elapsed();

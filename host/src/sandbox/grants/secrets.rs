@@ -19,7 +19,7 @@ const SECRET_BYTES_MAX: usize = 4 << 10;
 /// The prefix of Standard Webhooks signing keys; base64 follows.
 const KEY_PREFIX: &str = "whsec_";
 
-/// A value that only the host may know. It appears in no log line, error or result.
+/// A value that only the host may know. It does not appear in any log line, error or result.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
@@ -31,7 +31,7 @@ impl Secret {
     pub fn new(text: &str) -> Result<Self, String> {
         if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
             return Err(format!(
-                "it has {} bytes; a secret must have {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}",
+                "it is {} bytes long; a secret must be {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes long",
                 text.len()
             ));
         }
@@ -77,7 +77,7 @@ impl fmt::Debug for Secret {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Secrets(pub BTreeMap<String, Secret>);
 
-/// How a handler or a family of handlers may use a secret.
+/// The ways in which a handler or a family of handlers may use a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretGrant {
     /// A handler's name, or a pattern.

@@ -28,7 +28,7 @@ impl GrantedSql {
         self.statements.iter().find(|it| it.name == name)
     }
 
-    /// With only those statements that a job's attenuation leaves.
+    /// Keeps only the statements that a job's attenuation leaves.
     pub(in crate::sandbox) fn retain(mut self, leaves: impl Fn(&str) -> bool) -> Self {
         self.statements.retain(|it| leaves(&it.name));
         self

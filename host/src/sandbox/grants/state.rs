@@ -1,6 +1,6 @@
-//! How much state a handler may keep.
+//! The quota of a handler's state.
 
-/// Enough for a cursor for each of some hundred sources.
+/// Enough for a cursor for each of a few hundred sources.
 const KEYS_MAX: u32 = 1_000;
 
 /// A kilobyte for each key.
@@ -9,7 +9,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Enough for a cursor, a token or a counter; larger data belongs in a table or a file.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// How much state a handler may keep for one tenant.
+/// The state that a handler may keep for one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateQuota {
     /// Keys. Default: 1,000.

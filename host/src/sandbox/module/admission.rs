@@ -1,9 +1,9 @@
 //! Decides which modules may have a handler's name, and so get the grants to that name.
 //!
 //! A module chooses the names of its handlers, and grants, secrets, state and jobs depend on those names. So the
-//! operator says which module a name belongs to: `module` in a table of `rouse.toml` binds the names that the table
-//! covers to a file, to an exact content, or to the holder of a signing key. If several tables cover a name, the
-//! narrowest one that sets `module` counts.
+//! operator determines the module to which a name belongs: `module` in a table of `rouse.toml` binds the names that the
+//! table covers to a file, to an exact content, or to the holder of a signing key. If several tables cover a name, the
+//! most specific one that sets `module` counts.
 
 use semver::Version;
 
@@ -98,14 +98,14 @@ impl Settings {
         }
     }
 
-    /// Like [`grants_to`](Self::grants_to), for directories and state: those of a single handler's table are for any
-    /// module that has the name.
+    /// Like [`grants_to`](Self::grants_to), for directories and state: those of an individual handler's table are for
+    /// any module that has the name.
     pub fn grants_own_to(&self, table: &str, origin: Origin<'_>) -> bool {
         self.grants_to(table, origin) || (!table.ends_with('*') && self.bound(table).is_none())
     }
 
-    /// Like [`grants_to`](Self::grants_to), for secrets and statements: in development, a single handler's table works without a
-    /// binding.
+    /// Like [`grants_to`](Self::grants_to), for secrets and statements: in development, an individual handler's table
+    /// works without a binding.
     pub fn grants_secrets_to(&self, table: &str, origin: Origin<'_>) -> bool {
         match self.is_dev {
             true => self.grants_own_to(table, origin),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_binding_table_decides_which_module_has_a_name() {
+    fn the_most_specific_binding_table_decides_which_module_has_a_name() {
         let settings = settings(&[
             ("*", &["all.wasm"]),
             ("mail.*", &["mail.wasm", "post.wasm"]),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn bind_a_name_to_a_content_or_a_key_whatever_the_file_name() {
+    fn bind_a_name_to_a_content_or_a_key_regardless_of_the_file_name() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
         let digest = Digest::of(b"module");
         let settings = settings(&[
@@ -278,14 +278,14 @@ mod tests {
     fn the_grants_of_a_table_are_for_the_module_that_it_names() {
         let settings = settings(&[("mail.*", &["mail.wasm"]), ("pay.charge", &["pay.wasm"])]);
         let (mail, other) = (origin("mail.wasm"), origin("0.wasm"));
-        // A table of its own, and a wider one.
+        // A table of its own, and a less specific one.
         assert!(settings.grants_to("mail.*", mail) && settings.grants_to("mail.send", mail));
         assert!(
             !settings.grants_to("mail.*", other) && !settings.grants_own_to("mail.send", other)
         );
-        // A wide table without a binding grants nothing, even if the handler's name is bound elsewhere.
+        // A pattern's table without a binding does not grant anything, even if the handler's name is bound elsewhere.
         assert!(!settings.grants_to("*", mail) && !settings.grants_own_to("*", mail));
-        // A single handler's table is for any module with the name, except for secrets.
+        // An individual handler's table is for any module with the name, except for secrets.
         assert!(settings.grants_own_to("noop", other));
         assert!(!settings.grants_secrets_to("noop", other));
         let dev = Settings {

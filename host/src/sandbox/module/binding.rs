@@ -12,9 +12,9 @@ use crate::sanitize::is_unsafe;
 pub enum ModuleBinding {
     /// The file of this name in the handlers folder.
     File(String),
-    /// The file with this content, whatever its name.
+    /// The file with this content, regardless of its name.
     Sha256(Digest),
-    /// A file that was signed with this key, whatever its name.
+    /// A file that was signed with this key, regardless of its name.
     Key(PublicKey),
 }
 

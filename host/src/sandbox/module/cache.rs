@@ -25,14 +25,15 @@ use wasmtime::Engine;
 
 use super::digest::Digest;
 
-/// An entry that was unused for this long is removed at the next start: its module is gone, or its host was replaced.
+/// An entry that was unused for this long is removed at the next start: its module no longer exists, or its host was
+/// replaced.
 const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The size of all entries together, bytes; the least recently used go first. The code of a Rust guest has 1 to 10
-/// MiB, of a Python guest about 150 MiB: this holds several versions of all of them.
+/// The size of all entries together, bytes; the least recently used are removed first. The code of a Rust guest takes 1
+/// to 10 MiB, of a Python guest about 150 MiB: this holds several versions of all of them.
 const CACHE_BYTES_MAX: u64 = 2 << 30;
 
-/// The cache is trimmed after this much was added, not with each entry: a start may add thousands.
+/// The cache is trimmed after this much was added, not with each entry: a host that starts may add thousands.
 const TRIM_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
 
 /// A partial file older than this was left by a host that died.
@@ -51,7 +52,7 @@ const WRITING: &str = ".part";
 
 /// A directory with machine code.
 pub(in crate::sandbox) struct CodeCache {
-    /// Kept open, so that it stays the directory that was checked, whatever happens to its path.
+    /// Kept open, so that it stays the directory that was checked, regardless of what happens to its path.
     dir: OwnedFd,
     path: PathBuf,
     /// A hash of wasmtime's version and settings, the processor, and the entry format.
@@ -296,7 +297,7 @@ fn fits(note: &[u8]) -> io::Result<()> {
     match note.len() as u64 <= NOTE_BYTES_MAX {
         true => Ok(()),
         false => Err(io::Error::other(format!(
-            "it has more than {} MiB",
+            "it is larger than {} MiB",
             NOTE_BYTES_MAX >> 20
         ))),
     }

@@ -1,8 +1,8 @@
 //! Compiles the bytes of a file to machine code and the lines of its source.
 //!
-//! This is where an untrusted file can do the most harm: a few kilobytes can cost a compiler minutes or gigabytes,
+//! This is where an untrusted file can do the most damage: a few kilobytes can cost a compiler minutes or gigabytes,
 //! and parsers of hostile bytes can fail in unforeseen ways. So a host compiles in a child process ([`child`]) that
-//! limits itself before it reads a byte. The host survives whatever the child does. Programs that use this crate as a
+//! limits itself before it reads a byte. The host survives any failure of the child. Programs that use this crate as a
 //! library have no such child unless they name an installed `rouse`; otherwise they compile in their own process.
 
 mod child;
@@ -25,10 +25,10 @@ use crate::sandbox::Sandbox;
 /// The CPU time after which other modules go ahead of this one: a Rust guest takes a second or two.
 const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 
-/// Which try of a module this is.
+/// The number of the try of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Try {
-    /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may have compiled others before.
+    /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may already have compiled others.
     First,
     /// The second, after the first took too long: it gets a compiler of its own, and all of the allowed time.
     Second,

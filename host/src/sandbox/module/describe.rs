@@ -20,8 +20,8 @@ use crate::sandbox::capability::GuestLog;
 use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
 use crate::sanitize::line;
 
-/// Added to the memory that the module starts with, which holds a whole runtime in some languages. A manifest is
-/// built from constants.
+/// Added to the initial memory of the module, which contains a whole runtime in some languages. A manifest is built
+/// from constants.
 const MEMORY_BYTES_MORE: usize = 32 << 20;
 
 /// CPU time, not wall time: on a busy host, wall time would refuse a good module.
@@ -33,7 +33,7 @@ const WALL_MAX: Duration = Duration::from_secs(15);
 /// The wall time after which other modules go ahead of this one.
 const FIRST_TRY_WALL: Duration = Duration::from_secs(1);
 
-/// How many frames of a backtrace a refusal shows: the innermost ones.
+/// The number of frames of a backtrace that a refusal shows: the innermost ones.
 const FRAMES_MAX: usize = 12;
 
 /// Calls `describe` in a throwaway instance without grants, with little memory and time. Blocks; do not call it from
@@ -79,7 +79,7 @@ struct Failed {
 
 enum Cause {
     Module,
-    /// Its wall time was over.
+    /// Its wall time had expired.
     Waited,
     /// No instance could be created.
     Machine,

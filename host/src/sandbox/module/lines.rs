@@ -17,9 +17,9 @@ use wasmparser::{KnownCustom, Name, Parser, Payload};
 /// Longer names are cut, because they do not fit into a line of a listing.
 const NAME_BYTES_MAX: usize = 512;
 
-/// The maximum rows and calls of one module: its code has a few million bytes, a row covers several of them, and a call
-/// several rows. With the names of all calls this takes 100 MB in the host. Rows and calls beyond the maximum are left
-/// out.
+/// The maximum rows and calls of one module: its code is a few million bytes long, a row covers several of them, and a
+/// call several rows. With the names of all calls this takes 100 MB in the host. Rows and calls beyond the maximum are
+/// left out.
 const ROWS_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 1 << 20;
 
@@ -40,7 +40,7 @@ pub(in crate::sandbox) struct Lines {
     names: Vec<String>,
 }
 
-/// A function's location in the source; `within`: the call that it was inlined into. Numbers are indices.
+/// A function's location in the source; `within`: the call into which it was inlined. Numbers are indices.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Call {
     function: Option<u32>,
@@ -61,8 +61,8 @@ pub(in crate::sandbox) struct SourceLine<'a> {
 }
 
 impl Lines {
-    /// Reads the line tables of a component. Absent and malformed data is left out. The component's author decides how
-    /// long this takes, so call it only where that is limited.
+    /// Reads the line tables of a component. Absent and malformed data is left out. The duration depends on the
+    /// component's author, so call it only where the time is limited.
     pub(in crate::sandbox) fn read(component: &[u8]) -> Self {
         // A panic in the DWARF reader must not refuse a module.
         catch_unwind(|| Self::read_all(component)).unwrap_or_default()
@@ -132,7 +132,7 @@ pub(in crate::sandbox) fn longest_name(component: &[u8]) -> Option<usize> {
 /// A core module inside a component.
 #[derive(Default)]
 struct Module<'a> {
-    /// Where its code starts in the file, and its length.
+    /// The offset at which its code starts in the file, and its length.
     code: u32,
     code_bytes: u32,
     /// `.debug_line` and so on.

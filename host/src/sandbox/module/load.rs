@@ -21,8 +21,7 @@ use crate::sandbox::bindings::ModulePre;
 /// The interface that makes a component a Rouse module.
 const HANDLERS_INTERFACE: &str = "rouse:handler/handlers@0.1.0";
 
-/// Compiles, links and describes a module. Takes from milliseconds to minutes and blocks; call it outside of async
-/// code.
+/// Compiles, links and describes a module. Takes milliseconds to minutes, and blocks; call it outside of async code.
 pub(in crate::sandbox) fn load(
     sandbox: &Arc<Sandbox>,
     compiler: &mut Compiler,

@@ -1,4 +1,4 @@
-//! How a file loses a name: it is missing, or serves without the name, for too long.
+//! Takes names from files that have been missing, or have served without the name, for too long.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use super::note::Names;
 /// A file that has been missing, or has served without a name, for this long loses the name.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// How often a continuing contest is saved again; it ends [`GONE_MAX`] after it was last saved.
+/// The interval at which a continuing contest is saved again; it ends [`GONE_MAX`] after it was last saved.
 const CONTEST_SAVED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Owners {
@@ -42,7 +42,7 @@ impl Owners {
         }
     }
 
-    /// Records which files are present, and forgets old entries.
+    /// Records the files that are present, and forgets old entries.
     pub(in crate::sandbox::catalog) fn update_presence(
         &mut self,
         now: SystemTime,

@@ -11,8 +11,9 @@ use super::Owners;
 use crate::sandbox::module::cache::CodeCache;
 use crate::sandbox::{Digest, Sandbox};
 
-/// The maximum number of names, owned and contested together. It is low enough that the note can be read back however
-/// long the names of handlers and files are. When it is reached, known names stay and new ones are refused.
+/// The maximum number of names, owned and contested together. It is low enough that the note can be read back
+/// regardless of the lengths of the names of handlers and files. When it is reached, known names stay and new ones are
+/// refused.
 pub(in crate::sandbox::catalog) const NAMES_MAX: usize = 20_000;
 
 /// The maximum number of files that are saved for a contest.
@@ -21,10 +22,10 @@ pub(super) const CONTEST_FILES_MAX: usize = 4;
 /// The ownership of names.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Names {
-    /// The path of the handlers folder, for people who read the note.
+    /// The path of the handlers folder, for operators who read the note.
     pub(super) folder: String,
     pub(super) owned: BTreeMap<String, Owner>,
-    /// Names that several files had at the same start.
+    /// Names that several files had when a host started.
     pub(super) contested: BTreeMap<String, Contest>,
 }
 
@@ -63,7 +64,7 @@ pub(super) struct Owner {
     pub(super) file: String,
     /// The digest of the file that last served this name.
     pub(super) sha256: String,
-    /// Since when the file has been missing or has served without the name: seconds since 1970.
+    /// The time since which the file has been missing or has served without the name: seconds since 1970.
     pub(super) gone_since: Option<u64>,
     /// The file serves in a version without the name.
     #[serde(default)]
@@ -71,7 +72,7 @@ pub(super) struct Owner {
     /// The host is still starting, and another file may have the name too.
     #[serde(skip)]
     pub(super) is_unproven: bool,
-    /// A table binds the name, but it cannot be saved, because the maximum of names was reached.
+    /// A table binds the name, but it cannot be saved, because the maximum number of names was reached.
     #[serde(skip)]
     pub(super) is_unsaved: bool,
     /// A file with the same content, which serves while the owner is missing.
@@ -79,12 +80,12 @@ pub(super) struct Owner {
     pub(super) stand_in: Option<String>,
 }
 
-/// The files that had a name at the same start.
+/// The files that had a name when a host started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Contest {
     /// At most [`CONTEST_FILES_MAX`] files, without those that now serve without the name.
     pub(super) files: BTreeSet<String>,
-    /// When two of them were last present: seconds since 1970.
+    /// The time at which two of them were last present: seconds since 1970.
     pub(super) seen_at: u64,
 }
 

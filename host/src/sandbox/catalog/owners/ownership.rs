@@ -15,7 +15,7 @@ pub(in crate::sandbox::catalog) struct Claimant<'a> {
     pub(in crate::sandbox::catalog) is_bound: bool,
 }
 
-/// The owner of a name, from the point of view of a claimant.
+/// The owner of a name, as seen by a claimant.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::sandbox::catalog) enum Ownership {
     /// The claimant, or no file.

@@ -51,7 +51,7 @@ fn a_name_stays_with_its_missing_file() {
         Ownership::Own
     );
 
-    // A file with the same content serves meanwhile, but does not gain the name.
+    // A file with the same content serves in the meantime, but does not gain the name.
     let copy = Claimant {
         digest: mail.digest,
         ..by("copy.wasm")
@@ -116,7 +116,7 @@ fn release_a_name_after_its_file_lacked_it_for_a_month() {
 }
 
 #[test]
-fn two_files_with_a_name_at_a_start_contest_it_until_a_table_binds_it() {
+fn two_files_with_a_name_at_startup_contest_it_until_a_table_binds_it() {
     let mut owners = owners(false);
     let both = ["0.wasm", "mail.wasm"];
     owners.take("x", &by("0.wasm"), true);

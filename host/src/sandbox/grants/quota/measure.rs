@@ -47,7 +47,7 @@ fn add(dir: OwnedFd, depth: usize, found: &mut Size) -> Result<(), String> {
         if found.files > ENTRIES_MAX {
             return Err(format!("it has more than {ENTRIES_MAX} entries"));
         }
-        // Guests may replace an entry meanwhile, so links are never followed.
+        // Guests may replace an entry during the walk, so links are never followed.
         let stat = match statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => continue,

@@ -16,7 +16,7 @@ use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::code::code_config;
 
-/// Modules below this size are compiled on one thread, within some tens of milliseconds.
+/// Modules below this size are compiled on one thread, within tens of milliseconds.
 const SMALL_BYTES: usize = 32 << 10;
 
 /// Runs `rouse compile-module` for the host with this process id. Call it before anything else in the process: it first
@@ -49,7 +49,7 @@ fn compile(
     let address_space_before = address_space_bytes(statm.as_ref());
     while let Some(request) = Request::read(&mut input)? {
         let cpu_until = cpu_secs_used() + request.cpu_secs;
-        // The soft limit sends SIGXCPU, which tells the host why the process ended; the hard limit stays as it is.
+        // The soft limit sends SIGXCPU, which shows the host why the process ended; the hard limit stays as it is.
         lower_limit(Resource::Cpu, cpu_until.min(cpu_secs_max(limits)), u64::MAX)?;
         let mut wasm = Vec::with_capacity(usize::try_from(request.bytes).unwrap_or(0));
         input.by_ref().take(request.bytes).read_to_end(&mut wasm)?;
@@ -110,7 +110,7 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Confinement, Option<F
     if getppid() != host {
         return Err(io::Error::other("its host has ended"));
     }
-    // If the machine runs out of memory, this process should be killed rather than the host. Not all systems allow
+    // If the machine's memory is exhausted, this process should be killed rather than the host. Not all systems allow
     // this.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let statm = File::open("/proc/self/statm").ok();

@@ -1,6 +1,6 @@
 //! The confinement of a compiler, which cannot reach files, servers, other processes or more privileged programs,
-//! whatever a module does to it. The files that it needs are opened before; afterwards no files or sockets can be
-//! opened.
+//! regardless of what a module does to it. The files that it needs are opened before; afterwards no files or sockets
+//! can be opened.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How much of the confinement the kernel supports.
+/// The extent to which the kernel supports the confinement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Confinement {
     /// Nothing: the kernel is older than Linux 5.13, or was built or started without Landlock.
@@ -73,7 +73,7 @@ pub(super) fn lower_limit(resource: Resource, current: u64, maximum: u64) -> io:
 }
 
 impl Confinement {
-    /// Logs what the confinement cannot prevent on this host.
+    /// Logs the actions that the confinement cannot prevent on this host.
     pub(in crate::sandbox) fn log(self) {
         match self {
             Self::Full => {}

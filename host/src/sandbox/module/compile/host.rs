@@ -31,7 +31,7 @@ const ALLOCATOR: (&str, &str) = (
 );
 
 /// The size of one module's machine code and lines: eight times the largest module file by default. A Python guest
-/// makes 150 MiB.
+/// results in 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
 /// The part of a compiler's standard error that is kept: a message of wasmtime or of a panic.
@@ -68,7 +68,7 @@ pub(super) enum Compiled {
     Ended(Ended),
 }
 
-/// How a compiler process ended.
+/// The end of a compiler process.
 pub(super) struct Ended {
     status: ExitStatus,
     /// It was killed after this time.
@@ -248,7 +248,7 @@ pub(super) fn not_compiled(why: String) -> NotLoaded {
 }
 
 impl Ended {
-    /// True if it ended because the module ran out of time.
+    /// True if it ended because the module exceeded its time.
     pub(super) fn was_too_slow(&self) -> bool {
         self.hung.is_some() || self.status.signal() == Some(libc::SIGXCPU)
     }

@@ -12,8 +12,8 @@ use wit_component::ComponentEncoder;
 use crate::sandbox::module::lines::{self, Lines};
 use crate::sandbox::module::refused::is_component;
 
-/// Wasmtime copies function names into each frame of each backtrace, without a limit of its own. A mangled C++ name
-/// can have some kilobytes.
+/// Wasmtime copies function names into each frame of each backtrace, without a limit of its own. A mangled C++ name can
+/// be a few kilobytes long.
 const NAME_BYTES_MAX: usize = 64 << 10;
 
 /// Compiles in this process.

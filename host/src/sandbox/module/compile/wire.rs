@@ -25,15 +25,15 @@ pub(super) enum Kind {
     Refused,
 }
 
-/// The header before the answer to a [`Request`].
+/// The header before the reply to a [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) kind: Kind,
     /// The compiler exits now: too little CPU time or memory is left for another module.
     pub(super) is_last: bool,
-    /// How well the compiler is confined.
+    /// The extent to which the compiler is confined.
     pub(super) confinement: Confinement,
-    /// The size of what follows.
+    /// The size of the body that follows.
     pub(super) bytes: u64,
 }
 
