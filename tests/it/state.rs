@@ -419,7 +419,7 @@ async fn a_job_that_drops_state_from_its_grants_is_denied_with_the_reason() {
     assert_eq!(error["kind"], "denied");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.contains("the grants of this job take away") && !message.contains("rouse.toml"),
+        message.contains("the grants of this job leave out") && !message.contains("rouse.toml"),
         "{message}"
     );
     assert_eq!(kept(&client).await, before);
