@@ -156,7 +156,7 @@ impl Request {
         self
     }
 
-    /// Sends the request and waits for the whole response, whatever its status.
+    /// Sends the request and waits for the whole response, regardless of its status.
     ///
     /// # Errors
     /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response

@@ -126,7 +126,12 @@ async fn a_first_start_gives_a_name_declared_by_two_files_to_neither() {
     machine.remove("mail.wasm");
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("mail.wasm", echo("mail.send", "2"));
-    until_refused(&catalog, "mail.wasm", "which 0.wasm had when a host started").await;
+    until_refused(
+        &catalog,
+        "mail.wasm",
+        "which 0.wasm had when a host started",
+    )
+    .await;
     assert!(catalog.current().names().is_empty());
 
     // The printed lines resolve the conflict.

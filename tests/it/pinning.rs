@@ -341,7 +341,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     assert!(
         deployment
             .exits_with(0, &["handlers", "lock"])
-            .contains("gone ")
+            .contains("removed ")
     );
     assert!(
         deployment

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Pay {
     order: i64,
-    /// How long it takes, so that the host can be killed in the meantime.
+    /// The duration in seconds, so that the host can be killed during the attempt.
     #[serde(default)]
     seconds: u64,
 }

@@ -66,7 +66,7 @@ pub(crate) struct Tally {
     seen: HashSet<u64>,
     integers: Option<(i64, i64)>,
     numbers: Option<(f64, f64)>,
-    texts: Option<(String, String)>,
+    text_range: Option<(String, String)>,
     mean: f64,
     /// The sum of squared distances from the mean.
     squares: f64,
@@ -82,7 +82,7 @@ impl Tally {
             seen: HashSet::new(),
             integers: None,
             numbers: None,
-            texts: None,
+            text_range: None,
             mean: 0.0,
             squares: 0.0,
         }
@@ -124,8 +124,8 @@ impl Tally {
             self.mean += before / self.count as f64;
             self.squares += before * (number - self.mean);
         }
-        match &mut self.texts {
-            None => self.texts = Some((value.to_owned(), value.to_owned())),
+        match &mut self.text_range {
+            None => self.text_range = Some((value.to_owned(), value.to_owned())),
             Some((min, _)) if value < min.as_str() => value.clone_into(min),
             Some((_, max)) if value > max.as_str() => value.clone_into(max),
             Some(_) => {}
@@ -142,7 +142,7 @@ impl Tally {
                 .numbers
                 .map(|(min, max)| (Scalar::Number(min), Scalar::Number(max))),
             Kind::Text => self
-                .texts
+                .text_range
                 .map(|(min, max)| (Scalar::Text(min), Scalar::Text(max))),
         };
         let is_numeric = matches!(self.kind, Kind::Integer | Kind::Number);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::text::{plain, texts};
+use super::text::{plain, strings};
 
 /// The error as lines, each indented by two spaces and ending in a line break.
 pub(super) fn lines(error: &Value) -> String {
@@ -17,8 +17,8 @@ pub(super) fn lines(error: &Value) -> String {
         text += &format!("  details: {}\n", cell(&details));
     }
     text += &block("stack", stack.iter().flat_map(|stack| stack.lines()));
-    text += &block("stderr", texts(&error["stderr"]));
-    text + &block("backtrace", texts(&error["backtrace"]))
+    text += &block("stderr", strings(&error["stderr"]));
+    text + &block("backtrace", strings(&error["backtrace"]))
 }
 
 /// Lines below a title; empty without lines.

@@ -86,6 +86,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// The message for an unknown job.
 pub(super) fn unknown(id: i64) -> String {
     format!(
-        "no job {id}: it was never enqueued, its transaction is not committed, or it finished so long ago that it is not kept any more"
+        "no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept"
     )
 }

@@ -19,7 +19,7 @@ use crate::postgres::{Server, Settings, StartError};
 use crate::store::connect::Connector;
 use crate::store::migrate;
 
-/// How often the server is checked.
+/// The interval at which the server is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Options of the private Postgres.

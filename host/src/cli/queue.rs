@@ -151,11 +151,11 @@ struct Set {
     #[arg(long, requires = "keep_days", conflicts_with_all = ["names", "keep_failed_days", "share", "dispatching", "shards", "payload_bytes_max"])]
     default: bool,
 
-    /// How many days finished jobs are kept, 1 to 3650; 0: the default of all queues
+    /// The number of days for which finished jobs are kept, 1 to 3650; 0: the default of all queues
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), groups = ["settings", "retention"])]
     keep_days: Option<i32>,
 
-    /// How many days jobs that failed or timed out are kept; 0: as long as the queue's other jobs
+    /// The number of days for which jobs that failed or timed out are kept; 0: as long as the queue's other jobs
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), groups = ["settings", "retention"])]
     keep_failed_days: Option<i32>,
 

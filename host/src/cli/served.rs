@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::nearest::{did_you_mean, nearest};
-use super::text::{plain, texts};
+use super::text::{plain, strings};
 use crate::store::{Store, StoreError};
 
 /// True for a row of `rouse.jobs` that waits for a worker: a queued job, or an orphan.
@@ -101,7 +101,9 @@ impl<'a> Wanted<'a> {
             ));
         }
         if able.is_empty() {
-            let names = workers.iter().flat_map(|worker| texts(&worker["handlers"]));
+            let names = workers
+                .iter()
+                .flat_map(|worker| strings(&worker["handlers"]));
             return Some(format!(
                 "no running worker has the handler {handler}; the job waits for one (`rouse handlers` lists the handlers of a folder, `rouse handlers ls` those of the fleet){}",
                 did_you_mean(nearest(self.handler, names))
@@ -120,7 +122,7 @@ impl<'a> Wanted<'a> {
                 "no running worker with the handler {handler} serves the queue {queue}; start one with --queue {queue}, or empty the queue with `rouse queue drain {queue}`"
             ));
         }
-        let tags: Vec<&str> = texts(self.tags).collect();
+        let tags: Vec<&str> = strings(self.tags).collect();
         let tagged: Vec<_> = serving
             .iter()
             .filter(|worker| tags.iter().all(|tag| has(&worker["tags"], tag)))
@@ -142,7 +144,7 @@ impl<'a> Wanted<'a> {
 }
 
 fn has(list: &Value, wanted: &str) -> bool {
-    texts(list).any(|text| text == wanted)
+    strings(list).any(|text| text == wanted)
 }
 
 #[cfg(test)]

@@ -17,14 +17,14 @@ pub(super) fn as_json(json: impl fmt::Display) -> String {
 }
 
 /// The strings of a JSON list.
-pub(super) fn texts(list: &Value) -> impl Iterator<Item = &str> {
+pub(super) fn strings(list: &Value) -> impl Iterator<Item = &str> {
     let values = list.as_array().into_iter().flatten();
     values.filter_map(Value::as_str)
 }
 
 /// The strings of a JSON list, joined by commas.
 pub(super) fn words(list: &Value) -> String {
-    plain(&texts(list).collect::<Vec<_>>().join(", "))
+    plain(&strings(list).collect::<Vec<_>>().join(", "))
 }
 
 /// The first digits of a SHA-256, enough to tell files apart.

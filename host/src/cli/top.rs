@@ -17,7 +17,7 @@ use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::Store;
 
-/// How often the listing is refreshed; workers report usage every 5 s.
+/// The interval at which the listing is refreshed; workers report usage every 5 s.
 const REFRESH_EVERY: Duration = Duration::from_secs(2);
 
 /// The default number of attempts, about a screen.
@@ -179,7 +179,7 @@ fn table(running: &[Value]) -> List {
     list
 }
 
-/// How long an attempt has run; in a colour if that is long.
+/// The time that an attempt has run, in a colour if that is long.
 fn runs_for(secs: f64) -> Shown {
     let is_long = secs > LONG.as_secs_f64();
     Shown::in_colour(ago::seconds(secs), is_long.then_some(Colour::Red))

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::each::{Done, Refusal, each};
 use super::nearest::{did_you_mean, nearest};
 use super::target::Target;
-use super::text::{plain, texts, words};
+use super::text::{plain, strings, words};
 use crate::store::Store;
 
 /// There is no such worker.
@@ -148,7 +148,7 @@ async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
 
 /// The words of a list, or `nothing` if it is empty.
 fn list(values: &Value, nothing: &str) -> String {
-    match texts(values).next() {
+    match strings(values).next() {
         None => nothing.to_string(),
         Some(_) => words(values),
     }

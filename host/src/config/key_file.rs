@@ -47,22 +47,22 @@ fn is_missing(error: &anyhow::Error) -> bool {
 /// Writes a temporary file and renames it, so that no reader sees half a key.
 fn create(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     let key: [u8; KEY_BYTES] = rand::random();
-    let mut beside = path.as_os_str().to_owned();
+    let mut temporary = path.as_os_str().to_owned();
     // Not the id of this process, which is always the same in a container: a file that an earlier start has left must
     // not be in the way.
-    beside.push(format!(".{:016x}", rand::random::<u64>()));
+    temporary.push(format!(".{:016x}", rand::random::<u64>()));
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(&beside)?;
+        .open(&temporary)?;
     let written = file
         .write_all(&key)
         .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&beside, path));
+        .and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = written {
         // The error above is the one to report.
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
         return Err(error.into());
     }
     Ok(key)

@@ -35,7 +35,7 @@ use self::watched::{Body, RequestBody, Stream};
 /// served in milliseconds. More of them wait in the listen backlog unless one of these is silent.
 pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
-/// How long a connection may take to send the head of a request, including the next request of a kept-alive
+/// The time in which a connection has to send the head of a request, including the next request of a kept-alive
 /// connection. Callers send theirs at once, and a caller that returns later can reconnect.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -14,7 +14,7 @@ use super::{Access, Pages};
 use crate::invoke::{Answer, Call, Invoked, Invoker, Refusal};
 use crate::job::ErrorKind;
 
-/// How long a caller may take to send the body.
+/// The time in which a caller has to send the body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The delay before a retry if too many invocations run. A guess, because their durations are unknown.

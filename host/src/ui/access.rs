@@ -17,7 +17,7 @@ use rouse_display::pages::{Notice, Role, Tone};
 
 use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_value};
 
-/// How long a sign-in is valid.
+/// The time for which a sign-in is valid.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// The cookie of a sign-in: role, end, name, signature.
 const SESSION_COOKIE: &str = "rouse_session";

@@ -298,7 +298,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
         }
         ["queues", name, "pause"] => {
             store.pause_queue(name).await.map_err(text)?;
-            Done::here(format!("Queue {name} is paused: no job of it starts."))
+            Done::here(format!("Queue {name} is paused: none of its jobs starts."))
         }
         ["queues", name, "resume"] => {
             store.resume_queue(name).await.map_err(text)?;

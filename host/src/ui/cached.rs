@@ -44,7 +44,7 @@ impl<T> Known<T> {
     }
 }
 
-/// How long to wait after a read that took this long.
+/// The pause after a read that took this long.
 pub(super) fn pause(took: Duration) -> Duration {
     FRESH_MIN.max(took * FRESH_TIMES)
 }

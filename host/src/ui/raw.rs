@@ -44,7 +44,7 @@ async fn content(
     match job {
         Ok(job) => {
             let text = if is_payload { job.payload } else { job.result };
-            // Never as HTML, whatever it contains.
+            // Never as HTML, regardless of its contents.
             let headers = [
                 (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
                 (header::CACHE_CONTROL, "no-store"),

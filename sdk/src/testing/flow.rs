@@ -165,8 +165,8 @@ impl FlowState {
 
     /// Returns if the wait does not suspend the attempt.
     fn wait(&self, steps: Vec<String>, wait: Wait) {
-        let begun = |(begun, _): &(Vec<String>, Wait)| *begun == steps;
-        if !self.kept.borrow().waits.iter().any(begun) {
+        let is_recorded = |(recorded, _): &(Vec<String>, Wait)| *recorded == steps;
+        if !self.kept.borrow().waits.iter().any(is_recorded) {
             let wait = (steps.clone(), wait.clone());
             self.kept.borrow_mut().waits.push(wait);
         }

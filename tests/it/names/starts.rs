@@ -78,7 +78,12 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
     assert_eq!(set.loading, ["mail.wasm"]);
     assert_eq!(set.names(), ["test.other"]);
     fs::write(go_on, "").unwrap();
-    until_refused(&catalog, "mail.wasm", "which 0.wasm had when a host started").await;
+    until_refused(
+        &catalog,
+        "mail.wasm",
+        "which 0.wasm had when a host started",
+    )
+    .await;
     assert_eq!(catalog.current().names(), ["test.other"]);
 }
 
@@ -124,6 +129,11 @@ async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
     assert_eq!(catalog.current().names(), ["test.other"]);
     // It is replaced by a file that compiles before the start has ended.
     machine.put("mail.wasm", echo("mail.send", "1"));
-    until_refused(&catalog, "mail.wasm", "which 0.wasm had when a host started").await;
+    until_refused(
+        &catalog,
+        "mail.wasm",
+        "which 0.wasm had when a host started",
+    )
+    .await;
     assert_eq!(catalog.current().names(), ["test.other"]);
 }

@@ -16,7 +16,7 @@ const PROSE: [&str; 6] = [
     "LICENSE-MIT",
     "examples/data/README.md",
 ];
-const TEXTS_MAX: usize = 240;
+const SENTENCES_MAX: usize = 240;
 
 const PHOTOS: [&str; 4] = [
     "chelsea.png",
@@ -52,19 +52,19 @@ pub(crate) struct Expected {
 
 /// Enqueues all jobs.
 pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
-    let texts = texts(root)?;
-    for text in &texts {
+    let sentences = sentences(root)?;
+    for sentence in &sentences {
         client
-            .query_one("SELECT rouse.enqueue('text.stats', $1::jsonb)", &[text])
+            .query_one("SELECT rouse.enqueue('text.stats', $1::jsonb)", &[sentence])
             .await
             .context("enqueue a sentence")?;
     }
     println!(
         "      {} × SELECT rouse.enqueue('text.stats', …): sentences from this project's own pages",
-        texts.len()
+        sentences.len()
     );
 
-    let mut count = texts.len();
+    let mut count = sentences.len();
     for (handler, payloads, description) in [
         ("image.thumbnail", thumbnails(), "4 photographs in 12 sizes"),
         (
@@ -92,13 +92,13 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
     })
 }
 
-fn texts(root: &Path) -> Result<Vec<Value>> {
-    let mut texts = Vec::new();
+fn sentences(root: &Path) -> Result<Vec<Value>> {
+    let mut sentences = Vec::new();
     for page in PROSE {
         let text = read(root, page)?;
         for paragraph in text.split("\n\n") {
             let words: Vec<_> = paragraph.split_whitespace().collect();
-            texts.extend(
+            sentences.extend(
                 words
                     .join(" ")
                     .split_inclusive(". ")
@@ -106,8 +106,8 @@ fn texts(root: &Path) -> Result<Vec<Value>> {
             );
         }
     }
-    texts.truncate(TEXTS_MAX);
-    Ok(texts)
+    sentences.truncate(SENTENCES_MAX);
+    Ok(sentences)
 }
 
 fn thumbnails() -> Vec<Value> {

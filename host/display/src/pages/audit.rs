@@ -60,8 +60,8 @@ fn detail(detail: &Value) -> String {
     match detail {
         Value::Null => String::new(),
         it => match it["message"].as_str() {
-            Some(message) => cells::beginning(message),
-            None => cells::beginning(&it.to_string()),
+            Some(message) => cells::excerpt(message),
+            None => cells::excerpt(&it.to_string()),
         },
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn line(text: &str) -> String {
 }
 
 /// The start of untrusted text, on one line.
-pub(super) fn beginning(text: &str) -> String {
+pub(super) fn excerpt(text: &str) -> String {
     let mut chars = text.chars();
     let cut: String = chars.by_ref().take(CELL_CHARS_MAX).collect();
     let more = if chars.next().is_some() { "…" } else { "" };
@@ -216,7 +216,7 @@ mod tests {
     fn untrusted_text_is_escaped_and_cut() {
         let row = state("<script>").into_string();
         assert!(row.contains("&lt;script&gt;"), "{row}");
-        assert_eq!(beginning("a\u{202e}b"), "a\\u{202e}b");
-        assert_eq!(beginning(&"x".repeat(500)).chars().count(), 161);
+        assert_eq!(excerpt("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(excerpt(&"x".repeat(500)).chars().count(), 161);
     }
 }

@@ -89,7 +89,7 @@ pub fn flow(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
                             td data-label="Handler" { (cells::handler(chrome, cells::text(job, "handler"))) }
                             td class="keep" data-label="Ended" { (cells::time(&job["finished_at"], now)) }
                             td class="message" data-label="Error" {
-                                @if chrome.may_read_contents() { (cells::beginning(job["error"]["message"].as_str().unwrap_or_default())) }
+                                @if chrome.may_read_contents() { (cells::excerpt(job["error"]["message"].as_str().unwrap_or_default())) }
                             }
                         }
                     }

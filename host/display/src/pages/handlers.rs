@@ -149,7 +149,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
                                 td data-label="State" { (cells::state(cells::text(job, "state"))) }
                                 td class="keep" data-label="Ended" { (cells::time(&job["finished_at"], now)) }
                                 td class="message" data-label="Error" {
-                                    @if chrome.may_read_contents() { (cells::beginning(job["error"]["message"].as_str().unwrap_or_default())) }
+                                    @if chrome.may_read_contents() { (cells::excerpt(job["error"]["message"].as_str().unwrap_or_default())) }
                                 }
                             }
                         }
@@ -185,7 +185,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
     }
 }
 
-/// How often each error is among the newest failures, if there are several.
+/// The number of times that each error is among the newest failures, if there are several.
 fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
     let mut groups: Vec<(String, Vec<&Value>)> = Vec::new();
     for job in errors {
@@ -204,7 +204,7 @@ fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
                 tbody {
                     @for (shape, jobs) in groups.iter().take(ERRORS_MAX) {
                         tr {
-                            td class="message" data-label="Error" { (cells::beginning(shape)) }
+                            td class="message" data-label="Error" { (cells::excerpt(shape)) }
                             td class="number" data-label="Jobs" { (jobs.len()) }
                             td class="keep" data-label="First" { (cells::time(&jobs[jobs.len() - 1]["finished_at"], now)) }
                             td class="keep" data-label="Last" { (cells::time(&jobs[0]["finished_at"], now)) }

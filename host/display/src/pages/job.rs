@@ -86,7 +86,7 @@ fn progress(chrome: &Chrome, record: &Value) -> Markup {
             span {
                 progress max="100" value=(percent) aria-label="Progress" {}
                 " " (percent) " % "
-                @if chrome.may_read_contents() { span class="soft" { (cells::beginning(cells::text(progress, "step"))) } }
+                @if chrome.may_read_contents() { span class="soft" { (cells::excerpt(cells::text(progress, "step"))) } }
             }
         }
     }
@@ -300,7 +300,7 @@ fn detail(chrome: &Chrome, detail: &Value) -> Markup {
         .filter(|_| chrome.may_read_contents());
     html! {
         @if !by.is_empty() { "by " (cells::line(by)) @if message.is_some() { ": " } @else { " " } }
-        @if let Some(message) = message { (cells::beginning(message)) }
+        @if let Some(message) = message { (cells::excerpt(message)) }
         @else if retried_as.is_number() { "as " (cells::job(chrome, retried_as)) }
         @else if let Some(known) = known { (known) }
     }

@@ -206,7 +206,7 @@ fn row(chrome: &Chrome, job: &Value, has_priority: bool, now: f64) -> Markup {
             td class="keep" data-label="When" { (cells::time(&job[when], now)) }
             td class="message" data-label="Error" {
                 @if chrome.may_read_contents() && !error.is_empty() {
-                    span class="cut" title=(cells::beginning(error)) { (cells::beginning(error)) }
+                    span class="cut" title=(cells::excerpt(error)) { (cells::excerpt(error)) }
                 }
             }
         }

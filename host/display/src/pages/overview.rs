@@ -208,7 +208,7 @@ fn failing(chrome: &Chrome, failing: &[Value], now: f64) -> Markup {
                             td class="number" { a href={ (chrome.base) "/jobs?" (filter.query()) } { (row["jobs"]) @if row["at_least"] == true { "+" } } }
                             td class="keep" { (cells::time(&row["first_at"], now)) }
                             td class="keep" { (cells::time(&row["last_at"], now)) }
-                            td class="message" { @if chrome.may_read_contents() { (cells::beginning(cells::text(row, "message"))) } }
+                            td class="message" { @if chrome.may_read_contents() { (cells::excerpt(cells::text(row, "message"))) } }
                         }
                     }
                 }

@@ -12,7 +12,7 @@ use crate::cli::list::List;
 use crate::cli::number::between;
 use crate::cli::screen::Screen;
 use crate::cli::target::Target;
-use crate::cli::text::{as_json, plain, texts};
+use crate::cli::text::{as_json, plain, strings};
 
 /// Options of `rouse gate show`.
 #[derive(Debug, ClapArgs)]
@@ -108,7 +108,7 @@ fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
 
 /// The values of a key.
 fn values(key: &Value) -> String {
-    let values: Vec<String> = texts(&key["key"])
+    let values: Vec<String> = strings(&key["key"])
         .map(|value| match value {
             "" => "(none)".to_owned(),
             value => plain(value),

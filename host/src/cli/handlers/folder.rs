@@ -186,16 +186,16 @@ impl Folder {
         });
         let mut all = known.as_object().cloned().unwrap_or_default();
         in_force::add_to(&mut all, &self.in_force(handler));
-        let texts = all.into_iter().map(|(key, value)| (key, raw(&value)));
-        let mut texts: Manifest = texts.collect();
+        let fields = all.into_iter().map(|(key, value)| (key, raw(&value)));
+        let mut fields: Manifest = fields.collect();
         for (key, schema) in [
             ("input_schema", &manifest.input_schema),
             ("output_schema", &manifest.output_schema),
         ] {
             let text = RawValue::from_string(schema.written().to_owned());
-            texts.insert(key.into(), text.expect("a schema is JSON"));
+            fields.insert(key.into(), text.expect("a schema is JSON"));
         }
-        texts
+        fields
     }
 }
 

@@ -69,7 +69,7 @@ fn changes(before: &str, now: &BTreeMap<String, Digest>) -> Vec<String> {
     }
     for (name, digest) in before {
         if !now.contains_key(name) {
-            lines.push(format!("gone     {digest}  {name}"));
+            lines.push(format!("removed  {digest}  {name}"));
         }
     }
     lines
@@ -77,12 +77,12 @@ fn changes(before: &str, now: &BTreeMap<String, Digest>) -> Vec<String> {
 
 /// Replaces a file atomically: a reader finds the old text or the new one.
 pub(super) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // It may not exist at all.
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
     }
     written.with_context(|| format!("write {}", path.display()))
 }

@@ -15,7 +15,7 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{JobView, LoggedLine, Store};
 
-/// How often --follow polls. Workers send log lines twice a second.
+/// The interval at which --follow polls. Workers send log lines twice a second.
 const POLL_EVERY: Duration = Duration::from_millis(500);
 
 /// The number of polls after the end of a job, for lines that arrive late.

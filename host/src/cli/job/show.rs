@@ -41,7 +41,7 @@ pub(super) struct Args {
     #[arg(long, requires = "id")]
     wait: bool,
 
-    /// How long --wait waits
+    /// The maximum time that --wait waits
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument, requires = "wait")]
     timeout: Duration,
 

@@ -35,7 +35,8 @@ use crate::worker::{self, Health, Middleware, Parts, Policy, Settings, Stop};
 /// Connections of the pool: those of a host, and one to query the queue.
 const POOL_SIZE: usize = 5;
 
-/// How often the queue is queried. Each query counts the jobs that are left, so large queues are queried less often.
+/// The interval at which the queue is queried. Each query counts the jobs that are left, so large queues are queried
+/// less often.
 const POLL_EVERY: Duration = Duration::from_millis(200);
 const POLL_EVERY_IF_LARGE: Duration = Duration::from_secs(1);
 const LARGE: i64 = 1_000;
@@ -342,7 +343,7 @@ impl Work {
         Ok(self.ready(&now) + running == 0)
     }
 
-    /// How many jobs this worker could run now.
+    /// The number of jobs that this worker could run now.
     fn ready(&self, now: &[Remaining]) -> i64 {
         now.iter().map(|row| self.ready_of(row)).sum()
     }

@@ -37,7 +37,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
 
-    /// How many due times
+    /// The number of due times
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = between(1_usize, 1_000))]
     count: usize,
 

@@ -78,7 +78,7 @@ impl Entry<'_> {
         }
         Err(format!(
             "{} is {}, which is reached through {}, where {} lets handlers write: they could replace it, and \
-             bypass a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
+             bypass a quota; grant directories that do not contain each other, or {} with mode = \"read\"",
             beneath.name(),
             beneath.table.dir.display(),
             self.table.dir.display(),

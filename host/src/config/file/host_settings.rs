@@ -214,7 +214,7 @@ impl File {
         host
     }
 
-    /// How long a slot waits after an attempt of any handler.
+    /// The time for which a slot waits after an attempt of any handler.
     pub fn job_delay(&self) -> Duration {
         self.host().worker.job_delay
     }

@@ -35,17 +35,17 @@ impl File {
 
     /// The most specific of the handler's tables that sets this key, which is not a number.
     pub fn origin(&self, handler: &str, key: &str) -> Option<String> {
-        self.narrowest_with(handler, key).map(name)
+        self.most_specific_with(handler, key).map(name)
     }
 
     /// The most specific of the handler's tables with this name: `env`, `settings` or `state`.
     pub fn table_of(&self, handler: &str, key: &str) -> Option<String> {
         let is_table = ["env", "settings", "state", "sql"].contains(&key);
-        let pattern = self.narrowest_with(handler, key).filter(|_| is_table)?;
+        let pattern = self.most_specific_with(handler, key).filter(|_| is_table)?;
         Some(inner(pattern, key))
     }
 
-    fn narrowest_with(&self, handler: &str, key: &str) -> Option<&str> {
+    fn most_specific_with(&self, handler: &str, key: &str) -> Option<&str> {
         let sets = |table: &HandlerTable| table.set.contains(&key);
         let (pattern, _) = self.tables(handler).find(|(_, table)| sets(table))?;
         Some(pattern)

@@ -167,7 +167,7 @@ impl Folder {
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Ownership::Gone(owner) => {
+                Ownership::Missing(owner) => {
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &format!("{owner}, a file that is missing")),
                         lines: Some(lines::module(name, file)),

@@ -112,13 +112,13 @@ impl Attenuation {
         let covers = |one: &String, other: &str| one == other || pattern_covers(one, other);
         let parts = self.0.iter().filter_map(|part| part.enqueue.as_ref());
         parts.fold(granted.to_vec(), |granted, listed| {
-            let narrower = |one: &[String], other: &[String]| -> Vec<String> {
+            let covered = |one: &[String], other: &[String]| -> Vec<String> {
                 let one = one.iter();
                 let left = one.filter(|one| other.iter().any(|other| covers(other, one)));
                 left.cloned().collect()
             };
-            let mut left = narrower(&granted, listed);
-            left.extend(narrower(listed, &granted));
+            let mut left = covered(&granted, listed);
+            left.extend(covered(listed, &granted));
             left.sort_unstable();
             left.dedup();
             left

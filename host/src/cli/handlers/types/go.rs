@@ -111,10 +111,10 @@ fn write_definition(
             &description
         }
     );
-    if let Some(texts) = definition.of.texts() {
+    if let Some(strings) = definition.of.strings() {
         let _ = writeln!(out, "type {name} string\n\nconst (");
         let mut names = Names::default();
-        for text in texts {
+        for text in strings {
             let constant = names.take(&upper_camel(text));
             let _ = writeln!(out, "\t{name}{constant} {name} = {}", Value::from(text));
         }

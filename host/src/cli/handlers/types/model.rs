@@ -168,16 +168,16 @@ impl Type {
     }
 
     /// The strings, if it is one of several strings.
-    pub(super) fn texts(&self) -> Option<Vec<&str>> {
+    pub(super) fn strings(&self) -> Option<Vec<&str>> {
         let all = match self {
             Self::Union(all) => all,
             one => std::slice::from_ref(one),
         };
-        let texts = all.iter().map(|it| match it {
+        let strings = all.iter().map(|it| match it {
             Self::Literal(Value::String(text)) => Some(&**text),
             _ => None,
         });
-        texts.collect()
+        strings.collect()
     }
 }
 
@@ -233,7 +233,7 @@ impl Reader<'_> {
             Type::Null => return Type::Null,
             of => of.without_null(),
         };
-        let needs_name = matches!(of, Type::Object(_) | Type::Union(_)) || of.texts().is_some();
+        let needs_name = matches!(of, Type::Object(_) | Type::Union(_)) || of.strings().is_some();
         let of = match needs_name {
             false => of,
             true => {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// The longest identifier, characters.
 const LENGTH_MAX: usize = 80;
 
-/// Names that are unique within one file, whatever their case.
+/// Names that are unique within one file, regardless of case.
 #[derive(Debug, Default)]
 pub(super) struct Names(BTreeSet<String>);
 

@@ -119,10 +119,10 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
     describe(out, "", &definition.description);
     let name = &definition.name;
     let (of, is_nullable) = definition.of.without_null();
-    if let (Some(texts), false) = (definition.of.texts(), is_nullable) {
+    if let (Some(strings), false) = (definition.of.strings(), is_nullable) {
         let _ = writeln!(out, "{DERIVES}\npub enum {name} {{");
         let mut variants = Names::default();
-        for text in texts {
+        for text in strings {
             let variant = variants.take(&variant(text));
             let _ = writeln!(
                 out,

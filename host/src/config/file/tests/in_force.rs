@@ -10,7 +10,7 @@ use crate::setting::{Overlays, Settable};
 use crate::worker::Policy;
 
 #[test]
-fn the_origin_of_a_value_is_the_narrowest_table_that_sets_it() {
+fn the_origin_of_a_value_is_the_most_specific_table_that_sets_it() {
     let file = read(
         "[limits]\nmemory_mb = 64\nsteps = 7\n[handlers.\"*\"]\nlease = \"5s\"\ninstances = \"fresh\"\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
          [handlers.\"my.busy\".limits]\ncpu = \"2s\"\n[handlers.\"my.*\".state]\nkeys_max = 7",
@@ -49,7 +49,7 @@ fn the_origin_of_a_value_is_the_narrowest_table_that_sets_it() {
 }
 
 #[test]
-fn instances_are_those_of_the_narrowest_table_that_sets_them() {
+fn instances_are_those_of_the_most_specific_table_that_sets_them() {
     let file = read(
         "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
     )
@@ -66,7 +66,7 @@ fn instances_are_those_of_the_narrowest_table_that_sets_them() {
 }
 
 #[test]
-fn each_limit_is_that_of_the_narrowest_table_that_sets_it() {
+fn each_limit_is_that_of_the_most_specific_table_that_sets_it() {
     let file = read(
         "[limits]\nsteps = 7\nmemory_mb = 64\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
          [handlers.\"my.busy\".limits]\ncpu = \"2s\"\n[handlers.\"my.busy\"]\nlease = \"5s\"",
@@ -92,7 +92,7 @@ fn memory_of_a_table_sets_the_memory_of_the_next_attempt() {
 }
 
 #[test]
-fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_sets_them() {
+fn lease_timeout_retries_and_instances_are_those_of_the_most_specific_table_that_sets_them() {
     let file = read(
         "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\nretry_max = \"1m\"\nconcurrency = 3\n\
          [handlers.\"mail.send\"]\nmax_attempts = 7\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
@@ -113,7 +113,7 @@ fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_set
 }
 
 #[test]
-fn the_narrowest_table_with_variables_or_settings_counts() {
+fn the_most_specific_table_with_variables_or_settings_counts() {
     let file = read(
         "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
          [handlers.\"image.*\"]\nfine_clocks = true\n[handlers.\"image.plain\"]\nfine_clocks = false\n\
@@ -133,7 +133,7 @@ fn the_narrowest_table_with_variables_or_settings_counts() {
 }
 
 #[test]
-fn state_is_granted_by_its_table_and_each_size_is_that_of_the_narrowest_that_sets_it() {
+fn state_is_granted_by_its_table_and_each_size_is_that_of_the_most_specific_that_sets_it() {
     let file = read(
         "[handlers.\"mail.*\".state]\nbytes_max = 100000\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
     )

@@ -8,7 +8,7 @@ fn a_table_binds_its_names_to_one_module_or_to_several() {
     let read = |text: &str| {
         let path = folder.path().join("rouse.toml");
         std::fs::write(&path, text).unwrap();
-        File::read(Some(&path)).map(|(file, beside)| file.sandbox(&beside, 1))
+        File::read(Some(&path)).map(|(file, folder)| file.sandbox(&folder, 1))
     };
     let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     let settings = read(&format!(

@@ -114,7 +114,7 @@ fn leave_out_excess_output_with_one_notice() {
 #[test]
 fn log_nothing_after_the_abort() {
     let log = logged(|log, abort| {
-        log.print(Stream::Output, b"begun");
+        log.print(Stream::Output, b"started");
         abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(5));
         log.print(Stream::Output, b" and ended\n");
         log.message(Level::ERROR, "late");
@@ -189,7 +189,7 @@ fn slow(log_bytes: usize) -> Arc<GuestLog> {
 #[test]
 fn count_the_excess_lines_of_one_write_together() {
     let log = slow(1_000);
-    log.print(Stream::Output, b"1\n2\n3\n4\n5\n6\nbegun");
+    log.print(Stream::Output, b"1\n2\n3\n4\n5\n6\nstarted");
     log.print(Stream::Output, b" here");
     let mut inner = log.inner.lock().unwrap();
     assert_eq!(inner.partial[0], b"started here");

@@ -6,9 +6,9 @@ use super::Owners;
 use super::note::Names;
 
 /// A file that has been missing, or has served without a name, for this long loses the name.
-pub(super) const GONE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+pub(super) const MISSING_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The interval at which a continuing contest is saved again; it ends [`GONE_MAX`] after it was last saved.
+/// The interval at which a continuing contest is saved again; it ends [`MISSING_MAX`] after it was last saved.
 const CONTEST_SAVED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Owners {
@@ -49,7 +49,7 @@ impl Owners {
         is_there: impl Fn(&str) -> bool,
     ) {
         let now = secs(now);
-        let long_ago = |then: u64| now.saturating_sub(then) >= GONE_MAX.as_secs();
+        let long_ago = |then: u64| now.saturating_sub(then) >= MISSING_MAX.as_secs();
         self.names.owned.retain(|name, owner| {
             let gone_since = match is_there(&owner.file) && !owner.is_dropped {
                 true => None,

@@ -27,7 +27,7 @@ pub(in crate::sandbox::catalog) enum Ownership {
     /// This file, which is present in a version without the name.
     Dropped(String),
     /// This file, which is missing.
-    Gone(String),
+    Missing(String),
     /// No file, because these files have it too.
     Contested(BTreeSet<String>),
 }
@@ -72,7 +72,7 @@ impl Owners {
         }
         match is_there {
             true => Ownership::Dropped(owner.file.clone()),
-            false => Ownership::Gone(owner.file.clone()),
+            false => Ownership::Missing(owner.file.clone()),
         }
     }
 }

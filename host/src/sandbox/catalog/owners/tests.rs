@@ -1,4 +1,4 @@
-use super::expiry::GONE_MAX;
+use super::expiry::MISSING_MAX;
 use super::*;
 use crate::sandbox::Digest;
 
@@ -44,8 +44,8 @@ fn a_name_stays_with_its_missing_file() {
     let present = Ownership::Present("mail.wasm".into());
     assert_eq!(owners.ownership("x", &other, both), present);
     let alone = there(&["0.wasm"]);
-    let gone = Ownership::Gone("mail.wasm".into());
-    assert_eq!(owners.ownership("x", &other, alone), gone);
+    let missing = Ownership::Missing("mail.wasm".into());
+    assert_eq!(owners.ownership("x", &other, alone), missing);
     assert_eq!(
         owners.ownership("x", &mail, there(&["mail.wasm"])),
         Ownership::Own
@@ -61,13 +61,16 @@ fn a_name_stays_with_its_missing_file() {
     owners.stand_in("x", "copy.wasm");
     assert_eq!(owners.server("x"), Some("copy.wasm"));
     let changed = by("copy.wasm");
-    assert_eq!(owners.ownership("x", &changed, there(&["copy.wasm"])), gone);
+    assert_eq!(
+        owners.ownership("x", &changed, there(&["copy.wasm"])),
+        missing
+    );
     let second = Claimant {
         digest: mail.digest,
         ..by("second.wasm")
     };
     let two = there(&["copy.wasm", "second.wasm"]);
-    assert_eq!(owners.ownership("x", &second, two), gone);
+    assert_eq!(owners.ownership("x", &second, two), missing);
 }
 
 #[test]
@@ -78,8 +81,8 @@ fn release_a_name_after_its_file_lacked_it_for_a_month() {
     let both = ["mail.wasm", "0.wasm"];
     let now = SystemTime::now();
     owners.drop_others("mail.wasm", |name| name == "y", now);
-    owners.drop_others("mail.wasm", |name| name == "y", now + GONE_MAX / 2);
-    owners.update_presence(now + GONE_MAX / 2, there(&both));
+    owners.drop_others("mail.wasm", |name| name == "y", now + MISSING_MAX / 2);
+    owners.update_presence(now + MISSING_MAX / 2, there(&both));
     let dropped = Ownership::Dropped("mail.wasm".into());
     assert_eq!(owners.ownership("x", &by("0.wasm"), there(&both)), dropped);
     let bound = Claimant {
@@ -87,28 +90,28 @@ fn release_a_name_after_its_file_lacked_it_for_a_month() {
         ..by("0.wasm")
     };
     assert_eq!(owners.ownership("x", &bound, there(&both)), Ownership::Own);
-    owners.update_presence(now + GONE_MAX, there(&both));
+    owners.update_presence(now + MISSING_MAX, there(&both));
     assert_eq!(
         owners.ownership("x", &by("0.wasm"), there(&both)),
         Ownership::Own
     );
 
     owners.update_presence(now, there(&["0.wasm"]));
-    owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
-    let gone = Ownership::Gone("mail.wasm".into());
+    owners.update_presence(now + MISSING_MAX / 2, there(&["0.wasm"]));
+    let missing = Ownership::Missing("mail.wasm".into());
     assert_eq!(
         owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
-        gone
+        missing
     );
     // The file comes back, and the month starts again.
-    owners.update_presence(now + GONE_MAX / 2, there(&both));
-    owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
-    owners.update_presence(now + GONE_MAX, there(&["0.wasm"]));
+    owners.update_presence(now + MISSING_MAX / 2, there(&both));
+    owners.update_presence(now + MISSING_MAX / 2, there(&["0.wasm"]));
+    owners.update_presence(now + MISSING_MAX, there(&["0.wasm"]));
     assert_eq!(
         owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
-        gone
+        missing
     );
-    owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["0.wasm"]));
+    owners.update_presence(now + MISSING_MAX / 2 + MISSING_MAX, there(&["0.wasm"]));
     assert_eq!(
         owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
         Ownership::Own
@@ -151,13 +154,13 @@ fn two_files_with_a_name_at_startup_contest_it_until_a_table_binds_it() {
         Ownership::Own
     );
     // An ended contest is forgotten after a month, and not while it continues.
-    owners.update_presence(now + GONE_MAX / 2, there(&both));
-    owners.update_presence(now + GONE_MAX, there(&["mail.wasm"]));
+    owners.update_presence(now + MISSING_MAX / 2, there(&both));
+    owners.update_presence(now + MISSING_MAX, there(&["mail.wasm"]));
     assert_eq!(
         owners.ownership("x", &by("0.wasm"), there(&both)),
         contested(&both)
     );
-    owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["mail.wasm"]));
+    owners.update_presence(now + MISSING_MAX / 2 + MISSING_MAX, there(&["mail.wasm"]));
     assert_eq!(
         owners.ownership("x", &by("mail.wasm"), there(&["mail.wasm"])),
         Ownership::Own

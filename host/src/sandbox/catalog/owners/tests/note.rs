@@ -1,7 +1,7 @@
 use std::time::SystemTime;
 
 use super::{by, owners, there};
-use crate::sandbox::catalog::owners::expiry::GONE_MAX;
+use crate::sandbox::catalog::owners::expiry::MISSING_MAX;
 use crate::sandbox::catalog::owners::note::{CONTEST_FILES_MAX, NAMES_MAX};
 use crate::sandbox::catalog::owners::{Claimant, Owners, Ownership};
 use crate::sandbox::module::cache::NOTE_BYTES_MAX;
@@ -52,7 +52,7 @@ fn two_hosts_on_one_folder_merge_their_notes() {
     let read = || Owners::read(&sandbox, dir.path()).unwrap();
     let (mut one, mut other) = (read(), read());
     one.take("x", &by("x.wasm"), false);
-    one.take("gone", &by("gone.wasm"), false);
+    one.take("missing", &by("missing.wasm"), false);
     other.take("y", &by("y.wasm"), false);
     other.take("unproven", &by("z.wasm"), true);
     let cache = sandbox.cache.as_ref().unwrap();
@@ -63,8 +63,10 @@ fn two_hosts_on_one_folder_merge_their_notes() {
     drop(lock);
     one.save();
     other.save();
-    one.update_presence(SystemTime::now() - GONE_MAX, |file| file != "gone.wasm");
-    one.update_presence(SystemTime::now(), |file| file != "gone.wasm");
+    one.update_presence(SystemTime::now() - MISSING_MAX, |file| {
+        file != "missing.wasm"
+    });
+    one.update_presence(SystemTime::now(), |file| file != "missing.wasm");
     one.save();
     let saved: Vec<String> = read().names.owned.into_keys().collect();
     assert_eq!(saved, ["x", "y"]);
