@@ -55,7 +55,7 @@ pub enum HttpError {
     Refused {
         /// The address.
         address: SocketAddr,
-        /// The error of the system.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -75,12 +75,12 @@ pub struct Pages {
     pub dashboard: Option<Dashboard>,
 }
 
-/// Pages for people.
+/// The dashboard, as the HTTP server sees it.
 #[derive(Debug, Clone)]
 pub struct Dashboard {
     /// All its routes.
     pub router: Router,
-    /// How many connections its readers may have, in addition.
+    /// The number of connections that its readers may have, in addition.
     pub connections_max: usize,
 }
 
@@ -115,14 +115,14 @@ pub async fn serve_router(
     shutdown: impl Future<Output = ()>,
 ) {
     let stop = CancellationToken::new();
-    let stopped = async {
+    let timeout = async {
         shutdown.await;
         stop.cancel();
         time::sleep(STOP_TIMEOUT).await;
     };
     tokio::select! {
         () = connections::serve(listener, router, max, stop.clone()) => {}
-        () = stopped => {}
+        () = timeout => {}
     }
 }
 

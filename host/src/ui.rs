@@ -1,4 +1,4 @@
-//! The dashboard: reads rows, checks the reader's rights, sends the pages of `rouse-display`.
+//! The dashboard: reads rows, checks the reader's permissions, sends the pages of `rouse-display`.
 //!
 //! It reads as `rouse … --json` does, through a store of its own, so that readers never wait for a worker's connection
 //! or the other way round. It never writes except for an operator's form (`actions`). Values that several readers
@@ -54,7 +54,7 @@ const SIGN_IN_BYTES_MAX: usize = 16 << 10;
 /// The restrictions of a page: no inline script, no inline style, no frame, nothing from elsewhere.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// How this installation looks, and where it is.
+/// The appearance and the address of this installation.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
     /// Its name; empty: none.
@@ -110,7 +110,7 @@ impl Ui {
         }
     }
 
-    /// The pages, and where they are.
+    /// The routes of the pages.
     pub fn router(self) -> Router {
         let at = |path: &str| format!("{PATH}{path}");
         let assets = Router::new()
@@ -150,7 +150,7 @@ impl Ui {
             .with_state(self)
     }
 
-    /// Where browsers find it.
+    /// Its address, as browsers see it.
     fn base(&self) -> String {
         format!("{}{PATH}", self.look.prefix)
     }
@@ -280,7 +280,7 @@ impl Ui {
         self.problem_for(&Reader::default(), status, title, why)
     }
 
-    /// The page of a problem. Guests do not get the words of the database, which can name servers and quote rows.
+    /// The page of a problem. Guests do not get messages from the database, which can name servers and quote rows.
     fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
         let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
         if problem.is_of_database {

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
 
-use crate::host::{Answer, Host as _};
+use crate::host::{Host as _, PendingResponse};
 use crate::http::Request;
 use crate::state::State;
 use crate::{AbortSignal, Error, Level, Result, World};
@@ -194,7 +194,7 @@ impl Ctx {
         self.world.hmac_sha256(name.as_ref(), message.as_ref())
     }
 
-    pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {
+    pub(crate) fn http<'a>(&'a self, request: &'a Request) -> PendingResponse<'a> {
         self.world.http(request)
     }
 

@@ -52,7 +52,7 @@ pub(crate) trait Host {
     fn state_delete(&self, key: &str) -> Result<bool>;
     fn hmac_sha256(&self, name: &str, message: &[u8]) -> Result<Vec<u8>>;
     /// Sends one request; redirects, timeouts and the abort are handled by the caller.
-    fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
+    fn http<'a>(&'a self, request: &'a Request) -> PendingResponse<'a>;
 }
 
 /// The functions of the host for jobs, chains and waits.
@@ -96,4 +96,4 @@ pub(crate) trait Sql {
 }
 
 /// A pending response.
-pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;
+pub(crate) type PendingResponse<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::host::{Answer, Host};
+use crate::host::{Host, PendingResponse};
 use crate::http::{Request, Response};
 use crate::native::Abort;
 use crate::task::Source;
@@ -172,8 +172,8 @@ impl TestCtx {
     }
 
     /// Sets the function that answers further requests, in place of servers. Without it, each request is an error.
-    pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
-        *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
+    pub fn on_http(&self, respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
+        *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(respond)));
     }
 
     /// The requests sent so far, including each redirect that was followed.
@@ -412,14 +412,14 @@ impl Host for Recorder {
         Ok((0..4).flat_map(part).collect())
     }
 
-    fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {
+    fn http<'a>(&'a self, request: &'a Request) -> PendingResponse<'a> {
         Box::pin(async move {
             self.unless_aborted()?;
             self.requests.borrow_mut().push(request.clone());
             let server = self.server.borrow().clone();
             match server {
-                Some(answer) => {
-                    let mut response = (answer.borrow_mut())(request)?;
+                Some(respond) => {
+                    let mut response = (respond.borrow_mut())(request)?;
                     response.cut = request.fit(&mut response.body)?;
                     Ok(response)
                 }

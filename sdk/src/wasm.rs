@@ -13,7 +13,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use crate::handler::Entry;
-use crate::host::{Answer, Host};
+use crate::host::{Host, PendingResponse};
 use crate::{AbortReason, Ctx, Error, Level};
 
 #[expect(missing_docs, reason = "generated from the contract")]
@@ -223,7 +223,7 @@ impl Host for Imports {
         state::delete(key).map_err(state_error)
     }
 
-    fn http<'a>(&'a self, request: &'a crate::http::Request) -> Answer<'a> {
+    fn http<'a>(&'a self, request: &'a crate::http::Request) -> PendingResponse<'a> {
         Box::pin(http::send(request))
     }
 

@@ -76,7 +76,7 @@ enum Command {
     /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
-    /// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee was kept
+    /// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee held
     #[command(disable_help_flag = true)]
     Chaos(program::Arguments),
     /// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than fit this machine

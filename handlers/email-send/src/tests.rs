@@ -4,16 +4,16 @@ use serde_json::json;
 
 use super::*;
 
-fn provider(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
+fn provider(respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
     let ctx = TestCtx::for_job(|job| {
         job.id = 7;
         job.requested_at_ms = 5;
     });
-    ctx.on_http(answer);
+    ctx.on_http(respond);
     ctx
 }
 
-fn answering(status: u16, body: &'static str) -> TestCtx {
+fn responding(status: u16, body: &'static str) -> TestCtx {
     provider(move |_| Ok(Response::new(status, body)))
 }
 
@@ -43,7 +43,7 @@ fn has(request: &Request, name: &str, value: &str) -> bool {
 
 #[test]
 fn resend_gets_its_format() {
-    let ctx = answering(200, r#"{"id": "49a3999c"}"#);
+    let ctx = responding(200, r#"{"id": "49a3999c"}"#);
     let payload = mail(
         json!({"to": ["bob@b.example", "eve@e.example"], "bcc": "me@a.example", "reply_to": "r@a.example", "html": "<p>Hello"}),
     );
@@ -69,7 +69,7 @@ fn resend_gets_its_format() {
 
 #[test]
 fn postmark_gets_its_format() {
-    let ctx = answering(200, r#"{"ErrorCode": 0, "MessageID": "b7bc2f4a"}"#);
+    let ctx = responding(200, r#"{"ErrorCode": 0, "MessageID": "b7bc2f4a"}"#);
     let payload = mail(
         json!({"provider": "postmark", "to": ["bob@b.example", "eve@e.example"], "cc": ["me@a.example"], "id": "order-17"}),
     );
@@ -97,7 +97,7 @@ fn postmark_gets_its_format() {
 
 #[test]
 fn any_other_provider_needs_a_url() {
-    let ctx = answering(202, "");
+    let ctx = responding(202, "");
     let payload = mail(json!({"provider": "generic", "url": "https://mail.example/send"}));
     assert_eq!(
         ctx.run::<super::send>(payload).unwrap(),
@@ -130,7 +130,7 @@ fn refused_mails_fail_permanently_and_other_errors_are_retried() {
         (429, false),
         (500, false),
     ] {
-        let ctx = answering(status, r#"{"message": "no"}"#);
+        let ctx = responding(status, r#"{"message": "no"}"#);
         let error = ctx.run::<super::send>(mail(json!({}))).unwrap_err();
         assert_eq!(error.permanent, permanent, "{status}");
     }
@@ -145,7 +145,7 @@ fn a_provider_delays_a_mail_by_a_day_at_most() {
 
 #[test]
 fn invalid_payloads_are_refused_before_anything_is_sent() {
-    let ctx = answering(200, "{}");
+    let ctx = responding(200, "{}");
     for (change, says) in [
         (json!({"provider": "generic"}), "url"),
         (json!({"text": null}), "text"),

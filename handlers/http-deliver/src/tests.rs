@@ -6,16 +6,16 @@ use super::*;
 const URL: &str = "https://hooks.example/in";
 
 /// An attempt at job 7 with this response from the receiver.
-fn receiver(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
+fn receiver(respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
     let ctx = TestCtx::for_job(|job| {
         job.id = 7;
         job.requested_at_ms = 1_700_000_000_123;
     });
-    ctx.on_http(answer);
+    ctx.on_http(respond);
     ctx
 }
 
-fn answering(status: u16, body: &'static str) -> TestCtx {
+fn responding(status: u16, body: &'static str) -> TestCtx {
     receiver(move |_| Ok(http::Response::new(status, body)))
 }
 
@@ -32,7 +32,7 @@ fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
 
 #[test]
 fn a_delivery_is_posted_and_signed_and_its_response_is_stored() {
-    let ctx = answering(202, "queued\0");
+    let ctx = responding(202, "queued\0");
     let payload = json!({"url": URL, "body": {"n": 1}, "secret": "KEY", "headers": {"x-own": "1"}});
     let result = ctx.run::<super::deliver>(payload).unwrap();
     let id = "msg_1700000000123_7";
@@ -60,7 +60,7 @@ fn a_delivery_is_posted_and_signed_and_its_response_is_stored() {
 
 #[test]
 fn every_attempt_has_the_same_id_and_the_payload_may_set_it() {
-    let ctx = answering(200, "");
+    let ctx = responding(200, "");
     let again = ctx.next_attempt();
     again.on_http(|_| Ok(http::Response::new(200, "")));
     let of =
@@ -74,7 +74,7 @@ fn every_attempt_has_the_same_id_and_the_payload_may_set_it() {
 
 #[test]
 fn without_body_and_secret_their_headers_are_omitted() {
-    let ctx = answering(204, "");
+    let ctx = responding(204, "");
     ctx.run::<super::deliver>(json!({"url": URL, "method": "DELETE"}))
         .unwrap();
     let sent = ctx.requests().pop().unwrap();
@@ -86,7 +86,7 @@ fn without_body_and_secret_their_headers_are_omitted() {
 
 /// The only request of a job whose payload is this text.
 fn sent_of(payload: &str) -> Request {
-    let ctx = answering(200, "");
+    let ctx = responding(200, "");
     <super::deliver as Handler>::run(&ctx, payload.as_bytes()).unwrap();
     ctx.requests().pop().unwrap()
 }
@@ -125,7 +125,7 @@ fn a_body_may_be_any_json_and_may_be_omitted() {
 
 #[test]
 fn the_payload_may_set_the_content_type() {
-    let ctx = answering(200, "");
+    let ctx = responding(200, "");
     let kind = "application/cloudevents+json";
     let payload =
         json!({"url": URL, "body": [1], "headers": {"Content-Type": kind, "User-Agent": "me"}});
@@ -149,7 +149,7 @@ fn temporary_errors_are_retried_and_others_fail_permanently() {
         (500, false),
         (503, false),
     ] {
-        let error = refused(&answering(status, "no"), json!({"url": URL}));
+        let error = refused(&responding(status, "no"), json!({"url": URL}));
         assert_eq!(error.permanent, permanent, "{status}");
         assert_eq!(error.kind, format!("http-{status}"));
         let details = json!({"status": status, "id": "msg_1700000000123_7"});
@@ -216,7 +216,7 @@ fn a_long_response_is_cut() {
 
 #[test]
 fn invalid_payloads_are_refused_before_anything_is_sent() {
-    let ctx = answering(200, "");
+    let ctx = responding(200, "");
     for (payload, says) in [
         (json!({"url": URL, "id": "a.b"}), "id must have"),
         (json!({"url": URL, "id": ""}), "id must have"),

@@ -6,13 +6,13 @@ use super::*;
 
 const URL: &str = "https://data.example/rates";
 
-fn server(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
+fn server(respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
     let ctx = TestCtx::new();
-    ctx.on_http(answer);
+    ctx.on_http(respond);
     ctx
 }
 
-fn answering(status: u16, body: &'static [u8]) -> TestCtx {
+fn responding(status: u16, body: &'static [u8]) -> TestCtx {
     server(move |_| {
         let response = Response::new(status, body).with_header("etag", "\"v1\"");
         Ok(response.with_header("content-type", "application/json"))
@@ -29,7 +29,7 @@ fn refused(ctx: &TestCtx, payload: Value) -> Error {
 
 #[test]
 fn the_result_has_content_and_metadata() {
-    let ctx = answering(200, b"{\"chf\": 1.07}");
+    let ctx = responding(200, b"{\"chf\": 1.07}");
     assert_eq!(
         of(
             &ctx,
@@ -55,7 +55,7 @@ fn the_result_has_content_and_metadata() {
 
 #[test]
 fn the_payload_may_set_the_user_agent() {
-    let ctx = answering(200, b"1");
+    let ctx = responding(200, b"1");
     of(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
     let sent = ctx.requests().pop().unwrap();
     assert_eq!(sent.headers, [("User-Agent".to_owned(), "me".to_owned())]);
@@ -64,7 +64,7 @@ fn the_payload_may_set_the_user_agent() {
 #[test]
 fn json_is_in_the_result_with_every_digit() {
     let json = r#"{"b": 123456789012345678901234567890, "a": 0.10000000000000000000001}"#;
-    let ctx = answering(200, json.as_bytes());
+    let ctx = responding(200, json.as_bytes());
     let result = <super::fetch as Handler>::run(&ctx, format!("{{\"url\":\"{URL}\"}}").as_bytes());
     let result = String::from_utf8(result.unwrap()).unwrap();
     assert!(result.ends_with(&format!("\"json\":{json}}}")), "{result}");
@@ -84,7 +84,7 @@ fn unchanged_content_is_not_fetched_again() {
         ),
         json!({"status": 304, "url": URL, "etag": "\"v1\"", "not_modified": true})
     );
-    let error = refused(&answering(304, b""), json!({"url": URL}));
+    let error = refused(&responding(304, b""), json!({"url": URL}));
     assert!(error.permanent && error.kind == "redirected", "{error:?}");
 }
 
@@ -94,14 +94,14 @@ fn a_file_is_replaced_atomically_without_leftovers() {
     let to = folder.path().join("deep/er/rates.json");
     let payload = json!({"url": URL, "to": to.to_str().unwrap()});
     for body in [&b"[1]"[..], b"[1, 2]"] {
-        let result = of(&answering(200, body), payload.clone());
+        let result = of(&responding(200, body), payload.clone());
         assert_eq!(result["path"], payload["to"]);
         assert_eq!(result["bytes"], body.len());
         assert_eq!(result.get("json"), None);
         assert_eq!(fs::read(&to).unwrap(), body);
     }
     // A failed fetch leaves the existing file unchanged.
-    refused(&answering(500, b"no"), payload);
+    refused(&responding(500, b"no"), payload);
     assert_eq!(fs::read(&to).unwrap(), b"[1, 2]");
     let files = fs::read_dir(to.parent().unwrap()).unwrap();
     assert_eq!(files.count(), 1);
@@ -135,7 +135,7 @@ fn a_temporary_file_that_cannot_be_renamed_is_removed() {
     let to = folder.path().join("taken");
     fs::create_dir_all(to.join("by-a-folder")).unwrap();
     refused(
-        &answering(200, b"1"),
+        &responding(200, b"1"),
         json!({"url": URL, "to": to.to_str().unwrap()}),
     );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -145,7 +145,7 @@ fn a_temporary_file_that_cannot_be_renamed_is_removed() {
 fn an_unwritable_file_fails_permanently() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let to = file.path().join("under-a-file");
-    let error = refused(&answering(200, b"1"), json!({"url": URL, "to": to}));
+    let error = refused(&responding(200, b"1"), json!({"url": URL, "to": to}));
     assert!(error.permanent && error.kind == "file-denied", "{error:?}");
     assert!(error.message.contains("read-write"), "{error}");
 }
@@ -165,7 +165,7 @@ fn redirects_are_followed_up_to_the_limit() {
 #[test]
 fn temporary_errors_are_retried_and_others_fail_permanently() {
     for (status, permanent) in [(404, true), (403, true), (429, false), (502, false)] {
-        let error = refused(&answering(status, b"no"), json!({"url": URL}));
+        let error = refused(&responding(status, b"no"), json!({"url": URL}));
         assert_eq!(error.permanent, permanent, "{status}");
     }
 }
@@ -191,17 +191,17 @@ fn a_server_delays_a_job_by_a_day_at_most() {
 #[test]
 fn a_response_that_is_too_large_is_refused() {
     let payload = json!({"url": URL, "bytes_max": 2});
-    let error = refused(&answering(200, b"123"), payload);
+    let error = refused(&responding(200, b"123"), payload);
     assert!(error.permanent && error.kind == "too-large", "{error:?}");
     assert_eq!(
-        of(&answering(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
+        of(&responding(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
         12
     );
 }
 
 #[test]
 fn invalid_payloads_are_refused_before_anything_is_sent() {
-    let ctx = answering(200, b"1");
+    let ctx = responding(200, b"1");
     for (payload, says) in [
         (json!({"url": URL, "bytes_max": 0}), "bytes_max"),
         (json!({"url": URL, "bytes_max": 3 << 20}), "bytes_max"),

@@ -25,7 +25,7 @@ use super::signals::Signals;
 use super::text::{as_json, plain};
 use crate::config::File;
 use crate::duration;
-use crate::invoke::{Answer, Call, Invoked, once};
+use crate::invoke::{Call, InvokeOutcome, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
 use crate::telemetry;
@@ -142,7 +142,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     let recorded = call.profile.clone();
     let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;
     drop(pipes);
-    if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
+    if let (InvokeOutcome::TimedOut(error), Some(timeout)) = (&mut invoked.outcome, args.timeout) {
         let timeout = humantime::format_duration(timeout);
         error.message = format!("it ran longer than the {timeout} of --timeout");
     }
@@ -153,7 +153,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     if let (Some(file), Some(recorded)) = (profile, recorded) {
         file.write(&recorded, &handler.manifest.name)?;
     }
-    Ok(exit_code(&invoked.answer))
+    Ok(exit_code(&invoked.outcome))
 }
 
 /// Ctrl-C or SIGTERM sends the handler the abort signal; a second one stops it at once.
@@ -180,13 +180,13 @@ async fn run_until_a_signal(
     running.await.context("run the handler")
 }
 
-fn exit_code(answer: &Answer) -> u8 {
-    match answer {
-        Answer::Succeeded(_) => 0,
-        Answer::Failed(error) if error.kind == ErrorKind::Unrunnable => EXIT_UNRUNNABLE,
-        Answer::Failed(_) => EXIT_FAILED,
-        Answer::TimedOut(_) => EXIT_TIMEOUT,
-        Answer::Stopped(_) => EXIT_INTERRUPTED,
+fn exit_code(outcome: &InvokeOutcome) -> u8 {
+    match outcome {
+        InvokeOutcome::Succeeded(_) => 0,
+        InvokeOutcome::Failed(error) if error.kind == ErrorKind::Unrunnable => EXIT_UNRUNNABLE,
+        InvokeOutcome::Failed(_) => EXIT_FAILED,
+        InvokeOutcome::TimedOut(_) => EXIT_TIMEOUT,
+        InvokeOutcome::Stopped(_) => EXIT_INTERRUPTED,
     }
 }
 
@@ -223,11 +223,13 @@ fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
         eprint!("rouse: {name} {ending}\n{}", attempt_error::lines(&error));
         Ok(())
     };
-    match &invoked.answer {
-        Answer::Succeeded(result) => println!("{}", as_json(result.get())),
-        Answer::Failed(error) => report("failed", error)?,
-        Answer::TimedOut(error) => report("ran longer than its run timeout", error)?,
-        Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),
+    match &invoked.outcome {
+        InvokeOutcome::Succeeded(result) => println!("{}", as_json(result.get())),
+        InvokeOutcome::Failed(error) => report("failed", error)?,
+        InvokeOutcome::TimedOut(error) => report("ran longer than its run timeout", error)?,
+        InvokeOutcome::Stopped(reason) => {
+            eprintln!("rouse: {name} was stopped ({})", reason.as_str())
+        }
     }
     Ok(())
 }
@@ -252,16 +254,16 @@ struct Record<'a> {
 
 fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
     let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
-    let (result, error) = match &invoked.answer {
-        Answer::Succeeded(result) => (Some(&**result), None),
-        Answer::Failed(error) | Answer::TimedOut(error) => (None, Some(error)),
-        Answer::Stopped(_) => (None, None),
+    let (result, error) = match &invoked.outcome {
+        InvokeOutcome::Succeeded(result) => (Some(&**result), None),
+        InvokeOutcome::Failed(error) | InvokeOutcome::TimedOut(error) => (None, Some(error)),
+        InvokeOutcome::Stopped(_) => (None, None),
     };
     let used = invoked.used.unwrap_or_default();
     serde_json::to_string(&Record {
         handler: &handler.manifest.name,
         version: &handler.manifest.version,
-        outcome: invoked.answer.word(),
+        outcome: invoked.outcome.word(),
         result,
         error,
         wall_ms: ms(invoked.wall),

@@ -11,7 +11,7 @@ use metrics::counter;
 use serde_json::{Value, json};
 
 use super::{Access, Pages};
-use crate::invoke::{Answer, Call, Invoked, Invoker, Refusal};
+use crate::invoke::{Call, InvokeOutcome, Invoked, Invoker, Refusal};
 use crate::job::ErrorKind;
 
 /// The time in which a caller has to send the body.
@@ -235,20 +235,20 @@ async fn payload(
 }
 
 fn response(invoked: Invoked) -> Result<Response, Problem> {
-    let (status, error) = match invoked.answer {
-        Answer::Succeeded(result) => {
+    let (status, error) = match invoked.outcome {
+        InvokeOutcome::Succeeded(result) => {
             let kind = [(header::CONTENT_TYPE, "application/json")];
             return Ok((kind, String::from(Box::<str>::from(result))).into_response());
         }
-        Answer::Failed(error) if error.kind == ErrorKind::Unrunnable => {
+        InvokeOutcome::Failed(error) if error.kind == ErrorKind::Unrunnable => {
             (StatusCode::INTERNAL_SERVER_ERROR, json!(error))
         }
-        Answer::Failed(error) if error.kind == ErrorKind::InvalidPayload => {
+        InvokeOutcome::Failed(error) if error.kind == ErrorKind::InvalidPayload => {
             (StatusCode::BAD_REQUEST, json!(error))
         }
-        Answer::Failed(error) => (StatusCode::UNPROCESSABLE_ENTITY, json!(error)),
-        Answer::TimedOut(error) => (StatusCode::GATEWAY_TIMEOUT, json!(error)),
-        Answer::Stopped(reason) => (
+        InvokeOutcome::Failed(error) => (StatusCode::UNPROCESSABLE_ENTITY, json!(error)),
+        InvokeOutcome::TimedOut(error) => (StatusCode::GATEWAY_TIMEOUT, json!(error)),
+        InvokeOutcome::Stopped(reason) => (
             StatusCode::SERVICE_UNAVAILABLE,
             json!({"kind": reason.as_str(), "message": "this host has stopped the handler"}),
         ),
@@ -272,9 +272,9 @@ mod tests {
     use super::*;
     use crate::job::{AbortReason, AttemptError};
 
-    fn status(answer: Answer) -> u16 {
+    fn status(outcome: InvokeOutcome) -> u16 {
         let invoked = Invoked {
-            answer,
+            outcome,
             wall: Duration::ZERO,
             used: None,
         };
@@ -311,7 +311,7 @@ mod tests {
     fn each_outcome_has_its_status() {
         let error = |kind| AttemptError::new(kind, "why");
         assert_eq!(
-            status(Answer::Succeeded(
+            status(InvokeOutcome::Succeeded(
                 serde_json::value::to_raw_value(&1).unwrap()
             )),
             200
@@ -324,9 +324,12 @@ mod tests {
             (ErrorKind::OutOfMemory, 422),
             (ErrorKind::Unrunnable, 500),
         ] {
-            assert_eq!(status(Answer::Failed(error(kind))), code, "{kind:?}");
+            assert_eq!(status(InvokeOutcome::Failed(error(kind))), code, "{kind:?}");
         }
-        assert_eq!(status(Answer::TimedOut(error(ErrorKind::TimedOut))), 504);
-        assert_eq!(status(Answer::Stopped(AbortReason::Shutdown)), 503);
+        assert_eq!(
+            status(InvokeOutcome::TimedOut(error(ErrorKind::TimedOut))),
+            504
+        );
+        assert_eq!(status(InvokeOutcome::Stopped(AbortReason::Shutdown)), 503);
     }
 }

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use super::once::{Answer, Call, Invoked, once};
+use super::once::{Call, InvokeOutcome, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
 use crate::worker::{Overrides, Policy, Stop};
@@ -40,7 +40,7 @@ pub enum Refusal {
 }
 
 /// A running invocation. Dropping it aborts the attempt with [`AbortReason::Cancelled`], because the caller no longer
-/// waits for the answer.
+/// waits for the outcome.
 #[derive(Debug)]
 pub struct Invocation {
     abort: AbortHandle,
@@ -143,15 +143,15 @@ impl Invoker {
         Ok(Invocation { abort, grace, task })
     }
 
-    /// Waits for the stop signal, then for running invocations: up to `patience`, after which they are aborted with
+    /// Waits for the stop signal, then for running invocations: up to `timeout`, after which they are aborted with
     /// `shutdown` and waited for.
-    pub async fn end(&self, patience: Duration) {
+    pub async fn end(&self, timeout: Duration) {
         self.stop.stopping().await;
         self.running.close();
         tokio::select! {
             () = self.running.wait() => return,
             () = self.stop.aborting() => {}
-            () = tokio::time::sleep(patience) => self.stop.now(),
+            () = tokio::time::sleep(timeout) => self.stop.now(),
         }
         warn!(
             running = self.running.len(),
@@ -162,13 +162,13 @@ impl Invoker {
 }
 
 impl Invocation {
-    /// Waits for the answer.
+    /// Waits for the outcome.
     pub async fn ended(mut self) -> Invoked {
         match (&mut self.task).await {
             Ok(invoked) => invoked,
             // `Sandbox::run` never panics, and the task is never aborted.
             Err(error) => Invoked {
-                answer: Answer::Failed(AttemptError::new(
+                outcome: InvokeOutcome::Failed(AttemptError::new(
                     ErrorKind::Unrunnable,
                     format!("the host failed while it ran the handler: {error}"),
                 )),
@@ -199,7 +199,7 @@ impl Drop for Running {
 }
 
 fn count(handler: &str, invoked: &Invoked) {
-    let outcome = invoked.answer.word();
+    let outcome = invoked.outcome.word();
     counter!("rouse_invocations_total", "handler" => handler.to_string(), "outcome" => outcome)
         .increment(1);
     histogram!("rouse_invocation_seconds", "handler" => handler.to_string())

@@ -1,4 +1,4 @@
-//! One call of a handler, and its answer.
+//! One call to a handler, and its outcome.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -32,8 +32,8 @@ pub struct Call {
 /// The result of a call.
 #[derive(Debug)]
 pub struct Invoked {
-    /// The answer.
-    pub answer: Answer,
+    /// The outcome.
+    pub outcome: InvokeOutcome,
     /// Time from the call to the end.
     pub wall: Duration,
     /// The resources that it used; `None` if no guest ran.
@@ -42,7 +42,7 @@ pub struct Invoked {
 
 /// An [`Outcome`], reduced to what matters to a caller who waits for it.
 #[derive(Debug)]
-pub enum Answer {
+pub enum InvokeOutcome {
     /// The handler's result.
     Succeeded(Box<RawValue>),
     /// The handler failed, or could not be run.
@@ -53,7 +53,7 @@ pub enum Answer {
     Stopped(AbortReason),
 }
 
-impl Answer {
+impl InvokeOutcome {
     /// The word for logs, metrics and listings.
     pub fn word(&self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl Answer {
     }
 }
 
-impl From<Outcome> for Answer {
+impl From<Outcome> for InvokeOutcome {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Succeeded(result) => {
@@ -108,13 +108,13 @@ pub async fn once(
     let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
     let report = policy.within(run, &abort).await;
     Invoked {
-        answer: answer(report.end, policy),
+        outcome: decide_outcome(report.end, policy),
         wall: report.wall,
         used: report.used,
     }
 }
 
-fn answer(end: RunEnd, policy: &Policy) -> Answer {
+fn decide_outcome(end: RunEnd, policy: &Policy) -> InvokeOutcome {
     let tries = Tries {
         failed: TRIES,
         max: TRIES,
@@ -124,7 +124,7 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
     // The last argument randomizes the delay before a retry, and there is none.
     match decide(end, tries, &policy.retry, 0.0) {
         Ok(outcome) => outcome.into(),
-        Err(reason) => Answer::Stopped(reason),
+        Err(reason) => InvokeOutcome::Stopped(reason),
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
             concurrency: None,
             job_delay: None,
         };
-        answer(end, &policy).word()
+        decide_outcome(end, &policy).word()
     }
 
     #[test]

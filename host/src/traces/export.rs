@@ -41,11 +41,11 @@ const LINES_MAX: usize = 4 << 10;
 /// The links of a span: one for each job of the largest batch.
 const LINKS_MAX: u32 = 1000;
 
-/// The usual time of one request, including its answer.
+/// The usual time of one request, including its response.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// The size of an answer, which says at most how many spans were rejected.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// The size of a response, which says at most how many spans were rejected.
+const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
 /// What is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -254,18 +254,18 @@ impl HttpClient for Http {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (client, timeout) = (self.client.clone(), self.timeout);
         let sent = self.runtime.spawn(async move {
-            let answer = async {
+            let response = async {
                 let (parts, body) = client.request(request.map(Full::new)).await?.into_parts();
-                let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?;
+                let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await?;
                 Ok(Response::from_parts(parts, body.to_bytes()))
             };
-            tokio::time::timeout(timeout, answer).await?
+            tokio::time::timeout(timeout, response).await?
         });
-        let answer: Result<Response<Bytes>, HttpError> = sent.await?;
-        let is_ok = answer.as_ref().is_ok_and(|it| it.status().is_success());
+        let response: Result<Response<Bytes>, HttpError> = sent.await?;
+        let is_ok = response.as_ref().is_ok_and(|it| it.status().is_success());
         let outcome = if is_ok { "ok" } else { "error" };
         counter!("rouse_otlp_requests_total", "signal" => self.signal, "outcome" => outcome)
             .increment(1);
-        answer
+        response
     }
 }

@@ -119,7 +119,7 @@ pub(super) struct Kept {
     /// All waits so far, with their steps.
     waits: Vec<(Vec<String>, Wait)>,
     /// The return values of the waits that have ended, by their steps.
-    over: BTreeMap<String, Over>,
+    ended: BTreeMap<String, WaitEnd>,
 }
 
 impl Kept {
@@ -131,7 +131,7 @@ impl Kept {
 }
 
 #[derive(Clone)]
-enum Over {
+enum WaitEnd {
     Slept,
     Signal(Option<Vec<u8>>),
     Call(Result<Vec<u8>, Vec<u8>>),
@@ -178,20 +178,20 @@ impl FlowState {
     }
 
     fn sleep(&self, step: &str, wait: Wait, is_short: bool) -> Result<()> {
-        if !self.kept.borrow().over.contains_key(step) {
+        if !self.kept.borrow().ended.contains_key(step) {
             if !is_short {
                 self.wait(vec![step.to_owned()], wait);
             }
             let mut kept = self.kept.borrow_mut();
-            kept.over.insert(step.to_owned(), Over::Slept);
+            kept.ended.insert(step.to_owned(), WaitEnd::Slept);
         }
         Ok(())
     }
 
-    fn answer(&self, job: &EnqueuedJob) -> Option<Result<Vec<u8>, Vec<u8>>> {
+    fn respond(&self, job: &EnqueuedJob) -> Option<Result<Vec<u8>, Vec<u8>>> {
         let callee = self.kept.borrow().callee.clone()?;
-        let answer = (callee.borrow_mut())(job);
-        Some(match answer {
+        let result = (callee.borrow_mut())(job);
+        Some(match result {
             Ok(result) => Ok(result.to_string().into_bytes()),
             Err(error) => Err(error_of(&error).to_string().into_bytes()),
         })
@@ -199,27 +199,27 @@ impl FlowState {
 
     /// Ends a wait, with its return value; does nothing for a signal that has not been sent yet.
     fn end(&self, steps: &[String], wait: &Wait) {
-        let over: Vec<Over> = match wait {
-            Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![Over::Slept],
+        let ended: Vec<WaitEnd> = match wait {
+            Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![WaitEnd::Slept],
             Wait::Signal { name, timeout } => {
                 let signal = self.kept.borrow_mut().take_signal(name);
-                let is_over = signal.is_some() || timeout.is_some();
-                is_over
-                    .then_some(Over::Signal(signal))
+                let has_ended = signal.is_some() || timeout.is_some();
+                has_ended
+                    .then_some(WaitEnd::Signal(signal))
                     .into_iter()
                     .collect()
             }
             Wait::Calls(jobs) => {
-                let answers = jobs.iter().map(|job| self.answer(job).expect(UNANSWERED));
-                answers.map(Over::Call).collect()
+                let results = jobs.iter().map(|job| self.respond(job).expect(NO_RESULT));
+                results.map(WaitEnd::Call).collect()
             }
         };
         let mut kept = self.kept.borrow_mut();
-        kept.over.extend(steps.iter().cloned().zip(over));
+        kept.ended.extend(steps.iter().cloned().zip(ended));
     }
 }
 
-const UNANSWERED: &str = "this test does not answer calls: set a result with TestCtx::on_call";
+const NO_RESULT: &str = "this test does not answer calls: set a result with TestCtx::on_call";
 
 /// Unwinds the handler of an attempt that is suspended.
 struct Suspension;
@@ -339,8 +339,8 @@ impl TestCtx {
 
     /// Answers calls, in this attempt and in later ones that are derived from it. Without this, each call is an error
     /// (kind `denied`).
-    pub fn on_call(&self, answer: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
-        let callee: Callee = Rc::new(RefCell::new(answer));
+    pub fn on_call(&self, respond: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
+        let callee: Callee = Rc::new(RefCell::new(respond));
         self.recorder.flow.kept.borrow_mut().callee = Some(callee);
     }
 
@@ -432,8 +432,8 @@ impl Flow for Recorder {
         self.unless_aborted()?;
         check_name("the name of a signal", name, "wait-refused")?;
         check_step(step, "wait-refused")?;
-        let over = self.flow.kept.borrow().over.get(step).cloned();
-        if let Some(Over::Signal(payload)) = over {
+        let ended = self.flow.kept.borrow().ended.get(step).cloned();
+        if let Some(WaitEnd::Signal(payload)) = ended {
             return Ok(payload);
         }
         let wait = Wait::Signal {
@@ -449,9 +449,9 @@ impl Flow for Recorder {
                 "the handler waits for the signal {name:?} without a timeout: send it with TestCtx::send_signal, or run the handler with TestCtx::attempt"
             );
         }
-        let over = Over::Signal(signal.clone());
+        let ended = WaitEnd::Signal(signal.clone());
         let mut kept = self.flow.kept.borrow_mut();
-        kept.over.insert(step.to_owned(), over);
+        kept.ended.insert(step.to_owned(), ended);
         Ok(signal)
     }
 
@@ -462,7 +462,7 @@ impl Flow for Recorder {
         }
         let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
             .iter()
-            .filter(|(step, _)| !self.flow.kept.borrow().over.contains_key(step))
+            .filter(|(step, _)| !self.flow.kept.borrow().ended.contains_key(step))
             .map(|(step, job)| (step.clone(), EnqueuedJob::of(job)))
             .unzip();
         if jobs.iter().any(|job| !job.options["after"].is_null()) {
@@ -472,13 +472,13 @@ impl Flow for Recorder {
             let wait = Wait::Calls(jobs);
             self.flow.wait(steps.clone(), wait.clone());
             if self.flow.kept.borrow().callee.is_none() {
-                return Err(Error::permanent(UNANSWERED).kind("denied"));
+                return Err(Error::permanent(NO_RESULT).kind("denied"));
             }
             self.flow.end(&steps, &wait);
         }
         let kept = self.flow.kept.borrow();
-        let ends = calls.iter().map(|(step, _)| match kept.over.get(step) {
-            Some(Over::Call(end)) => Ok(end.clone()),
+        let ends = calls.iter().map(|(step, _)| match kept.ended.get(step) {
+            Some(WaitEnd::Call(end)) => Ok(end.clone()),
             _ => {
                 let why = format_args!("the step {step} was another wait in an earlier attempt");
                 Err(Error::permanent(why).kind("job-refused"))

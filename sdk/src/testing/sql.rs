@@ -64,8 +64,8 @@ impl TestCtx {
 
     /// Sets the function that answers further queries, in place of a database: each row is an object with a key for
     /// each column. Without this, each query is an error.
-    pub fn on_query(&self, answer: impl FnMut(&StatementCall) -> Result<Vec<Value>> + 'static) {
-        *self.recorder.sql.database.borrow_mut() = Some(Rc::new(RefCell::new(answer)));
+    pub fn on_query(&self, respond: impl FnMut(&StatementCall) -> Result<Vec<Value>> + 'static) {
+        *self.recorder.sql.database.borrow_mut() = Some(Rc::new(RefCell::new(respond)));
     }
 }
 
@@ -81,14 +81,14 @@ impl Sql for Recorder {
         self.unless_aborted()?;
         let query = StatementCall::of(&query);
         let database = self.sql.database.borrow().clone();
-        let Some(answer) = database else {
+        let Some(respond) = database else {
             let why = format_args!(
                 "{}: this test does not answer queries; set rows with TestCtx::on_query",
                 query.statement
             );
             return Err(Error::permanent(why).kind("denied"));
         };
-        let rows = (answer.borrow_mut())(&query)?;
+        let rows = (respond.borrow_mut())(&query)?;
         Ok(rows
             .iter()
             .map(|row| row.to_string().into_bytes())

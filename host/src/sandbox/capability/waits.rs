@@ -70,14 +70,14 @@ impl AttemptState {
     }
 
     async fn sleep_to(&mut self, step: String, until: Until) -> Result<Ended<()>, StepError> {
-        let started = match self.steps.start_wait(&step).await? {
+        let begun = match self.steps.start_wait(&step).await? {
             StepStart::Done(_) => return Ok(Ended::Returned(())),
-            StepStart::Waits(started) if started.kind == WaitKind::Sleep => Some(started),
+            StepStart::Waits(begun) if begun.kind == WaitKind::Sleep => Some(begun),
             StepStart::Waits(_) => return Err(other_kind("sleep")),
             StepStart::New => None,
         };
         let now = self.clock.now();
-        let until = match started.and_then(|started| started.until) {
+        let until = match begun.and_then(|begun| begun.until) {
             Some(until) => until,
             None => until.from(now),
         };
@@ -87,7 +87,7 @@ impl AttemptState {
             if !rest.is_zero() {
                 tokio::time::sleep(rest).await;
             }
-            if started.is_none() {
+            if begun.is_none() {
                 self.steps.complete(step, b"null".to_vec()).await?;
             }
             return Ok(Ended::Returned(()));
@@ -95,7 +95,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Sleep { until },
-            has_begun: started.is_some(),
+            has_begun: begun.is_some(),
         }))
     }
 
@@ -111,15 +111,15 @@ impl AttemptState {
                 "the name of a signal must have 1 to {NAME_CHARS_MAX} printable characters"
             )));
         }
-        let started = match self.steps.start_wait(&step).await? {
+        let begun = match self.steps.start_wait(&step).await? {
             StepStart::Done(result) => return payload(&result).map(Ended::Returned),
-            StepStart::Waits(started) if started.kind == WaitKind::Signal => Some(started),
+            StepStart::Waits(begun) if begun.kind == WaitKind::Signal => Some(begun),
             StepStart::Waits(_) => return Err(other_kind("signal")),
             StepStart::New => None,
         };
         let now = self.clock.now();
-        let until = match started {
-            Some(started) => started.until,
+        let until = match begun {
+            Some(begun) => begun.until,
             None => timeout.map(|timeout| now + timeout.min(WAIT_MAX)),
         };
         let waits = self.steps.waits().ok_or_else(no_queue)?;
@@ -132,7 +132,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Signal { name, until },
-            has_begun: started.is_some(),
+            has_begun: begun.is_some(),
         }))
     }
 
@@ -206,7 +206,7 @@ impl AttemptState {
             }
             match self.steps.find(step).await.map_err(refused_job)? {
                 None => new += 1,
-                Some(RecordedStep::Waits(started)) if started.kind != WaitKind::Call => {
+                Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
                     return Err(refused_job(other_kind("call")));
                 }
                 Some(RecordedStep::Done { .. } | RecordedStep::Waits(_)) => have_started = true,

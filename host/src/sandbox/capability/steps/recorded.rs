@@ -168,7 +168,7 @@ impl Steps {
     ) -> Result<StepStart, StepError> {
         let small = match self.find(name).await? {
             None => return Ok(StepStart::New),
-            Some(RecordedStep::Waits(started)) => return Ok(StepStart::Waits(*started)),
+            Some(RecordedStep::Waits(begun)) => return Ok(StepStart::Waits(*begun)),
             Some(RecordedStep::Done { result, .. }) => result.clone(),
         };
         match (small, &self.journal) {
