@@ -1,7 +1,7 @@
 //! Settings, read from `rouse.toml` and the environment, then checked.
 //!
-//! This is the only module that reads the environment; [`Environment::VARIABLES`] lists what it reads. Options of the command line
-//! override `rouse.toml`, and `rouse.toml` overrides the defaults.
+//! This is the only module that reads the environment; [`Environment::VARIABLES`] lists what it reads. Options of the
+//! command line override `rouse.toml`, and `rouse.toml` overrides the defaults.
 
 mod env;
 mod file;

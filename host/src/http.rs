@@ -36,7 +36,7 @@ pub use jobs::Jobs;
 pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
 
-/// How long requests may continue once the host is stopping.
+/// The time for which requests may continue once the host is stopping.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason why health and metrics cannot be served.
@@ -75,12 +75,12 @@ pub struct Pages {
     pub dashboard: Option<Dashboard>,
 }
 
-/// The dashboard, as the HTTP server sees it.
+/// The pages of the dashboard.
 #[derive(Debug, Clone)]
 pub struct Dashboard {
     /// All its routes.
     pub router: Router,
-    /// The number of connections that its readers may have, in addition.
+    /// The maximum number of additional connections for its readers.
     pub connections_max: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Runs one handler once, without the queue: `rouse invoke` and `POST /invoke/{handler}`.
 //!
-//! For callers that need a result while the database is unreachable, or do not want one stored. Nothing is written: no
+//! For callers that need a result while the database is unreachable, or do not want it stored. Nothing is written: no
 //! job, no lease, no record, no retry. The outcome is decided as for a job: an invocation is attempt 1 of 1 of a job
 //! that is in no database, and goes through [`job::decide`](crate::job::decide) like the attempts of the queue.
 

@@ -1,9 +1,9 @@
 //! The only module that uses wasmtime.
 //!
-//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of a job in an instance of
-//! its own ([`Sandbox::run`]), and reports how the run ended ([`RunEnd`](crate::job::RunEnd)). Nothing is granted
-//! that the operator did not grant, every limit holds, and a guest that does not stop is stopped. The sandbox never
-//! decides the outcome of a job, and knows neither SQL nor the `store`.
+//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of a job in an instance of its
+//! own ([`Sandbox::run`]), and reports how the run ended ([`RunEnd`](crate::job::RunEnd)). Nothing is granted that the
+//! operator did not grant, every limit holds, and a guest that does not stop is stopped. The sandbox never decides the
+//! outcome of a job, and knows neither SQL nor the `store`.
 
 mod settable;
 mod settings;

@@ -45,7 +45,7 @@ use views::Shown;
 pub const PATH: &str = "/ui";
 /// Connections of readers: pages and their updates.
 pub const CONNECTIONS_MAX: usize = 128;
-/// Pages that are read for guests at once.
+/// The maximum number of pages that are read for guests at once.
 const GUEST_READS_MAX: usize = 2;
 /// The largest form: a selection of jobs, or the result of one.
 const FORM_BYTES_MAX: usize = 4 << 20;
@@ -150,7 +150,7 @@ impl Ui {
             .with_state(self)
     }
 
-    /// Its address, as browsers see it.
+    /// The path under which browsers find it.
     fn base(&self) -> String {
         format!("{}{PATH}", self.look.prefix)
     }
@@ -280,7 +280,7 @@ impl Ui {
         self.problem_for(&Reader::default(), status, title, why)
     }
 
-    /// The page of a problem. Guests do not get messages from the database, which can name servers and quote rows.
+    /// The page of a problem. Guests do not see messages from the database, which can name servers and quote rows.
     fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
         let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
         if problem.is_of_database {

@@ -100,7 +100,7 @@ const SQL_MODULES: [&str; 50] = [
 ];
 
 /// A short test that passes only if the other Postgres is available on this machine.
-const PROBE: &str = "harness::the_server_has_the_requested_version";
+const PROBE: &str = "harness::the_server_is_of_the_version_that_was_requested";
 
 const UNIT_TESTS: [&[&str]; 2] = [&["--doc"], &["--lib", "--bins"]];
 const INTEGRATION_TESTS: &[&str] = &["--test", "*"];
