@@ -167,7 +167,7 @@ fn job(payload: Vec<u8>) -> JobInput {
         requested_at_ms: 1_700_000_000_000,
         payload,
         memory_bytes: None,
-        clock: DatabaseClock::of_host(),
+        clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),
     }
 }

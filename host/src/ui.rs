@@ -345,7 +345,7 @@ async fn show(
 ) -> Response {
     let query = query.unwrap_or_default();
     let chrome = ui.chrome(&reader);
-    let Some(view) = View::of(path_of(&uri)) else {
+    let Some(view) = View::from_path(path_of(&uri)) else {
         let why = format!("There is no page {}.", path_of(&uri));
         return ui.problem_for(&reader, StatusCode::NOT_FOUND, "Not found", &why);
     };

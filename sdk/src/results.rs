@@ -225,7 +225,7 @@ enum Of {
 }
 
 impl Failure {
-    pub(crate) fn of_call(handler: String, error: &[u8]) -> Self {
+    pub(crate) fn from_call(handler: String, error: &[u8]) -> Self {
         Self::read(
             Of::Call { handler },
             Some(error),

@@ -37,7 +37,7 @@ fn new_key() -> SigningKey {
 }
 
 fn line(module: &[u8], file: &str) -> String {
-    format!("{}  {file}\n", Digest::of(module))
+    format!("{}  {file}\n", Digest::compute(module))
 }
 
 /// Replaces a file atomically.
@@ -324,7 +324,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     );
     // A file name that would forge a line of its own.
     let lock = fs::read(deployment.path("handlers.lock")).unwrap();
-    let line = format!("\n{}  evil.wasm", Digest::of(b"evil"));
+    let line = format!("\n{}  evil.wasm", Digest::compute(b"evil"));
     let evil = deployment.path("handlers-wasm").join(format!("a{line}"));
     fs::write(&evil, echo("test.evil", "1")).unwrap();
     for command in [&["handlers", "lock"][..], &["handlers"]] {

@@ -350,7 +350,7 @@ pub(crate) fn job(payload: &str) -> JobInput {
         requested_at_ms: 0,
         payload: payload.into(),
         memory_bytes: None,
-        clock: rouse::sandbox::DatabaseClock::of_host(),
+        clock: rouse::sandbox::DatabaseClock::from_host(),
         trace: rouse::traces::AttemptTrace::default(),
     }
 }

@@ -103,7 +103,7 @@ async fn a_guest_receives_all_properties_of_its_job() {
         requested_at_ms: 1_700_000_000_123,
         payload: r#"{"ü":[1,null]}"#.into(),
         memory_bytes: None,
-        clock: DatabaseClock::of_host(),
+        clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),
     };
     let run = attempt(

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-fn of(csv: &str) -> Summary {
+fn summary_from(csv: &str) -> Summary {
     let input = Input {
         csv: Some(csv.to_owned()),
         ..Input::default()
@@ -21,7 +21,7 @@ fn refused(input: Input) -> Error {
 
 #[test]
 fn numbers_have_a_range_a_mean_and_a_deviation() {
-    let summary = of("n,x\n2,0.5\n4,1.5\n4,2\n4,\n5,-1e1\n5,1\n7,1\n9,4\n");
+    let summary = summary_from("n,x\n2,0.5\n4,1.5\n4,2\n4,\n5,-1e1\n5,1\n7,1\n9,4\n");
     assert_eq!(summary.rows, 8);
     let n = &summary.columns[0];
     assert_eq!((n.name.as_str(), n.kind), ("n", Kind::Integer));
@@ -39,7 +39,7 @@ fn numbers_have_a_range_a_mean_and_a_deviation() {
 
 #[test]
 fn quoted_fields_may_hold_commas_quotes_and_line_breaks() {
-    let summary = of("\"a, b\",c\n\"x, \"\"y\"\"\nz\",1\n");
+    let summary = summary_from("\"a, b\",c\n\"x, \"\"y\"\"\nz\",1\n");
     assert_eq!(summary.rows, 1);
     assert_eq!(summary.columns[0].name, "a, b");
     let text = Some(Scalar::Text("x, \"y\"\nz".to_owned()));
@@ -48,20 +48,20 @@ fn quoted_fields_may_hold_commas_quotes_and_line_breaks() {
 
 #[test]
 fn one_word_makes_a_column_text() {
-    let column = &of("v\n1\n2\nn/a\n").columns[0];
+    let column = &summary_from("v\n1\n2\nn/a\n").columns[0];
     assert_eq!((column.kind, column.mean), (Kind::Text, None));
     assert_eq!(column.min, Some(Scalar::Text("1".to_owned())));
     assert_eq!(column.max, Some(Scalar::Text("n/a".to_owned())));
-    assert_eq!(of("v\n1\nnan\n").columns[0].kind, Kind::Text);
+    assert_eq!(summary_from("v\n1\nnan\n").columns[0].kind, Kind::Text);
 }
 
 #[test]
 fn a_column_without_values_is_empty_and_one_value_has_no_deviation() {
-    let summary = of("a,b\n,1\n,\n");
+    let summary = summary_from("a,b\n,1\n,\n");
     assert_eq!(summary.columns[0].kind, Kind::Empty);
     assert_eq!(summary.columns[0].empty, 2);
     assert_eq!(summary.columns[1].stddev, None);
-    assert_eq!(of("a,b\n").rows, 0);
+    assert_eq!(summary_from("a,b\n").rows, 0);
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub enum Content {
 
 impl Content {
     /// The form for these bytes.
-    pub(crate) fn of(bytes: Vec<u8>, content_type: Option<&str>) -> Self {
+    pub(crate) fn from_bytes(bytes: Vec<u8>, content_type: Option<&str>) -> Self {
         let text = match String::from_utf8(bytes) {
             // Postgres cannot store NUL.
             Ok(text) if !text.contains('\0') => text,
@@ -87,8 +87,8 @@ fn declares_json(content_type: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn of(bytes: &[u8], content_type: &str) -> String {
-        written(&Content::of(bytes.to_vec(), Some(content_type)))
+    fn content_from(bytes: &[u8], content_type: &str) -> String {
+        written(&Content::from_bytes(bytes.to_vec(), Some(content_type)))
     }
 
     fn written(content: &Content) -> String {
@@ -106,11 +106,18 @@ mod tests {
             "Application/JSON; charset=utf-8",
             "application/hal+json",
         ] {
-            assert_eq!(of(b"{\"a\": 1}\n", kind), r#"{"json":{"a": 1}}"#, "{kind}");
+            assert_eq!(
+                content_from(b"{\"a\": 1}\n", kind),
+                r#"{"json":{"a": 1}}"#,
+                "{kind}"
+            );
         }
-        assert_eq!(of(b"{a: 1}", "application/json"), text("{a: 1}"));
-        assert_eq!(of(b"[1]", "text/plain"), text("[1]"));
-        assert_eq!(written(&Content::of(b"[1]".to_vec(), None)), text("[1]"));
+        assert_eq!(content_from(b"{a: 1}", "application/json"), text("{a: 1}"));
+        assert_eq!(content_from(b"[1]", "text/plain"), text("[1]"));
+        assert_eq!(
+            written(&Content::from_bytes(b"[1]".to_vec(), None)),
+            text("[1]")
+        );
     }
 
     #[test]
@@ -120,7 +127,7 @@ mod tests {
             r#"[18446744073709551616, 1.0, 1E+300, true, "e999\"e999", "\\"]"#,
         ] {
             let expected = format!("{{\"json\":{json}}}");
-            assert_eq!(of(json.as_bytes(), "application/json"), expected);
+            assert_eq!(content_from(json.as_bytes(), "application/json"), expected);
         }
     }
 
@@ -135,14 +142,17 @@ mod tests {
             &deep,
             &format!("[0.{}]", "1".repeat(16_000)),
         ] {
-            assert_eq!(of(json.as_bytes(), "application/json"), text(json));
+            assert_eq!(
+                content_from(json.as_bytes(), "application/json"),
+                text(json)
+            );
         }
     }
 
     #[test]
     fn bytes_that_postgres_cannot_store_as_text_are_returned_as_base64() {
         let encoded = |text: &str| written(&Content::Base64(text.to_owned()));
-        assert_eq!(of(b"\xff\xfe", "text/plain"), encoded("//4="));
-        assert_eq!(of(b"a\0", "application/json"), encoded("YQA="));
+        assert_eq!(content_from(b"\xff\xfe", "text/plain"), encoded("//4="));
+        assert_eq!(content_from(b"a\0", "application/json"), encoded("YQA="));
     }
 }

@@ -148,7 +148,7 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
     fetched.bytes = Some(body.len());
     fetched.sha256 = Some(hexadecimal(&Sha256::digest(&body)));
     match input.to {
-        None => fetched.content = Some(Content::of(body, fetched.content_type.as_deref())),
+        None => fetched.content = Some(Content::from_bytes(body, fetched.content_type.as_deref())),
         Some(to) => {
             write_whole(ctx, &to, &body).map_err(|error| unwritable(&to, &error))?;
             fetched.path = Some(to);

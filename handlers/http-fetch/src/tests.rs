@@ -19,7 +19,7 @@ fn responding(status: u16, body: &'static [u8]) -> TestCtx {
     })
 }
 
-fn of(ctx: &TestCtx, payload: Value) -> Value {
+fn fetch_with(ctx: &TestCtx, payload: Value) -> Value {
     ctx.run::<super::fetch>(payload).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn refused(ctx: &TestCtx, payload: Value) -> Error {
 fn the_result_has_content_and_metadata() {
     let ctx = responding(200, b"{\"chf\": 1.07}");
     assert_eq!(
-        of(
+        fetch_with(
             &ctx,
             json!({"url": URL, "headers": {"accept": "application/json"}})
         ),
@@ -56,7 +56,7 @@ fn the_result_has_content_and_metadata() {
 #[test]
 fn the_payload_may_set_the_user_agent() {
     let ctx = responding(200, b"1");
-    of(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
+    fetch_with(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
     let sent = ctx.requests().pop().unwrap();
     assert_eq!(sent.headers, [("User-Agent".to_owned(), "me".to_owned())]);
 }
@@ -78,7 +78,7 @@ fn unchanged_content_is_not_fetched_again() {
         Ok(Response::new(304, "").with_header("etag", "\"v1\""))
     });
     assert_eq!(
-        of(
+        fetch_with(
             &ctx,
             json!({"url": URL, "etag": "\"v1\"", "to": "/nowhere/at-all"})
         ),
@@ -94,7 +94,7 @@ fn a_file_is_replaced_atomically_without_leftovers() {
     let to = folder.path().join("deep/er/rates.json");
     let payload = json!({"url": URL, "to": to.to_str().unwrap()});
     for body in [&b"[1]"[..], b"[1, 2]"] {
-        let result = of(&responding(200, body), payload.clone());
+        let result = fetch_with(&responding(200, body), payload.clone());
         assert_eq!(result["path"], payload["to"]);
         assert_eq!(result["bytes"], body.len());
         assert_eq!(result.get("json"), None);
@@ -194,7 +194,7 @@ fn a_response_that_is_too_large_is_refused() {
     let error = refused(&responding(200, b"123"), payload);
     assert!(error.permanent && error.kind == "too-large", "{error:?}");
     assert_eq!(
-        of(&responding(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
+        fetch_with(&responding(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
         12
     );
 }

@@ -79,7 +79,7 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     let (format, picture) = picture::decode(bytes, &input.path)?;
     let original = Picture {
         format,
-        size: Size::of(&picture),
+        size: Size::from_picture(&picture),
         bytes: original_bytes,
     };
     check_abort(ctx)?;
@@ -99,7 +99,7 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
         original,
         thumbnail: Picture {
             format: out_format,
-            size: Size::of(&small),
+            size: Size::from_picture(&small),
             bytes: bytes.len(),
         },
     })
@@ -120,7 +120,7 @@ fn check(input: &Input) -> Result<Format, Error> {
     if input.path == input.out {
         return refuse("path and out must be different files".to_owned());
     }
-    let Some(format) = Format::of_name(&input.out) else {
+    let Some(format) = Format::from_name(&input.out) else {
         return refuse(format!(
             "{}: out must end in .jpg, .jpeg or .png",
             input.out

@@ -29,7 +29,7 @@ pub enum Format {
 
 impl Format {
     /// The format for a file name.
-    pub(crate) fn of_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         let (_, extension) = name.rsplit_once('.')?;
         match extension.to_ascii_lowercase().as_str() {
             "jpg" | "jpeg" => Some(Self::Jpeg),
@@ -49,7 +49,7 @@ pub struct Size {
 }
 
 impl Size {
-    pub(crate) fn of(picture: &DynamicImage) -> Self {
+    pub(crate) fn from_picture(picture: &DynamicImage) -> Self {
         let (width, height) = picture.dimensions();
         Self { width, height }
     }
@@ -95,7 +95,7 @@ pub(crate) fn decode(bytes: Vec<u8>, path: &str) -> Result<(Format, DynamicImage
 
 /// Fits a picture into a box. It keeps its aspect ratio and is never enlarged.
 pub(crate) fn shrink(picture: DynamicImage, width_max: u32, height_max: u32) -> DynamicImage {
-    let Size { width, height } = Size::of(&picture);
+    let Size { width, height } = Size::from_picture(&picture);
     if width <= width_max && height <= height_max {
         return picture;
     }

@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    fn of(text: &str) -> Stats {
+    fn stats_from(text: &str) -> Stats {
         let input = Input {
             text: text.to_owned(),
             top: 2,
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn words_lines_and_characters_are_counted() {
-        let stats = of("The cat saw the dog.\nThe dog didn't — naïve!\n");
+        let stats = stats_from("The cat saw the dog.\nThe dog didn't — naïve!\n");
         assert_eq!(stats.words, 9);
         assert_eq!(stats.lines, 2);
         assert_eq!((stats.bytes, stats.chars), (48, 45));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_most_frequent_words_come_first_in_lower_case() {
-        let top: Vec<_> = of("b B a A c")
+        let top: Vec<_> = stats_from("b B a A c")
             .top_words
             .into_iter()
             .map(|top| (top.word, top.count))
@@ -131,10 +131,10 @@ mod tests {
 
     #[test]
     fn an_empty_text_has_nothing() {
-        let stats = of("");
+        let stats = stats_from("");
         assert_eq!((stats.words, stats.lines, stats.chars), (0, 0, 0));
         assert_eq!(stats.longest_word, None);
-        assert_eq!(of(" -- ' \n").words, 0);
+        assert_eq!(stats_from(" -- ' \n").words, 0);
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn table(rows: &[Value]) -> List {
             value => Shown::from(cell(value)),
         };
         let event = cell(&row["event"]);
-        let colour = Colour::of_state(&event);
+        let colour = Colour::for_state(&event);
         list.row([
             text("at"),
             Shown::in_colour(event, colour),

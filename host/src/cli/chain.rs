@@ -83,7 +83,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn show(chain: &JobView, now: f64) -> String {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut text = format!(
         "chain {}: {}\n\n",
         cell(&chain.record["chain"]),
@@ -101,7 +101,7 @@ fn show(chain: &JobView, now: f64) -> String {
     list.expendable(&["queue", "attempt"]);
     for job in chain.record["jobs"].as_array().into_iter().flatten() {
         let state = cell(&job["state"]);
-        let colour = Colour::of_state(&state);
+        let colour = Colour::for_state(&state);
         let at = |time: &Value| match time {
             Value::Null => Shown::nothing("-"),
             time => ago::listed(time, now, screen).into(),

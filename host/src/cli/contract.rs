@@ -118,7 +118,7 @@ async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
     let connector = args.target.connector()?;
     args.target.checked_store().await?;
     let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
-    let location = FolderLocation::of(folder, config, Serves::here);
+    let location = FolderLocation::resolve(folder, config, Serves::here);
     let folder = Folder::open(&location, "--handlers").await?;
     let handlers = chosen(&folder.handlers, &args.only)?;
     let refused = &folder.handlers.refused;

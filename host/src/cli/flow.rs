@@ -191,7 +191,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
 }
 
 fn table(flows: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let counts = [
         "waiting",
         "scheduled",
@@ -212,7 +212,7 @@ fn table(flows: &[Value], now: f64) -> List {
         let mut row: Vec<Shown> = vec![
             cell(&flow["id"]).into(),
             plain(flow["name"].as_str().unwrap_or_default()).into(),
-            Shown::in_colour(plain(state), Colour::of_state(state)),
+            Shown::in_colour(plain(state), Colour::for_state(state)),
             cell(&flow["jobs"]).into(),
         ];
         row.extend(counts.map(|key| match flow[key].as_u64() {
@@ -250,7 +250,7 @@ async fn show(args: Show) -> anyhow::Result<ExitCode> {
     );
     let mut list = List::plain();
     for line in draw(jobs, if args.all { usize::MAX } else { 10 }) {
-        let state = Shown::in_colour(plain(&line.state), Colour::of_state(&line.state));
+        let state = Shown::in_colour(plain(&line.state), Colour::for_state(&line.state));
         list.row([
             plain(&line.drawn).into(),
             state,

@@ -293,7 +293,7 @@ impl Host {
             invocations,
             readers: access,
             is_own: is_dev,
-            named: Named::of(&file),
+            named: Named::from_file(&file),
             sql_logins,
             stop,
         })

@@ -65,7 +65,7 @@ const PADDING: usize = 2;
 impl List {
     /// A list with these columns.
     pub(super) fn new(header: impl Into<Vec<&'static str>>) -> Self {
-        Self::on(Screen::of_stdout(), header)
+        Self::on(Screen::from_stdout(), header)
     }
 
     /// A list without a header, for keys and values.
@@ -172,7 +172,7 @@ impl List {
     fn need(&self, at: usize) -> Need {
         let cells = self.rows.iter().filter_map(|row| row.get(at));
         let cells = cells.map(|shown| shown.text.as_str());
-        Need::of(cells.chain(self.header.get(at).copied()))
+        Need::for_cells(cells.chain(self.header.get(at).copied()))
     }
 
     /// False for a column that a terminal leaves out. Readers of a pipe rely on every column.
@@ -256,7 +256,7 @@ mod tests {
         for state in ["succeeded", "failed"] {
             list.row([
                 Shown::from("7".to_owned()),
-                Shown::in_colour(state, Colour::of_state(state)),
+                Shown::in_colour(state, Colour::for_state(state)),
                 Shown::nothing("-"),
                 why.to_owned().into(),
             ]);

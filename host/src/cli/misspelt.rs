@@ -17,7 +17,7 @@ pub(super) struct Named {
 }
 
 impl Named {
-    pub(super) fn of(file: &File) -> Self {
+    pub(super) fn from_file(file: &File) -> Self {
         // `*` matches every handler.
         let tables = file.patterns().filter(|pattern| *pattern != "*");
         let sources = file.sources().iter();

@@ -227,7 +227,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
 }
 
 fn table(queues: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new([
         "queue",
         "ready",

@@ -144,7 +144,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
 }
 
 fn table(schedules: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new([
         "name",
         "state",

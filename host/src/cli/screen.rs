@@ -18,7 +18,7 @@ pub(super) struct Screen {
 
 impl Screen {
     /// Standard output.
-    pub(super) fn of_stdout() -> Self {
+    pub(super) fn from_stdout() -> Self {
         let columns = stdout().is_terminal().then(|| {
             let size = rustix::termios::tcgetwinsize(stdout());
             size.ok()
@@ -63,7 +63,7 @@ impl Colour {
     }
 
     /// The colour of a state of a job or a worker; `None` for states that need no attention.
-    pub(super) fn of_state(word: &str) -> Option<Self> {
+    pub(super) fn for_state(word: &str) -> Option<Self> {
         match word {
             "succeeded" | "active" => Some(Self::Green),
             "failed" | "timed_out" | "lost" | "dead" => Some(Self::Red),

@@ -20,7 +20,7 @@ pub(super) struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// The requirements of a row of `rouse.jobs` or `rouse.backlog`.
-    pub(super) fn of(row: &'a Value) -> Self {
+    pub(super) fn from_row(row: &'a Value) -> Self {
         Self {
             handler: row["handler"].as_str().unwrap_or_default(),
             queue: row["queue"].as_str().unwrap_or_default(),
@@ -162,14 +162,14 @@ mod tests {
         ];
         let why = |handler, queue, tags: Value| {
             let row = json!({"handler": handler, "queue": queue, "tags": tags});
-            Wanted::of(&row).why_unserved(&workers)
+            Wanted::from_row(&row).why_unserved(&workers)
         };
         assert_eq!(why("a", "any", json!([])), None);
         assert_eq!(why("a", "mail", json!(["gpu"])), None);
         let parked =
             json!({"handlers": ["a"], "queues": [], "tags": [], "parked": {"a": "no privilege"}});
         let row = json!({"handler": "a", "queue": "q", "tags": []});
-        let on = |workers: &[Value]| Wanted::of(&row).why_unserved(workers);
+        let on = |workers: &[Value]| Wanted::from_row(&row).why_unserved(workers);
         assert!(on(std::slice::from_ref(&parked)).is_some_and(|why| why.contains("no privilege")));
         assert_eq!(on(&[parked, workers[1].clone()]), None);
         let says = |why: Option<String>, part: &str| {
@@ -181,7 +181,7 @@ mod tests {
         says(why("b", "mail", json!([])), "has the handler b; the job");
         let starts = [json!({"handlers": [], "queues": [], "tags": [], "loading": true})];
         let row = json!({"handler": "b", "queue": "mail", "tags": []});
-        let starting = Wanted::of(&row).why_unserved(&starts);
+        let starting = Wanted::from_row(&row).why_unserved(&starts);
         says(starting, "has the handler b yet; one of them is loading");
         says(why("c", "other", json!([])), "serves the queue other");
         says(why("a", "other", json!(["gpu"])), "requires (gpu)");

@@ -209,7 +209,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
 }
 
 fn table(rows: &[Value], columns: [&'static str; 4], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new(columns.map(|column| match column {
         "set_at" => "set at",
         column => column,

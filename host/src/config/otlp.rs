@@ -121,7 +121,7 @@ fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Re
 mod tests {
     use super::*;
 
-    fn of(set: &[(&str, &str)]) -> Result<(bool, bool), String> {
+    fn signals_from(set: &[(&str, &str)]) -> Result<(bool, bool), String> {
         let get = |name: &str| {
             let found = set.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -134,30 +134,33 @@ mod tests {
 
     #[test]
     fn nothing_is_exported_without_an_endpoint() {
-        assert_eq!(of(&[]), Ok((false, false)));
-        assert_eq!(of(&[("OTEL_TRACES_EXPORTER", "otlp")]), Ok((false, false)));
+        assert_eq!(signals_from(&[]), Ok((false, false)));
         assert_eq!(
-            of(&[ENDPOINT, ("OTEL_SDK_DISABLED", "TRUE")]),
+            signals_from(&[("OTEL_TRACES_EXPORTER", "otlp")]),
+            Ok((false, false))
+        );
+        assert_eq!(
+            signals_from(&[ENDPOINT, ("OTEL_SDK_DISABLED", "TRUE")]),
             Ok((false, false))
         );
     }
 
     #[test]
     fn each_signal_can_have_an_endpoint_and_be_switched_off() {
-        assert_eq!(of(&[ENDPOINT]), Ok((true, true)));
+        assert_eq!(signals_from(&[ENDPOINT]), Ok((true, true)));
         assert_eq!(
-            of(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")]),
+            signals_from(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")]),
             Ok((true, false))
         );
         assert_eq!(
-            of(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]),
+            signals_from(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]),
             Ok((true, false))
         );
     }
 
     #[test]
     fn what_rouse_does_not_have_is_refused() {
-        let refused = |name, value| of(&[ENDPOINT, (name, value)]).unwrap_err();
+        let refused = |name, value| signals_from(&[ENDPOINT, (name, value)]).unwrap_err();
         let grpc = refused("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         assert!(
             grpc.contains("http/protobuf only") && grpc.contains("4318"),
@@ -187,8 +190,8 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.01"),
         ];
-        assert_eq!(of(&ratio), Ok((true, true)));
-        let http = of(&[ENDPOINT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")]);
+        assert_eq!(signals_from(&ratio), Ok((true, true)));
+        let http = signals_from(&[ENDPOINT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")]);
         assert_eq!(http, Ok((true, true)));
     }
 }

@@ -100,7 +100,7 @@ pub async fn once(
         requested_at_ms: now_ms(),
         payload: call.payload,
         memory_bytes: None,
-        clock: DatabaseClock::of_host(),
+        clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),
     };
     // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a

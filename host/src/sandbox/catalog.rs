@@ -160,7 +160,7 @@ impl Catalog {
         let listing = file::list(dir, false)
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
         let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
-            Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
+            Ok(Some(bytes)) => Ok((name, Digest::compute(&bytes))),
             Ok(None) => bail!("{} is being written to; try again", sanitize::name(&name)),
             Err(unusable) => bail!(
                 "{} cannot be listed: {}",
@@ -188,7 +188,9 @@ impl Catalog {
             signature: None,
         };
         match file::read(&listed, bytes_max).map_err(file::Unusable::why)? {
-            Some(bytes) if Digest::of(&bytes) == module.digest => Ok(Digest::proof(nonce, &bytes)),
+            Some(bytes) if Digest::compute(&bytes) == module.digest => {
+                Ok(Digest::proof(nonce, &bytes))
+            }
             Some(_) | None => Err("its file has changed since it was loaded".into()),
         }
     }

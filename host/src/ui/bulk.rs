@@ -337,18 +337,18 @@ mod tests {
 
     #[test]
     fn a_cancel_is_only_for_live_jobs() {
-        let filter = JobFilter::of_states(&["queued", "failed"]);
+        let filter = JobFilter::for_states(&["queued", "failed"]);
         let states =
             |what: BulkAction, filter: &JobFilter| what.applicable(filter).map(|it| it.states).ok();
         let cancelled = |filter: &JobFilter| states(BulkAction::Cancel, filter).unwrap_or_default();
         assert_eq!(cancelled(&filter), ["queued"]);
         assert_eq!(cancelled(&JobFilter::default()), ["queued", "running"]);
-        let failed = JobFilter::of_states(&["failed"]);
+        let failed = JobFilter::for_states(&["failed"]);
         assert_eq!(states(BulkAction::Cancel, &failed), None);
         assert_eq!(states(BulkAction::Retry, &filter), None);
         for what in [BulkAction::RunNow, BulkAction::Delete] {
             assert_eq!(states(what, &filter).unwrap_or_default(), ["queued"]);
-            assert_eq!(states(what, &JobFilter::of_states(&["running"])), None);
+            assert_eq!(states(what, &JobFilter::for_states(&["running"])), None);
         }
         assert_eq!(BulkAction::Retry.json(&failed, 1.0)["retried"], false);
     }

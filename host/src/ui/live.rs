@@ -98,7 +98,7 @@ pub(super) async fn stream(
     RawQuery(query): RawQuery,
 ) -> Response {
     let path = path_of(&uri).strip_prefix("/live").unwrap_or_default();
-    let Some(view) = View::of(path) else {
+    let Some(view) = View::from_path(path) else {
         return (StatusCode::NOT_FOUND, "there is no such page\n").into_response();
     };
     let full = (

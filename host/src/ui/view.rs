@@ -25,7 +25,7 @@ pub(super) enum View {
 
 impl View {
     /// The page at this path behind [`super::PATH`].
-    pub(super) fn of(path: &str) -> Option<Self> {
+    pub(super) fn from_path(path: &str) -> Option<Self> {
         let path = path.strip_prefix('/')?;
         let parts: Vec<&str> = path.split('/').collect();
         let name = |part: &str| {
@@ -110,7 +110,7 @@ mod tests {
             View::Bulk(3),
         ] {
             assert_eq!(
-                View::of(&view.path()).as_ref(),
+                View::from_path(&view.path()).as_ref(),
                 Some(&view),
                 "{}",
                 view.path()
@@ -125,7 +125,7 @@ mod tests {
             "/queues/",
             "/queues/%ff",
         ] {
-            assert_eq!(View::of(path), None, "{path}");
+            assert_eq!(View::from_path(path), None, "{path}");
         }
     }
 }

@@ -73,7 +73,7 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
                 return Err(Problem::not_for_guests("search in payloads and errors"));
             }
             let found = jobs(ui, &filter, before(), now).await?;
-            let live = ui.reads.known_backlog().map(|it| Live::of_backlog(&it));
+            let live = ui.reads.known_backlog().map(|it| Live::from_backlog(&it));
             let body = pages::jobs(chrome, &filter, &found, live, now);
             ("Jobs".to_owned(), body)
         }

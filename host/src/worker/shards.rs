@@ -77,7 +77,7 @@ impl Shards {
 
     /// Sets the sharded queues that this worker serves, and which handlers, sources and tags it has for them.
     pub(super) fn want(&self, queues: Vec<String>, serves: &[&str]) {
-        let digest = Digest::of(serves.join("\n").as_bytes());
+        let digest = Digest::compute(serves.join("\n").as_bytes());
         let mut first = [0; 8];
         first.copy_from_slice(&digest.0[..8]);
         let wanted = match queues.is_empty() {

@@ -18,8 +18,8 @@ pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
             return quote!(#item #error);
         }
     };
-    let implementation = match (Options::read(options), Shape::of(&function)) {
-        (Ok(options), Ok(shape)) => match shape.of_batches(options.takes_batches()) {
+    let implementation = match (Options::read(options), Shape::from_function(&function)) {
+        (Ok(options), Ok(shape)) => match shape.checked_for_batches(options.takes_batches()) {
             Ok(shape) => implementation(&function, &options, &shape),
             Err(error) => error.into_compile_error(),
         },
@@ -44,7 +44,7 @@ struct Shape<'a> {
 
 impl<'a> Shape<'a> {
     /// The shape of a handler that takes batches, or does not.
-    fn of_batches(self, takes_batches: bool) -> syn::Result<Self> {
+    fn checked_for_batches(self, takes_batches: bool) -> syn::Result<Self> {
         let input = generic(self.input, "Vec").and_then(|job| generic(job, "BatchJob"));
         match (takes_batches, input) {
             (false, None) => Ok(self),
@@ -72,7 +72,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    fn of(function: &'a ItemFn) -> syn::Result<Self> {
+    fn from_function(function: &'a ItemFn) -> syn::Result<Self> {
         let signature = &function.sig;
         let fail = |span, why| Err(syn::Error::new(span, why));
         if let Some(parameter) = signature.generics.params.first() {

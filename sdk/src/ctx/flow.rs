@@ -313,7 +313,7 @@ impl Ctx {
             .zip(handlers)
             .map(|(end, handler)| match end {
                 Ok(json) => read(format_args!("the result of {handler}"), &json).map(Ok),
-                Err(error) => Ok(Err(Failure::of_call(handler, &error))),
+                Err(error) => Ok(Err(Failure::from_call(handler, &error))),
             })
             .collect::<Result<_>>()?;
         waits.into_iter().for_each(StartedStep::done);

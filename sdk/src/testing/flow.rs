@@ -31,7 +31,7 @@ pub struct EnqueuedJob {
 }
 
 impl EnqueuedJob {
-    fn of(job: &NewJob) -> Self {
+    fn from_new(job: &NewJob) -> Self {
         let read = |json: &[u8]| -> Value {
             serde_json::from_slice(json).expect("payload and options were written by serde_json")
         };
@@ -381,7 +381,7 @@ impl Flow for Recorder {
     fn enqueue(&self, job: NewJob) -> Result<i64> {
         self.unless_aborted()?;
         let mut enqueued = self.flow.enqueued.borrow_mut();
-        enqueued.push(EnqueuedJob::of(&job));
+        enqueued.push(EnqueuedJob::from_new(&job));
         Ok(i64::try_from(enqueued.len()).map_or(i64::MIN, |number| -number))
     }
 
@@ -392,7 +392,7 @@ impl Flow for Recorder {
             let why = format_args!("the attempt already continues with {}", next.handler);
             return Err(Error::permanent(why).kind("job-refused"));
         }
-        *continued_with = Some(EnqueuedJob::of(&job));
+        *continued_with = Some(EnqueuedJob::from_new(&job));
         Ok(())
     }
 
@@ -463,7 +463,7 @@ impl Flow for Recorder {
         let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
             .iter()
             .filter(|(step, _)| !self.flow.kept.borrow().ended.contains_key(step))
-            .map(|(step, job)| (step.clone(), EnqueuedJob::of(job)))
+            .map(|(step, job)| (step.clone(), EnqueuedJob::from_new(job)))
             .unzip();
         if jobs.iter().any(|job| !job.options["after"].is_null()) {
             return Err(Error::permanent("a call has no `after`").kind("job-refused"));

@@ -20,7 +20,7 @@ pub struct StatementCall {
 }
 
 impl StatementCall {
-    fn of(call: &SqlCall) -> Self {
+    fn from_call(call: &SqlCall) -> Self {
         Self {
             statement: call.statement.clone(),
             params: serde_json::from_slice(&call.params)
@@ -72,14 +72,14 @@ impl TestCtx {
 impl Sql for Recorder {
     fn execute(&self, effect: SqlCall) -> Result<()> {
         self.unless_aborted()?;
-        let effect = StatementCall::of(&effect);
+        let effect = StatementCall::from_call(&effect);
         self.sql.effects.borrow_mut().push(effect);
         Ok(())
     }
 
     fn query(&self, query: SqlCall) -> Result<Vec<Vec<u8>>> {
         self.unless_aborted()?;
-        let query = StatementCall::of(&query);
+        let query = StatementCall::from_call(&query);
         let database = self.sql.database.borrow().clone();
         let Some(respond) = database else {
             let why = format_args!(
@@ -97,7 +97,7 @@ impl Sql for Recorder {
 
     fn complete_step_with(&self, name: &str, output: Vec<u8>, effects: Vec<SqlCall>) -> Result<()> {
         self.complete_step(name, output)?;
-        let effects = effects.iter().map(StatementCall::of);
+        let effects = effects.iter().map(StatementCall::from_call);
         self.sql.committed.borrow_mut().extend(effects);
         Ok(())
     }

@@ -70,7 +70,7 @@ impl Host {
             requested_at_ms: 0,
             payload: PAYLOAD.into(),
             memory_bytes: None,
-            clock: DatabaseClock::of_host(),
+            clock: DatabaseClock::from_host(),
             trace: AttemptTrace::default(),
         };
         let abort = AbortHandle::new();

@@ -21,7 +21,7 @@ async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     proven.exits(0);
     let proven = proven.json();
     let bytes = std::fs::read(guests_dir().join("test_guests.wasm")).unwrap();
-    let digest = Digest::of(&bytes).to_string();
+    let digest = Digest::compute(&bytes).to_string();
     assert_eq!(proven["answer"]["has"], true);
     assert_eq!(proven["answer"]["version"], "9.8.7");
     assert_eq!(proven["answer"]["sha256"], digest);
@@ -68,7 +68,7 @@ async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
     let db = TestDb::new().await;
     let fake = db.worker().await;
     let module = guests_dir().join("test_guests.wasm");
-    let digest = Digest::of(&std::fs::read(&module).unwrap()).to_string();
+    let digest = Digest::compute(&std::fs::read(&module).unwrap()).to_string();
     let module = module.to_str().unwrap();
     let args = ["workers", "verify", "w-1", "test.echo", "--module", module];
     let known = json!({"has": true, "version": "9.8.7", "sha256": digest});

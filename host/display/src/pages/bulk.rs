@@ -99,7 +99,7 @@ mod tests {
             csrf: "t".into(),
             ..Chrome::default()
         };
-        let filter = JobFilter::of_states(&["failed"]).with("handler", "a.b");
+        let filter = JobFilter::for_states(&["failed"]).with("handler", "a.b");
         let it = Bulk {
             action: "Retry",
             total: Some(10_000),

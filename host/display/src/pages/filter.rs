@@ -87,7 +87,7 @@ impl JobFilter {
     }
 
     /// Jobs in these states.
-    pub fn of_states(states: &[&str]) -> Self {
+    pub fn for_states(states: &[&str]) -> Self {
         Self {
             states: states.iter().map(|&state| state.to_owned()).collect(),
             fields: Vec::new(),

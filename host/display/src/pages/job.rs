@@ -173,8 +173,8 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Queue", cells::queue(chrome, cells::text(record, "queue"))))
             (row("Priority", html! { (cells::plain(&record["priority"])) }))
             (row("Tags", tags(&record["tags"])))
-            (row("Tenant", of(chrome, record, "tenant")))
-            (row("Source", of(chrome, record, "source")))
+            (row("Tenant", linked_value(chrome, record, "tenant")))
+            (row("Source", linked_value(chrome, record, "source")))
             (row("Unique key", html! { (cells::plain(&record["unique_key"])) }))
             (row("Attempt", attempt(record)))
             (row("Retried from", cells::job(chrome, &record["retried_from"])))
@@ -212,7 +212,7 @@ fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
 }
 
 /// A value that links to the jobs which share it.
-fn of(chrome: &Chrome, record: &Value, key: &str) -> Markup {
+fn linked_value(chrome: &Chrome, record: &Value, key: &str) -> Markup {
     let value = cells::text(record, key);
     html! {
         @if !value.is_empty() {

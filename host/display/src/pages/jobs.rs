@@ -33,7 +33,7 @@ pub struct Live {
 
 impl Live {
     /// The sum over rows of `rouse.backlog`.
-    pub fn of_backlog(rows: &[Value]) -> Self {
+    pub fn from_backlog(rows: &[Value]) -> Self {
         let sum = |key: &str| rows.iter().filter_map(|row| row[key].as_i64()).sum::<i64>();
         Self {
             queued: sum("ready") + sum("scheduled"),
@@ -95,7 +95,7 @@ fn states(chrome: &Chrome, filter: &JobFilter, live: Option<Live>) -> Markup {
     html! {
         div class="actions" {
             @for (label, states) in usual {
-                @let this = JobFilter::of_states(states);
+                @let this = JobFilter::for_states(states);
                 a class="button" href={ (chrome.base) "/jobs?" (this.query()) }
                     aria-current=[(this == *filter).then_some("true")] {
                         (label)
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn the_list_escapes_untrusted_text_and_hides_errors_from_guests() {
         let mut chrome = Chrome::default();
-        let filter = JobFilter::of_states(&["failed"]);
+        let filter = JobFilter::for_states(&["failed"]);
         let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), None, 1.0).into_string();
         let guest = page(&chrome);
         assert!(
@@ -285,7 +285,7 @@ mod tests {
             !usual.contains("Priority") && !usual.contains("retried as"),
             "{usual}"
         );
-        let live = Live::of_backlog(&[
+        let live = Live::from_backlog(&[
             json!({"ready": 12_000, "scheduled": 34, "running": 8, "at_least": true}),
         ]);
         let other = page(

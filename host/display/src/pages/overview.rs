@@ -115,7 +115,7 @@ fn attention(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
     let fails = |row: &&Value| row["jobs"].as_i64() >= Some(MANY_FAILURES);
     for row in it.failing.iter().filter(fails).take(3) {
         let handler = cells::text(row, "handler");
-        let filter = JobFilter::of_states(&["failed", "timed_out"])
+        let filter = JobFilter::for_states(&["failed", "timed_out"])
             .with("handler", handler)
             .with("since", "1h");
         lines.push(("bad", html! {
@@ -202,7 +202,7 @@ fn failing(chrome: &Chrome, failing: &[Value], now: f64) -> Markup {
                 tbody {
                     @for row in failing {
                         @let handler = cells::text(row, "handler");
-                        @let filter = JobFilter::of_states(&["failed", "timed_out"]).with("handler", handler).with("since", "1h");
+                        @let filter = JobFilter::for_states(&["failed", "timed_out"]).with("handler", handler).with("since", "1h");
                         tr {
                             td { (cells::handler(chrome, handler)) }
                             td class="number" { a href={ (chrome.base) "/jobs?" (filter.query()) } { (row["jobs"]) @if row["at_least"] == true { "+" } } }

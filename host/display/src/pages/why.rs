@@ -40,7 +40,7 @@ fn link_for(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
         | "queue_order" | "host_limit" | "busy" => link("/workers", "the workers"),
         "limit" | "rate" | "batch" => link("/queues#gates", "the gates"),
         "ahead" => {
-            let these = JobFilter::of_states(&["queued"])
+            let these = JobFilter::for_states(&["queued"])
                 .with("handler", cells::text(record, "handler"))
                 .with("queue", cells::text(record, "queue"));
             link(&format!("/jobs?{}", these.query()), "these jobs")

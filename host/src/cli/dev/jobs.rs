@@ -83,7 +83,7 @@ impl Jobs {
         let (lines, outputs) = mpsc::sync_channel(WAITING_MAX);
         self.lock().lines = Some(lines);
         let window = Arc::downgrade(&self.window);
-        let screen = Screen::of_stdout();
+        let screen = Screen::from_stdout();
         let bottom = (!in_json).then(|| summary::line(screen)).flatten();
         telemetry::keep_below(bottom.clone());
         let print = move || {
@@ -164,7 +164,7 @@ impl Output {
     fn print(self, in_json: bool) {
         let text = match self {
             Self::End(end) if in_json => end.json(),
-            Self::End(end) => end.text(Screen::of_stdout().colours),
+            Self::End(end) => end.text(Screen::from_stdout().colours),
             Self::More(more) if more.is_empty() => return,
             Self::More(more) if in_json => line::more_json(&more),
             Self::More(more) => line::more_text(&more),
@@ -186,7 +186,7 @@ impl<S: Subscriber> Layer<S> for Listener {
         let mut fields = Fields::default();
         event.record(&mut fields);
         self.0.lock().summary.follow(&fields.0);
-        if let Some(end) = JobEnd::of(&fields.0) {
+        if let Some(end) = JobEnd::from_fields(&fields.0) {
             self.0.ended(end, Instant::now());
         }
     }
@@ -219,7 +219,7 @@ mod tests {
             ("elapsed_ms", "3"),
         ];
         let fields = fields.map(|(key, value)| (key, value.to_owned()));
-        JobEnd::of(&fields.into()).expect("an end")
+        JobEnd::from_fields(&fields.into()).expect("an end")
     }
 
     #[test]

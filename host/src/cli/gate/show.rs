@@ -78,7 +78,7 @@ fn properties(gate: &Value) -> List {
 
 /// Its keys. Each kind has its own columns.
 fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let kind = gate["kind"].as_str().unwrap_or_default();
     let mut list = match kind {
         "max_concurrent" => List::new(["key", "running", "may start", "waiting"]),

@@ -119,7 +119,7 @@ pub(super) fn worker(row: &Value) -> String {
 
 /// A table of rows of `rouse.backlog`.
 pub(super) fn backlog(rows: &[Value], now: f64) -> String {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut table = List::new([
         "handler",
         "queue",

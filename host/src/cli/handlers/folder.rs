@@ -64,7 +64,7 @@ pub(in crate::cli) struct FolderLocation {
 impl FolderLocation {
     /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual
     /// one. `dev` is called only if needed.
-    pub(in crate::cli) fn of(
+    pub(in crate::cli) fn resolve(
         folder: Option<&Path>,
         config: Option<&Path>,
         dev: impl FnOnce() -> Option<Serves>,
@@ -130,7 +130,7 @@ impl Folder {
             of_dev: location.of_dev,
             overrides: file.overrides(),
             settings,
-            named: Named::of(&file),
+            named: Named::from_file(&file),
             file,
             start: folder,
         })
@@ -145,7 +145,7 @@ impl Folder {
 
     /// The grants of a handler.
     pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
-        Held::of(handler, &self.settings, &self.file)
+        Held::for_handler(handler, &self.settings, &self.file)
     }
 
     /// A sentence for each grant that is withheld because its table is not bound to a module.
@@ -249,7 +249,7 @@ fn withheld(withheld: &Withheld) -> Value {
 
 /// Lists the handlers. Exits with 1 if a file is refused or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let location = FolderLocation::of(
+    let location = FolderLocation::resolve(
         args.handlers.as_deref(),
         args.config.as_deref(),
         Serves::here,
@@ -265,7 +265,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for sentence in folder.named.unmatched(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let mut trouble = Trouble::of(&folder.file, &folder.start, &location.folder);
+    let mut trouble = Trouble::find(&folder.file, &folder.start, &location.folder);
     trouble.warnings.extend(ignored(handlers));
     trouble.warnings.extend(folder.unbound());
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {

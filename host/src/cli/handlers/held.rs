@@ -22,7 +22,7 @@ pub(super) struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn of(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
+    pub(super) fn for_handler(handler: &Handler, settings: &'a Settings, file: &File) -> Self {
         let name = &handler.manifest.name;
         let others = handler.held().into_iter().filter_map(|what| {
             let from = match &what {

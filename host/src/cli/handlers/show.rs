@@ -69,13 +69,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             in_the_usual_folder(&args).await
         }
         Some(dir) => {
-            let location = FolderLocation::of(Some(dir), args.config.as_deref(), Serves::here);
+            let location = FolderLocation::resolve(Some(dir), args.config.as_deref(), Serves::here);
             let folder = Folder::open(&location, "--folder").await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
             };
-            Some(Here::of(&folder, handler))
+            Some(Here::for_handler(&folder, handler))
         }
     };
     let Fleet {
@@ -183,7 +183,7 @@ struct Here {
 }
 
 impl Here {
-    fn of(folder: &Folder, handler: &Handler) -> Self {
+    fn for_handler(folder: &Folder, handler: &Handler) -> Self {
         Self {
             manifest: folder.manifest(handler),
             granted: folder.held(handler).table(),
@@ -313,14 +313,14 @@ impl Fleet {
 async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
     let dev = || args.target.is_implicit().then(Serves::here).flatten();
-    let location = FolderLocation::of(None, args.config.as_deref(), dev);
+    let location = FolderLocation::resolve(None, args.config.as_deref(), dev);
     if !location.folder.is_dir() {
         return None;
     }
     match Folder::open(&location, "--folder").await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
-            Some(Here::of(&folder, handler))
+            Some(Here::for_handler(&folder, handler))
         }
         Err(error) => {
             eprintln!(

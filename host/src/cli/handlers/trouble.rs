@@ -18,7 +18,7 @@ pub(super) struct Trouble {
 impl Trouble {
     /// Checks what `Host::prepare` and the dashboard read from the files and variables that `rouse.toml` names, and from
     /// the variables of Rouse. Relative paths start at `folder`; `handlers` is the folder with the modules.
-    pub(super) fn of(file: &File, folder: &Path, handlers: &Path) -> Self {
+    pub(super) fn find(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
         // A host creates the key if it is missing.
         let key_file = file.worker_key_file(folder).filter(|path| path.exists());

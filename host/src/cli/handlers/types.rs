@@ -72,7 +72,7 @@ enum Lang {
 /// Prints or writes the types.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
-    let location = FolderLocation::of(folder, config, Serves::here);
+    let location = FolderLocation::resolve(folder, config, Serves::here);
     let folder = Folder::open(&location, "--handlers").await?;
     for pattern in &args.only {
         let mut names = folder.handlers.handlers.keys();
@@ -105,7 +105,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         .handlers
         .values()
         .filter(|handler| is_chosen(&handler.manifest.name))
-        .map(|handler| HandlerTypes::of(&handler.manifest, &mut names))
+        .map(|handler| HandlerTypes::from_manifest(&handler.manifest, &mut names))
         .collect();
     let text = match args.lang {
         Lang::Ts => typescript::write(&handlers),

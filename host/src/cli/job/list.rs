@@ -111,7 +111,7 @@ async fn warn_of_unserved(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
     let Some(workers) = store.serving().await? else {
         return Ok(());
     };
-    let why = |job| Wanted::of(job).why_unserved(&workers);
+    let why = |job| Wanted::from_row(job).why_unserved(&workers);
     let reasons: BTreeSet<String> = queued().filter_map(why).collect();
     for why in &reasons {
         eprintln!("rouse: {why}");
@@ -129,7 +129,7 @@ async fn warn_of_unserved(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
 }
 
 fn table(jobs: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let columns = [
         "id",
         "state",
@@ -152,7 +152,7 @@ fn table(jobs: &[Value], now: f64) -> List {
             time if key.ends_with("_at") => ago::listed(time, now, screen).into(),
             _ if key == "state" && !job["orphaned_at"].is_null() => "orphan".to_owned().into(),
             state if key == "state" => {
-                Shown::in_colour(cell(state), Colour::of_state(&cell(state)))
+                Shown::in_colour(cell(state), Colour::for_state(&cell(state)))
             }
             _ if key == "attempt" => tries(job, job["attempts_max"].as_u64(), now).into(),
             usual if usual == "normal" => Shown::nothing("normal"),

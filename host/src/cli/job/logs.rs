@@ -80,7 +80,9 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
         };
         if args.follow && job.state == "queued" && !warned {
             warned = true;
-            Wanted::of(&job.record).warn_if_unserved(&store).await?;
+            Wanted::from_row(&job.record)
+                .warn_if_unserved(&store)
+                .await?;
         }
         let printed = print(&store, id, &mut after, &args).await?;
         let ended = !matches!(job.state.as_str(), "queued" | "running");

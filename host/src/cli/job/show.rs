@@ -75,7 +75,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     if args.wait && waits(&job.record) {
-        Wanted::of(&job.record).warn_if_unserved(&store).await?;
+        Wanted::from_row(&job.record)
+            .warn_if_unserved(&store)
+            .await?;
     }
     if args.wait && is_live(&job.state) {
         if !has_ended_in_time(&store, id, &waiting).await? {
@@ -113,7 +115,7 @@ async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow:
 
 /// `why`: the reasons why the job has not started.
 fn show(job: &JobView, why: &[Value], now: f64) -> String {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let record = &job.record;
     let mut list = List::plain();
     for key in [
@@ -155,7 +157,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
             continue;
         };
         let value = match (key, value.as_str()) {
-            ("state", Some(word)) => Shown::in_colour(plain(word), Colour::of_state(word)),
+            ("state", Some(word)) => Shown::in_colour(plain(word), Colour::for_state(word)),
             ("attempt", _) => tries(record, max_attempts(record), now).into(),
             ("lease_ms" | "timeout_ms", _) => {
                 let time = Duration::from_millis(value.as_u64().unwrap_or_default());
@@ -233,7 +235,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
             },
         };
         let event = word("event");
-        let colour = Colour::of_state(&event);
+        let colour = Colour::for_state(&event);
         history.row([
             at.into(),
             Shown::in_colour(event, colour),

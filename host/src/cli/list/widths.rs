@@ -19,7 +19,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    pub(super) fn of<'a>(cells: impl Iterator<Item = &'a str>) -> Self {
+    pub(super) fn for_cells<'a>(cells: impl Iterator<Item = &'a str>) -> Self {
         let longest = |parts: &mut dyn Iterator<Item = &'a str>| {
             parts.map(|part| part.chars().count()).max().unwrap_or(0)
         };
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     fn need(text: &str) -> Need {
-        Need::of([text].into_iter())
+        Need::for_cells([text].into_iter())
     }
 
     #[test]

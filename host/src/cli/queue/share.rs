@@ -96,7 +96,7 @@ pub(super) fn print_keys(queue: &Value, now: f64) {
         .collect();
     let name = plain(queue["name"].as_str().unwrap_or_default());
     println!("\n{name}: {}", describe(scheduler));
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new([
         "key",
         "weight",

@@ -136,7 +136,7 @@ fn upcoming(schedule: &Value) -> List {
 }
 
 fn runs(runs: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new(["due", "handled", "outcome", "job", "state", "error"]);
     for run in runs {
         let state = run["state"].as_str().unwrap_or_default();
@@ -152,7 +152,7 @@ fn runs(runs: &[Value], now: f64) -> List {
                 } else {
                     last(run)
                 },
-                Colour::of_state(state),
+                Colour::for_state(state),
             ),
             plain(run["error"].as_str().unwrap_or_default()).into(),
         ]);
@@ -161,7 +161,7 @@ fn runs(runs: &[Value], now: f64) -> List {
 }
 
 fn backfills(backfills: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new(["id", "since", "before", "enqueued", "state", "error"]);
     for backfill in backfills {
         let text = |key: &str| plain(backfill[key].as_str().unwrap_or_default());

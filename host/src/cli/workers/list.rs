@@ -45,7 +45,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn table(workers: &[Value], now: f64) -> List {
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let mut list = List::new([
         "worker",
         "state",
@@ -75,7 +75,7 @@ fn table(workers: &[Value], now: f64) -> List {
         let running = worker["stats"]["active"].as_u64();
         let timed_out = worker["timeouts"].as_u64();
         let state = text("state");
-        let colour = Colour::of_state(&state);
+        let colour = Colour::for_state(&state);
         let none = || Shown::nothing("-");
         list.row([
             text("worker_id").into(),

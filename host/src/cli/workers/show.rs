@@ -55,7 +55,7 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
             about.row([key.to_string(), text]);
         }
     };
-    let screen = Screen::of_stdout();
+    let screen = Screen::from_stdout();
     let at = |key: &str| {
         worker[key]
             .as_str()

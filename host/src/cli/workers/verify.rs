@@ -94,7 +94,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         tokio::time::sleep(POLL_EVERY).await;
     };
-    let verdict = Verdict::of(&answer, &nonce, file.as_deref());
+    let verdict = Verdict::from_answer(&answer, &nonce, file.as_deref());
     let exit = match &verdict {
         Verdict::Proves | Verdict::Claims => ExitCode::SUCCESS,
         Verdict::Refuted(_) => ExitCode::from(EXIT_CANNOT),
@@ -135,7 +135,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of(answer: &Value, nonce: &str, file: Option<&[u8]>) -> Self {
+    fn from_answer(answer: &Value, nonce: &str, file: Option<&[u8]>) -> Self {
         let text = |key: &str| answer[key].as_str().unwrap_or("no reason given");
         if answer["has"] != true {
             return Self::Refuted(format!("cannot run the handler: {}", text("why")));
@@ -143,7 +143,7 @@ impl Verdict {
         let Some(file) = file else {
             return Self::Claims;
         };
-        let own = Digest::of(file).to_string();
+        let own = Digest::compute(file).to_string();
         if answer["sha256"] != own.as_str() {
             return Self::Refuted(format!(
                 "has another module: sha256 {}; the file has sha256 {own}",

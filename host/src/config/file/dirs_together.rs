@@ -27,7 +27,7 @@ pub(super) fn check_together(
             let entry = Entry {
                 handler,
                 table: dir,
-                way: Way::of(&folder.join(&dir.dir)),
+                way: Way::resolve(&folder.join(&dir.dir)),
             };
             for other in &before {
                 other.check_with(&entry)?;

@@ -36,7 +36,7 @@ impl File {
         );
         let own: Vec<(&str, PathBuf, Way)> = own
             .into_iter()
-            .map(|(name, path)| (name, path.clone(), Way::of(&path)))
+            .map(|(name, path)| (name, path.clone(), Way::resolve(&path)))
             .collect();
 
         let mut warnings = Vec::new();
@@ -46,7 +46,7 @@ impl File {
             .iter()
             .filter(|grant| grant.mode == Mode::ReadWrite)
         {
-            let dir = Way::of(&grant.dir).end;
+            let dir = Way::resolve(&grant.dir).end;
             let exposed = own
                 .iter()
                 .filter(|(.., way)| way.end == dir || way.is_beneath(&dir));
@@ -67,11 +67,11 @@ impl File {
         let Some(cache_dir) = self.cache_dir(folder) else {
             return Ok(());
         };
-        let cache = Way::of(&cache_dir);
+        let cache = Way::resolve(&cache_dir);
         for (handler, table) in &self.handlers {
             for dir in &table.dirs {
                 let grant = dir.grant(handler, folder);
-                let way = Way::of(&grant.dir);
+                let way = Way::resolve(&grant.dir);
                 let is_in_it = way.end == cache.end || way.is_beneath(&cache.end);
                 let writes = grant.mode == Mode::ReadWrite;
                 if writes && (is_in_it || cache.is_beneath(&way.end)) {

@@ -16,7 +16,7 @@ pub(super) struct Way {
 
 impl Way {
     /// Resolves a path, relative to the working directory, as far as it exists.
-    pub(super) fn of(path: &Path) -> Self {
+    pub(super) fn resolve(path: &Path) -> Self {
         // Without a working directory, no relative path can be opened either.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (mut end, mut names, mut links) = (PathBuf::from("/"), Vec::new(), 0);
@@ -88,7 +88,7 @@ mod tests {
             ("workshop", "workshop", false),
             ("loop/x", "loop/x", false),
         ] {
-            let way = Way::of(&at(path));
+            let way = Way::resolve(&at(path));
             assert_eq!(way.end, at(end), "{path}");
             assert_eq!(way.is_beneath(&at("work")), beneath, "{path}");
         }

@@ -56,7 +56,7 @@ impl AbortHandle {
     /// The signal of an attempt at several jobs, each with a signal of its own. It fires when that of the first job
     /// does, because the attempt acts for it; when one fires for a reason that concerns this worker; and when all have
     /// fired. [`follow`](Self::follow) has to be awaited in the meantime.
-    pub fn of_batch(parts: Vec<Self>) -> Self {
+    pub fn for_batch(parts: Vec<Self>) -> Self {
         Self(Arc::new(Signal {
             parts,
             ..Signal::default()
@@ -271,7 +271,7 @@ mod tests {
         let parts = || [AbortHandle::new(), AbortHandle::new(), AbortHandle::new()];
         let minute = Duration::from_secs(60);
         let jobs = parts();
-        let batch = AbortHandle::of_batch(jobs.to_vec());
+        let batch = AbortHandle::for_batch(jobs.to_vec());
         jobs[1].abort(AbortReason::Cancelled, minute);
         batch.check_parts();
         assert_eq!(batch.reason(), None);
@@ -281,12 +281,12 @@ mod tests {
         assert!(batch.grace_remaining() <= Some(minute) && !batch.is_hard_stopped());
 
         let jobs = parts();
-        let batch = AbortHandle::of_batch(jobs.to_vec());
+        let batch = AbortHandle::for_batch(jobs.to_vec());
         jobs[0].trust_until(BootTime::now(), minute);
         assert_eq!(batch.reason(), Some(AbortReason::Error), "a frozen host");
 
         let jobs = parts();
-        let batch = AbortHandle::of_batch(jobs.to_vec());
+        let batch = AbortHandle::for_batch(jobs.to_vec());
         let waiter = tokio::spawn({
             let batch = batch.clone();
             async move {

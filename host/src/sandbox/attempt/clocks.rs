@@ -34,7 +34,7 @@ pub struct DatabaseClock {
 
 impl DatabaseClock {
     /// The host's clock, where there is no database.
-    pub fn of_host() -> Self {
+    pub fn from_host() -> Self {
         Self {
             at: SystemTime::now(),
             read: Instant::now(),

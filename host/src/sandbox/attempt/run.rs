@@ -291,7 +291,7 @@ fn batch(handler: &Handler, job: &JobInput, others: Vec<JobInput>) -> Batch {
     }
     let all = std::iter::once(job.clone()).chain(others);
     let all = all.map(|job| job_info(handler, job)).collect();
-    Batch::of(all, handler.limits.result_bytes)
+    Batch::new(all, handler.limits.result_bytes)
 }
 
 /// The job as the guest sees it.

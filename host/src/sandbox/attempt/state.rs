@@ -100,7 +100,7 @@ impl PerAttempt {
             jobs: NewJobs::default(),
             sql: Sql::default(),
             batch: Batch::default(),
-            clock: DatabaseClock::of_host(),
+            clock: DatabaseClock::from_host(),
             http: Http::new(None, &limits, abort.clone(), Arc::default()),
             trace: AttemptTrace::default(),
             profile: None,

@@ -31,7 +31,7 @@ pub(in crate::sandbox) struct Batch {
 }
 
 impl Batch {
-    pub(in crate::sandbox) fn of(jobs: Vec<JobInfo>, result_bytes_max: usize) -> Self {
+    pub(in crate::sandbox) fn new(jobs: Vec<JobInfo>, result_bytes_max: usize) -> Self {
         Self {
             jobs,
             result_bytes_max,
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn each_job_of_a_batch_gets_one_outcome() {
-        let mut batch = Batch::of(vec![info(1), info(2), info(3)], 10);
+        let mut batch = Batch::new(vec![info(1), info(2), info(3)], 10);
         let failure = Failure {
             kind: "error".into(),
             message: "no".into(),
@@ -134,7 +134,7 @@ mod tests {
         assert!(twice.contains("already has an outcome"), "{twice}");
         let foreign = batch.settle(4, Ok(b"null".to_vec())).unwrap_err();
         assert!(foreign.contains("not one of this batch"), "{foreign}");
-        let mut large = Batch::of(vec![info(1), info(2)], OUTCOMES_BYTES_MAX);
+        let mut large = Batch::new(vec![info(1), info(2)], OUTCOMES_BYTES_MAX);
         let half = vec![b' '; OUTCOMES_BYTES_MAX / 2 + 1];
         assert_eq!(large.settle(1, Ok(half.clone())), Ok(()));
         let both = large.settle(2, Ok(half)).unwrap_err();

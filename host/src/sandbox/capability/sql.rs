@@ -212,7 +212,7 @@ impl Sql {
 
 impl SqlAccess {
     /// What the operator grants to a handler of this module.
-    pub(in crate::sandbox) fn of(
+    pub(in crate::sandbox) fn for_handler(
         manifest: &HandlerManifest,
         origin: Origin<'_>,
         settings: &Settings,
@@ -228,7 +228,8 @@ impl SqlAccess {
                 .iter()
                 .map(|it| it.name.clone())
                 .collect(),
-            granted: granted.map(|(table, grant)| Arc::new(grant.of(table, &manifest.statements))),
+            granted: granted
+                .map(|(table, grant)| Arc::new(grant.granted(table, &manifest.statements))),
             is_removed_by_job: false,
             unbound: withheld.find(|it| it.what == "sql").map(|it| it.lines),
             config: settings.config.clone(),

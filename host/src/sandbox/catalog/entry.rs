@@ -224,7 +224,7 @@ impl Serving {
                     name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
-                    granted: Arc::new(Granted::of(
+                    granted: Arc::new(Granted::for_handler(
                         &manifest.name,
                         module.origin(),
                         settings,
@@ -243,7 +243,7 @@ impl Serving {
                         .find(|(table, _)| settings.grants_own_to(table, module.origin()))
                         .map(|(_, quota)| *quota),
                     state_is_removed: false,
-                    sql: Arc::new(SqlAccess::of(manifest, module.origin(), settings)),
+                    sql: Arc::new(SqlAccess::for_handler(manifest, module.origin(), settings)),
                     reuses: reuses(manifest, settings),
                     owner,
                     bound_by: settings

@@ -26,7 +26,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    fn of(metadata: &Metadata) -> io::Result<Self> {
+    fn from_metadata(metadata: &Metadata) -> io::Result<Self> {
         Ok(Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -45,7 +45,7 @@ impl Stamp {
     /// The stamp of the file at this path; `None` if there is no file.
     pub(super) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path)
-            .and_then(|metadata| Self::of(&metadata))
+            .and_then(|metadata| Self::from_metadata(&metadata))
             .ok()
     }
 
@@ -121,7 +121,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
             }
         };
         if metadata.is_file() {
-            let stamp = Stamp::of(&metadata).map_err(|error| error.to_string())?;
+            let stamp = Stamp::from_metadata(&metadata).map_err(|error| error.to_string())?;
             let signature = match signatures {
                 true => Stamp::at(&signature_path(&path)),
                 false => None,
@@ -227,7 +227,7 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         let file = open(&listed.path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(listed.stamp.bytes).unwrap_or(0));
         (&file).take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
-        let unchanged = Stamp::of(&file.metadata()?)? == listed.stamp;
+        let unchanged = Stamp::from_metadata(&file.metadata()?)? == listed.stamp;
         Ok(unchanged.then_some(bytes))
     };
     match read() {

@@ -278,7 +278,7 @@ impl Folder {
         self.loads.read_file();
         let bytes = file::read(listed, self.sandbox.settings().module_bytes_max);
         let bytes = bytes.ok().flatten()?;
-        let digest = Digest::of(&bytes);
+        let digest = Digest::compute(&bytes);
         let rules = self.verifier.rules();
         let signed_by = rules.check(name, &listed.path, digest, &bytes).ok()?;
         (digest == module.digest).then(|| Arc::new(module.renamed(name, signed_by)))

@@ -175,7 +175,7 @@ impl Shared {
             Ok(None) => return Outcome::Changed,
             Err(unusable) => return unusable.into(),
         };
-        let digest = Digest::of(&bytes);
+        let digest = Digest::compute(&bytes);
         let passes = order
             .rules
             .check(&order.file, &order.listed.path, digest, &bytes);

@@ -238,7 +238,7 @@ mod tests {
             let bytes = b"a module";
             let checked = verifier
                 .rules()
-                .check("a.wasm", &module, Digest::of(bytes), bytes);
+                .check("a.wasm", &module, Digest::compute(bytes), bytes);
             let why = checked.expect_err("it is not accepted").why();
             assert!(why.contains("it is not a regular file"), "{why}");
         };
@@ -267,7 +267,7 @@ mod tests {
         });
         let check = |verifier: &Verifier| {
             let bytes = b"a module";
-            let digest = Digest::of(bytes);
+            let digest = Digest::compute(bytes);
             verifier.rules().check("a.wasm", &lock, digest, bytes)
         };
         let why = check(&verifier).expect_err("it is not accepted").why();
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(verifier.lock_stamp(), None, "it counts as unread");
         drop(socket);
         std::fs::remove_file(&lock).unwrap();
-        let line = lock_line(Digest::of(b"a module"), "a.wasm");
+        let line = lock_line(Digest::compute(b"a module"), "a.wasm");
         std::fs::write(&lock, line).unwrap();
         verifier.read_lock();
         check(&verifier).expect("it is accepted");
@@ -298,7 +298,7 @@ mod tests {
         let bytes = b"a module";
         let checked = verifier
             .rules()
-            .check("a.wasm", &module, Digest::of(bytes), bytes);
+            .check("a.wasm", &module, Digest::compute(bytes), bytes);
         assert!(matches!(checked, Err(Unusable::ForNow(_))), "{checked:?}");
     }
 

@@ -91,7 +91,7 @@ pub struct Grants(pub Vec<Grant>);
 
 impl Grants {
     /// The grants of one handler.
-    pub fn of(&self, handler: &str) -> Vec<Grant> {
+    pub fn for_handler(&self, handler: &str) -> Vec<Grant> {
         self.0
             .iter()
             .filter(|grant| pattern_covers(&grant.handler, handler))

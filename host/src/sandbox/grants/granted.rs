@@ -58,18 +58,18 @@ impl GrantedDir {
 
 impl Granted {
     /// The grants of the operator to this handler of this module.
-    pub(in crate::sandbox) fn of(
+    pub(in crate::sandbox) fn for_handler(
         handler: &str,
         origin: Origin<'_>,
         settings: &Settings,
         roots: &Roots,
         ledgers: &Ledgers,
     ) -> Self {
-        let dirs = settings.grants.of(handler).into_iter();
+        let dirs = settings.grants.for_handler(handler).into_iter();
         let dirs = dirs.filter(|grant| settings.grants_own_to(&grant.handler, origin));
         let dirs = dirs.map(|grant| {
-            let root = roots.of(&grant.dir);
-            let ledger = grant.quota.map(|_| ledgers.of(&root));
+            let root = roots.get(&grant.dir);
+            let ledger = grant.quota.map(|_| ledgers.get(&root));
             GrantedDir {
                 grant,
                 root,

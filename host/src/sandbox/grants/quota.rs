@@ -36,7 +36,7 @@ const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 pub(in crate::sandbox) struct Ledgers(Mutex<HashMap<PathBuf, Arc<Ledger>>>);
 
 impl Ledgers {
-    pub(in crate::sandbox) fn of(&self, root: &Arc<Root>) -> Arc<Ledger> {
+    pub(in crate::sandbox) fn get(&self, root: &Arc<Root>) -> Arc<Ledger> {
         // Canonical, so that each directory has one ledger.
         let dir = root.path();
         let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
@@ -241,7 +241,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("rouse-quota-{}", rand::random::<u64>()));
         std::fs::create_dir_all(dir.join("under")).unwrap();
         std::fs::write(dir.join("under/a"), [0; 60]).unwrap();
-        let ledger = Ledgers::default().of(&Root::new(&dir));
+        let ledger = Ledgers::default().get(&Root::new(&dir));
         assert!(ledger.charge(Size::bytes(41), QUOTA).is_none());
         assert!(ledger.charge(Size::bytes(40), QUOTA).is_some());
         // The charge counts although nothing was written.
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn callers_at_the_same_time_share_one_measurement() {
         let dir = tempfile::tempdir().unwrap();
-        let ledger = Ledgers::default().of(&Root::new(dir.path()));
+        let ledger = Ledgers::default().get(&Root::new(dir.path()));
         let measuring = ledger.block_measuring();
         let (charged, charges) = mpsc::channel();
         for _ in 0..4 {
@@ -290,7 +290,7 @@ mod tests {
     fn measure_a_full_directory_again_only_if_that_may_find_space() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
-        let ledger = Ledgers::default().of(&Root::new(dir.path()));
+        let ledger = Ledgers::default().get(&Root::new(dir.path()));
         let writes = || ledger.charge(Size::bytes(10), QUOTA).is_some();
         let measured_at = || lock(&ledger.counts).measured_at;
         assert!(!writes());

@@ -35,7 +35,7 @@ impl Roots {
     }
 
     /// The directory of one of the grants that these were opened with.
-    pub(in crate::sandbox) fn of(&self, dir: &Path) -> Arc<Root> {
+    pub(in crate::sandbox) fn get(&self, dir: &Path) -> Arc<Root> {
         let root = self.0.get(dir);
         root.expect("every granted directory has a root").clone()
     }

@@ -37,7 +37,7 @@ impl GrantedSql {
 
 impl SqlGrant {
     /// The declared statements that it covers.
-    pub(in crate::sandbox) fn of(&self, table: &str, declared: &[Statement]) -> GrantedSql {
+    pub(in crate::sandbox) fn granted(&self, table: &str, declared: &[Statement]) -> GrantedSql {
         let covers = |it: &&Statement| {
             self.statements
                 .as_ref()

@@ -185,7 +185,7 @@ mod tests {
     fn origin(file: &'static str) -> Origin<'static> {
         Origin {
             file,
-            ..Origin::of_tests()
+            ..Origin::for_tests()
         }
     }
 
@@ -230,18 +230,18 @@ mod tests {
     #[test]
     fn bind_a_name_to_a_content_or_a_key_regardless_of_the_file_name() {
         let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
-        let digest = Digest::of(b"module");
+        let digest = Digest::compute(b"module");
         let settings = settings(&[
             ("a", &[&format!("sha256:{digest}")]),
             ("b", &[&format!("ed25519:{key}")]),
         ]);
         let of_digest = Origin {
             digest,
-            ..Origin::of_tests()
+            ..Origin::for_tests()
         };
         let signed = Origin {
             signed_by: &[key],
-            ..Origin::of_tests()
+            ..Origin::for_tests()
         };
         let denied = settings.admit(&manifest("b", "1.0.0"), origin("b.wasm"));
         let denied = denied.expect_err("it is not signed");
@@ -259,7 +259,7 @@ mod tests {
             ..Settings::default()
         };
         let admits = |name: &str, version: &str| {
-            let denied = settings.admit(&manifest(name, version), Origin::of_tests());
+            let denied = settings.admit(&manifest(name, version), Origin::for_tests());
             denied.map_err(|denied| denied.why)
         };
         for version in ["1.10.0", "1.10.1", "2.0.0"] {

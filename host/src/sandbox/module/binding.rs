@@ -32,7 +32,7 @@ pub struct Origin<'a> {
 #[cfg(test)]
 impl Origin<'static> {
     /// A module for tests that do not depend on its origin.
-    pub(in crate::sandbox) fn of_tests() -> Self {
+    pub(in crate::sandbox) fn for_tests() -> Self {
         Self {
             file: "test.wasm",
             digest: Digest([0; 32]),
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_binding_round_trips_as_text() {
-        let digest = format!("sha256:{}", Digest::of(b""));
+        let digest = format!("sha256:{}", Digest::compute(b""));
         let key = format!("ed25519:{}", "A".repeat(43) + "=");
         for text in ["mail.wasm", "mail 2.wasm", &digest, &key] {
             let binding: ModuleBinding = text.parse().unwrap_or_else(|why| panic!("{why}"));

@@ -11,7 +11,7 @@ pub struct Digest(pub [u8; 32]);
 
 impl Digest {
     /// The digest of these bytes.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn compute(bytes: &[u8]) -> Self {
         let mut own = [0; 32];
         own.copy_from_slice(digest(&SHA256, bytes).as_ref());
         Self(own)
@@ -20,7 +20,7 @@ impl Digest {
     /// The SHA-256 of the nonce followed by the bytes: only a party that has the bytes can compute it for a new
     /// nonce.
     pub fn proof(nonce: &str, bytes: &[u8]) -> Self {
-        Self::of(&[nonce.as_bytes(), bytes].concat())
+        Self::compute(&[nonce.as_bytes(), bytes].concat())
     }
 }
 
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn write_and_read_a_digest_as_sha256sum_does() {
         let written = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(Digest::of(b"").to_string(), written);
-        assert_eq!(written.parse(), Ok(Digest::of(b"")));
+        assert_eq!(Digest::compute(b"").to_string(), written);
+        assert_eq!(written.parse(), Ok(Digest::compute(b"")));
         for broken in [
             "",
             &written[1..],

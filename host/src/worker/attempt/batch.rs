@@ -101,7 +101,7 @@ fn is_of_one_job(reason: AbortReason) -> bool {
 async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
     let (claim, first) = &members[0];
     let aborts = members.iter().map(|(_, started)| started.abort.clone());
-    let abort = AbortHandle::of_batch(aborts.collect());
+    let abort = AbortHandle::for_batch(aborts.collect());
     let traced = members
         .iter()
         .map(|(claim, started)| traced(shared, claim, &started.terms.handler));

@@ -30,7 +30,7 @@ pub(super) struct JobEnd {
 
 impl JobEnd {
     /// Reads the fields of an event (docs/reference/events.md lists them); `None` if it is not an end.
-    pub(super) fn of(fields: &BTreeMap<&'static str, String>) -> Option<Self> {
+    pub(super) fn from_fields(fields: &BTreeMap<&'static str, String>) -> Option<Self> {
         let text = |key: &str| fields.get(key).cloned();
         let number = |key: &str| fields.get(key)?.parse().ok();
         let event = text("event")?;
@@ -74,7 +74,7 @@ impl JobEnd {
             "unconfirmed" => "outcome unconfirmed",
             other => other,
         };
-        let word = match Colour::of_state(&self.outcome).or(self.is_error().then_some(Colour::Red))
+        let word = match Colour::for_state(&self.outcome).or(self.is_error().then_some(Colour::Red))
         {
             Some(colour) if colours => colour.paint(word),
             _ => word.to_owned(),
@@ -195,10 +195,10 @@ pub(super) fn more_json(more: &BTreeMap<String, u64>) -> String {
 mod tests {
     use super::*;
 
-    fn of(fields: &[(&'static str, &str)]) -> Option<JobEnd> {
+    fn end_from(fields: &[(&'static str, &str)]) -> Option<JobEnd> {
         let ended = [("job.id", "18"), ("handler", "mail.send"), ("attempt", "2")];
         let all = fields.iter().copied().chain(ended);
-        JobEnd::of(&all.map(|(key, value)| (key, value.to_owned())).collect())
+        JobEnd::from_fields(&all.map(|(key, value)| (key, value.to_owned())).collect())
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
                 "job 18  mail.send  cancelled after 3.0 s",
             ),
         ] {
-            let end = of(fields).expect("an end");
+            let end = end_from(fields).expect("an end");
             assert_eq!(end.text(false), line);
             let read: Value = serde_json::from_str(&end.json()).expect("JSON");
             assert_eq!((&read["event"], &read["id"]), (&json!("job"), &json!(18)));
@@ -266,14 +266,14 @@ mod tests {
             &[("event", "dropped"), ("reason", "taken_by_another_worker")],
             &[],
         ] {
-            assert_eq!(of(fields), None, "{fields:?}");
+            assert_eq!(end_from(fields), None, "{fields:?}");
         }
     }
 
     #[test]
     fn states_have_colours_and_guests_cannot_set_any() {
         let error = "{\"kind\":\"guest_error\",\"message\":\"\\u001b[2J\"}";
-        let end = of(&[("event", "failed"), ("error", error)]).expect("an end");
+        let end = end_from(&[("event", "failed"), ("error", error)]).expect("an end");
         let text = end.text(true);
         assert!(text.contains("\x1b[31mfailed\x1b[0m"), "{text:?}");
         assert!(text.ends_with("guest_error: \\u{1b}[2J"), "{text:?}");
@@ -282,7 +282,7 @@ mod tests {
             "{{\"kind\":\"guest_error\",\"message\":\"{}\"}}",
             "x".repeat(1000)
         );
-        let end = of(&[("event", "failed"), ("error", &long)]).expect("an end");
+        let end = end_from(&[("event", "failed"), ("error", &long)]).expect("an end");
         assert!(end.text(false).len() < 300);
     }
 }

@@ -73,7 +73,7 @@ impl Summary {
                 continue;
             };
             let part = format!("{count} {word}");
-            parts.push(match Colour::of_state(&word.replace(' ', "_")) {
+            parts.push(match Colour::for_state(&word.replace(' ', "_")) {
                 Some(colour) if colours => colour.paint(&part),
                 _ => part,
             });

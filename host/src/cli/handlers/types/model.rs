@@ -73,7 +73,7 @@ pub(super) struct HandlerTypes {
 
 impl HandlerTypes {
     /// The types of a handler. `names` are those of the file so far.
-    pub(super) fn of(manifest: &HandlerManifest, names: &mut Names) -> Self {
+    pub(super) fn from_manifest(manifest: &HandlerManifest, names: &mut Names) -> Self {
         let stem = names.take(&super::names::upper_camel(&manifest.name));
         let mut definitions = Vec::new();
         let roots = [

@@ -214,7 +214,7 @@ mod tests {
     impl Limited {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let ledger = Ledgers::default().of(&Root::new(dir.path()));
+            let ledger = Ledgers::default().get(&Root::new(dir.path()));
             let abort = AbortHandle::new();
             let limits = Limits::default();
             let log = GuestLog::new(LogSource::Module, abort.clone(), &limits, None);

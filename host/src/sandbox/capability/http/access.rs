@@ -184,8 +184,8 @@ impl HttpAccess {
     /// # Errors
     /// The denial, if it is not granted, with a remedy for the operator.
     pub(super) fn allow(&self, method: &Method, uri: &Uri) -> Result<Allowed, String> {
-        let target =
-            Target::of(uri).map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;
+        let target = Target::parse(uri)
+            .map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;
         if method == Method::CONNECT {
             return Err(denial::tunnel(&self.handler, &target));
         }

@@ -86,7 +86,7 @@ impl Http {
     /// A denial: why the handler may not use it, and what the operator can do about it.
     pub(in crate::sandbox) fn placeholder(&mut self, name: &str) -> Result<String, String> {
         match &self.access {
-            Some(access) => self.placeholders.of(access, name),
+            Some(access) => self.placeholders.get(access, name),
             None => Err("while its manifest is read, a module has no secrets".into()),
         }
     }

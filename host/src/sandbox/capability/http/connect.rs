@@ -107,7 +107,7 @@ pub(super) struct Connector {
 
 impl Connector {
     async fn connect(self, uri: Uri) -> Result<Wire, Fault> {
-        let target = Target::of(&uri).map_err(Fault::Unreachable)?;
+        let target = Target::parse(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
             // It waits no longer than a connection may take, so attempts that hold connections cannot block each other.

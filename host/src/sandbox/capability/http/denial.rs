@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     fn target(uri: &str) -> Target {
-        Target::of(&uri.parse().expect("a URI")).expect("a target")
+        Target::parse(&uri.parse().expect("a URI")).expect("a target")
     }
 
     #[test]

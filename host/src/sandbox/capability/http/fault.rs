@@ -45,7 +45,7 @@ pub(super) enum Fault {
 
 impl Fault {
     /// The cause of a client error: this host's fault, if there is one.
-    pub(super) fn of(error: &hyper_util::client::legacy::Error) -> Self {
+    pub(super) fn from_client_error(error: &hyper_util::client::legacy::Error) -> Self {
         let mut cause = error.source();
         let mut last = error.to_string();
         while let Some(error) = cause {

@@ -33,7 +33,7 @@ impl Placeholders {
     ///
     /// # Errors
     /// The denial, if the handler is not granted the secret, with a remedy for the operator.
-    pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
+    pub(super) fn get(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
         if !access.has_secret(name) {
             return Err(match access.secrets.contains_key(name) {
                 true => denial::secret_removed_by_job(&access.handler, name),

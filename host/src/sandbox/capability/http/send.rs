@@ -178,7 +178,7 @@ impl Sending {
             let request = with_secrets(self.request, self.replacements).await?;
             let client = self.access.client(self.allowed.reach);
             let sent = client.request(request.map(outgoing)).await;
-            sent.map_err(|error| Fault::of(&error))
+            sent.map_err(|error| Fault::from_client_error(&error))
         };
         let result = tokio::select! {
             biased;
@@ -345,7 +345,7 @@ mod tests {
             ..Settings::default()
         };
         let net = Net::new(settings.http.clone(), 1).expect("no file to read");
-        let access = HttpAccess::new("x", crate::sandbox::Origin::of_tests(), &settings, net);
+        let access = HttpAccess::new("x", crate::sandbox::Origin::for_tests(), &settings, net);
         Http::new(
             Some(access),
             &crate::sandbox::Limits::default(),

@@ -20,7 +20,7 @@ impl Target {
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
-    pub(super) fn of(uri: &Uri) -> Result<Self, String> {
+    pub(super) fn parse(uri: &Uri) -> Result<Self, String> {
         let scheme = match uri.scheme_str() {
             Some("http") => HttpScheme::Http,
             Some("https") => HttpScheme::Https,
@@ -84,7 +84,7 @@ mod tests {
     fn read(uri: &str) -> Result<String, String> {
         // Depending on the strictness of the URI parser, some spellings do not parse at all.
         let uri = uri.parse().map_err(|_| "not a host name".to_string())?;
-        Target::of(&uri).map(|target| target.to_string())
+        Target::parse(&uri).map(|target| target.to_string())
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Owners {
         let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         // Removes a trailing slash.
         let folder: PathBuf = absolute.components().collect();
-        let digest = Digest::of(folder.as_os_str().as_encoded_bytes()).to_string();
+        let digest = Digest::compute(folder.as_os_str().as_encoded_bytes()).to_string();
         let note = format!("names-{}.json", &digest[..16]);
         let read = |cache: &CodeCache| {
             Names::read(cache, &note).map_err(|why| {

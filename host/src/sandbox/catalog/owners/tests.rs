@@ -17,7 +17,7 @@ fn owners(is_dev: bool) -> Owners {
 fn by(file: &str) -> Claimant<'_> {
     Claimant {
         file,
-        digest: Digest::of(file.as_bytes()),
+        digest: Digest::compute(file.as_bytes()),
         was_at_start: true,
         is_bound: false,
     }

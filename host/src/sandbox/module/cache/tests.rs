@@ -19,7 +19,7 @@ impl Cached {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/down");
         let cache = CodeCache::open(&path, &engine()).expect("a cache");
-        let module = Digest::of(b"module");
+        let module = Digest::compute(b"module");
         cache.put(module, b"code");
         Self { dir, cache, module }
     }
@@ -51,7 +51,7 @@ impl Cached {
 fn another_host_finds_an_entry_and_no_partial_file_is_left() {
     let cached = Cached::new();
     assert_eq!(cached.get().as_deref(), Some(&b"code"[..]));
-    assert_eq!(cached.cache.get(Digest::of(b"another")), None);
+    assert_eq!(cached.cache.get(Digest::compute(b"another")), None);
     let other = CodeCache::open(&cached.cache.path, &engine()).unwrap();
     assert_eq!(other.get(cached.module).as_deref(), Some(&b"code"[..]));
     assert_eq!(fs::read_dir(&cached.cache.path).unwrap().count(), 1);
@@ -104,7 +104,7 @@ fn remove_links_pipes_and_files_that_others_may_write() {
 #[test]
 fn never_take_the_code_of_one_module_for_another() {
     let cached = Cached::new();
-    let another = Digest::of(b"another");
+    let another = Digest::compute(b"another");
     fs::copy(
         cached.entry(),
         cached.cache.path.join(cached.cache.name(another)),
@@ -170,11 +170,11 @@ fn trim_the_cache_after_many_bytes_not_with_each_entry() {
     file.set_modified(long_ago).unwrap();
 
     for n in 0..100_u8 {
-        cached.cache.put(Digest::of(&[n]), b"code");
+        cached.cache.put(Digest::compute(&[n]), b"code");
     }
     assert!(unused.exists(), "it was not trimmed yet");
     let nearly = TRIM_EVERY_BYTES - 1;
     cached.cache.put_bytes.store(nearly, Ordering::Relaxed);
-    cached.cache.put(Digest::of(b"one more"), b"code");
+    cached.cache.put(Digest::compute(b"one more"), b"code");
     assert!(!unused.exists());
 }

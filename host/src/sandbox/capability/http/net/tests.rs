@@ -144,7 +144,7 @@ async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
     for reach in [Reach::Public, Reach::Private, Reach::Listed] {
         let access = HttpAccess::new(
             "a",
-            crate::sandbox::Origin::of_tests(),
+            crate::sandbox::Origin::for_tests(),
             &Settings::default(),
             net.clone(),
         );
