@@ -104,8 +104,8 @@ async fn connection(
                 std::future::pending::<()>().await;
             }
             let request = request.map(|body| RequestBody::new(body, connected.clone()));
-            let answer = pages.call(request).await?;
-            Ok::<_, Infallible>(answer.map(|body| Body::new(body, connected)))
+            let response = pages.call(request).await?;
+            Ok::<_, Infallible>(response.map(|body| Body::new(body, connected)))
         }
     });
     let stream = Stream::new(stream, connected.clone());

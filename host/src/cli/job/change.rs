@@ -197,7 +197,7 @@ pub(super) async fn retry_each(
     in_json: bool,
 ) -> anyhow::Result<ExitCode> {
     each(ids, JOBS, in_json, async |&id| {
-        answer(id, store.retry(JobId(id)).await, |new| Done {
+        item_result(id, store.retry(JobId(id)).await, |new| Done {
             text: new.to_string(),
             json: json!({"id": new.0, "retried_from": id}),
         })
@@ -211,7 +211,7 @@ pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.complete(JobId(id), JsonText(result.clone())).await;
-        answer(id, done, |()| now(id, "succeeded"))
+        item_result(id, done, |()| now(id, "succeeded"))
     })
     .await
 }
@@ -229,7 +229,7 @@ pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
                 why: format!("job {id} has ended, and gets no signals"),
             }));
         }
-        answer(id, sent, |_| Done {
+        item_result(id, sent, |_| Done {
             text: format!("job {id} has the signal {}", args.name),
             json: json!({"id": id, "signal": args.name}),
         })
@@ -259,7 +259,7 @@ pub(super) async fn fail(args: Fail) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.fail(JobId(id), &args.message).await;
-        answer(id, done, |()| now(id, "failed"))
+        item_result(id, done, |()| now(id, "failed"))
     })
     .await
 }
@@ -274,7 +274,7 @@ pub(super) async fn reschedule(args: Reschedule) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, JOBS, args.json, async |&id| {
         let done = store.reschedule(JobId(id), &when).await;
-        answer(id, done, |()| now(id, "queued"))
+        item_result(id, done, |()| now(id, "queued"))
     })
     .await
 }
@@ -289,7 +289,7 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
         if let Some(priority) = args.priority.map(Priority::as_str) {
             let text = format!("job {id} has the priority {priority}");
             let done = store.set_priority(JobId(id), priority).await;
-            let done = answer(id, done, |()| Done {
+            let done = item_result(id, done, |()| Done {
                 text: text.clone(),
                 json: json!({"id": id, "priority": priority}),
             })?;
@@ -301,7 +301,7 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
         }
         let payload = payload.clone().expect("one of the two is required");
         let done = store.replace_payload(JobId(id), JsonText(payload)).await;
-        answer(id, done, |new| Done {
+        item_result(id, done, |new| Done {
             text: new.to_string(),
             json: json!({"id": new.0, "retried_from": id}),
         })
@@ -317,7 +317,7 @@ pub(super) async fn delete_each(
 ) -> anyhow::Result<ExitCode> {
     each(ids, JOBS, in_json, async |&id| {
         let done = store.delete(JobId(id)).await;
-        answer(id, done, |()| now(id, "cancelled"))
+        item_result(id, done, |()| now(id, "cancelled"))
     })
     .await
 }
@@ -331,7 +331,7 @@ fn now(id: i64, state: &str) -> Done {
 }
 
 /// The result of a change: done, or the reason why the database refused it.
-fn answer<T>(
+fn item_result<T>(
     id: i64,
     done: Result<T, StoreError>,
     show: impl FnOnce(T) -> Done,
