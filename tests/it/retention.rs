@@ -311,11 +311,16 @@ async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
         .exits(0);
     assert!(exists(&client, &kept).await);
 
-    let set = run_rouse(
-        &db,
-        &["queue", "set", "--default", "--keep-days", "30", "--json"],
-    )
-    .await;
+    let shorter = ["queue", "set", "--default", "--keep-days", "30", "--json"];
+    let refused = run_rouse(&db, &shorter).await;
+    refused
+        .exits(2)
+        .prints("this permanently deletes jobs that ended more than 30 days ago")
+        .prints("now they are kept: 90 days")
+        .prints("confirm it with --confirm");
+    assert_eq!(store.maintain_partitions().await.unwrap(), (0, 0));
+    assert!(exists(&client, &kept).await, "nothing was done");
+    let set = run_rouse(&db, &[&shorter[..], &["--confirm"]].concat()).await;
     assert_eq!(set.json(), json!({"keep_days": 30, "was": 90}));
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert!(!exists(&client, &kept).await);
@@ -339,6 +344,7 @@ async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
         &["--default", "--keep-failed-days", "3"][..],
         &["--default", "--keep-days", "3", "mail"],
         &["--default", "--keep-days", "3", "--keep-failed-days", "3"],
+        &["mail", "--keep-days", "3", "--confirm"],
     ] {
         run_rouse(&db, &[&["queue", "set"][..], args].concat())
             .await

@@ -126,7 +126,8 @@ Retentions over 31 days are dropped a month at a time, so jobs may be kept up to
 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
-  rouse queue set --default --keep-days 30      the default itself, initially 7; workers drop older jobs within the hour\n\
+  rouse queue set --default --keep-days 30      the default itself, initially 7; workers drop older jobs within the hour, \
+so a smaller number needs --confirm\n\
 The fair share is set by a separate call. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
 one key.\n\
   rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
@@ -137,7 +138,8 @@ Shards are also set by a separate call. The workers divide them among themselves
   rouse queue set mail --shards 16\n\
 The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
   rouse queue set wide --payload-bytes-max 1048576\n\
-Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed"
+Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed · 2 nothing was done: \
+--confirm is missing"
 )]
 struct Set {
     #[command(flatten)]
@@ -171,6 +173,10 @@ struct Set {
     /// How large a payload may be, 1024 to 67108864 bytes; 262144 by default
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i32).range(1024..=67_108_864), group = "settings", conflicts_with_all = ["share", "dispatching", "retention", "shards"])]
     payload_bytes_max: Option<i32>,
+
+    /// With --default: confirm a shorter retention
+    #[arg(long, visible_alias = "yes", requires = "default")]
+    confirm: bool,
 
     /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
@@ -331,6 +337,17 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
 async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     if let (true, Some(days)) = (args.default, args.keep_days) {
+        if let Some(now) = store.default_retention().await?
+            && (1..now).contains(&days)
+            && !args.confirm
+        {
+            eprintln!(
+                "rouse: nothing was done: this permanently deletes jobs that ended more than {} ago, unless their queue has a retention of its own (now they are kept: {}); confirm it with --confirm",
+                in_days(days),
+                in_days(now)
+            );
+            return Ok(ExitCode::from(EXIT_UNCONFIRMED));
+        }
         let was = store.set_default_retention(days).await?;
         match args.json {
             true => println!("{}", as_json(json!({"keep_days": days, "was": was}))),

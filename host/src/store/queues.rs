@@ -169,6 +169,13 @@ impl Store {
         Ok(())
     }
 
+    /// For how many days finished jobs are kept whose queue has no retention of its own.
+    pub async fn default_retention(&self) -> Result<Option<i32>, StoreError> {
+        let sql = "SELECT keep_days::integer FROM rouse.limits";
+        let rows = self.query(sql, &[]).await?;
+        Ok(rows.first().map(|row| row.get(0)))
+    }
+
     /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until now.
     pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
         let rows = self
