@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_reader_that_stalls_blocks_nobody_and_is_sent_the_count_of_dropped_lines() {
@@ -160,14 +160,14 @@ mod tests {
         for _ in 0..3 {
             permits.send(()).unwrap();
         }
-        assert_eq!(lines.recv_timeout(PATIENCE), Ok(5));
-        assert_eq!(lines.recv_timeout(PATIENCE), Ok(large.len()));
-        assert_eq!(report.recv_timeout(PATIENCE), Ok(3));
-        assert_eq!(lines.recv_timeout(PATIENCE), Ok(large.len()));
+        assert_eq!(lines.recv_timeout(TIMEOUT), Ok(5));
+        assert_eq!(lines.recv_timeout(TIMEOUT), Ok(large.len()));
+        assert_eq!(report.recv_timeout(TIMEOUT), Ok(3));
+        assert_eq!(lines.recv_timeout(TIMEOUT), Ok(large.len()));
         // All others at once.
         drop(permits);
         writer.push(b"last");
-        writer.flush(PATIENCE);
+        writer.flush(TIMEOUT);
         assert_eq!(
             lines.try_iter().collect::<Vec<_>>(),
             [large.len(), large.len(), 4]

@@ -302,8 +302,8 @@ async fn change_each(
     Ok(())
 }
 
-/// Changes one job. False if its state does not allow that. Only jobs in one of these states are cancelled: others may
-/// have started since they were found.
+/// Changes one job. False if its state does not allow that, or another transaction has locked it. Only jobs in one of
+/// these states are cancelled: others may have started since they were found.
 async fn change(
     store: &Store,
     what: BulkAction,
@@ -319,7 +319,11 @@ async fn change(
     match done {
         Ok(is_done) => Ok(is_done),
         Err(error)
-            if error.is_refused_by_state() || error.is_unknown_job() || error.is_about_data() =>
+            if error.is_refused_by_state()
+                || error.is_unknown_job()
+                || error.is_about_data()
+                || error.is_locked()
+                || error.is_silence() =>
         {
             Ok(false)
         }

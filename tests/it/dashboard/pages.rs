@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{TIMEOUT, enqueue, until_true};
+use crate::support::worker::{TIMEOUT, WAIT_BRIEFLY_FOR_LOCKS, enqueue, enqueue_sql, until_true};
 
 #[tokio::test]
 async fn every_page_responds_and_does_not_run_untrusted_text() {
@@ -387,6 +387,28 @@ async fn a_job_that_was_found_queued_and_has_started_since_is_not_cancelled() {
     assert!(!store.cancel_in(JobId(id), &queued).await.unwrap());
     let live = ["queued".to_owned(), "running".to_owned()];
     assert!(store.cancel_in(JobId(id), &live).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let locked = enqueue_sql(&client, "'a.b'").await;
+    let other = enqueue_sql(&client, "'a.b'").await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&locked])
+        .await
+        .unwrap();
+    watcher.batch_execute(WAIT_BRIEFLY_FOR_LOCKS).await.unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token("/jobs").await;
+    let form = format!("csrf={token}&do=cancel&id={locked}&id={other}");
+    dashboard.post("/jobs/change", &form).await;
+    dashboard
+        .until("/bulk/1", "1 cancelled of 2; 1 could not be")
+        .await;
+    transaction.rollback().await.unwrap();
 }
 
 #[tokio::test]

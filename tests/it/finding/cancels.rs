@@ -3,8 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::commands::run;
+use crate::support::claims::claim;
 use crate::support::page::blocks_of;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, show, until_true};
+use crate::support::worker::{
+    SOMEBODY_WAITS, TIMEOUT, WAIT_BRIEFLY_FOR_LOCKS, enqueue_sql, show, until_true,
+};
 use crate::support::{Host, TestDb};
 
 #[tokio::test]
@@ -97,7 +100,64 @@ async fn a_job_that_ends_before_its_turn_is_skipped() {
 }
 
 #[tokio::test]
-async fn an_interrupted_bulk_cancellation_finishes_its_batch_and_the_same_command_resumes() {
+async fn a_job_that_is_locked_does_not_hold_up_the_others() {
+    for verb in ["cancel", "delete"] {
+        let db = TestDb::new().await;
+        let (mut client, watcher) = (db.client().await, db.client().await);
+        let older = enqueue_sql(&client, "'x'").await;
+        let locked = enqueue_sql(&client, "'x'").await;
+        let transaction = client.transaction().await.unwrap();
+        transaction
+            .query("SELECT rouse.cancel($1)", &[&locked])
+            .await
+            .unwrap();
+        watcher.batch_execute(WAIT_BRIEFLY_FOR_LOCKS).await.unwrap();
+        let (code, output) = run(&db, &["job", verb, "--handler", "x", "--confirm"]);
+        assert_eq!(code, 6, "{output}");
+        assert!(
+            output.contains("1 of the 2 jobs")
+                && output.contains("1 were refused, because another transaction has locked them")
+                && output.contains(&format!(": {locked}")),
+            "{output}"
+        );
+        transaction.rollback().await.unwrap();
+        assert_eq!(show(&watcher, older).await.state, "cancelled");
+        assert_eq!(show(&watcher, locked).await.state, "queued");
+    }
+}
+
+#[tokio::test]
+async fn a_queued_job_that_starts_before_its_turn_is_not_deleted() {
+    let db = TestDb::new().await;
+    let worker = db.worker().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let starts = enqueue_sql(&client, "'x'").await;
+    let blocked = enqueue_sql(&client, "'x'").await;
+    // The newest job comes first: while the command waits for it, the other one starts.
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&blocked])
+        .await
+        .unwrap();
+    let args = ["job", "delete", "--handler", "x", "--confirm"];
+    let url = db.url();
+    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    transaction.rollback().await.unwrap();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(
+        output.contains("deleted 1 of the 2 jobs")
+            && output.contains("1 jobs had ended or started before they could be deleted"),
+        "{output}"
+    );
+    assert_eq!(show(&watcher, starts).await.state, "running");
+    assert_eq!(show(&watcher, blocked).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same_command_resumes() {
     let db = TestDb::new().await;
     let (mut client, watcher) = (db.client().await, db.client().await);
     client
@@ -119,13 +179,16 @@ async fn an_interrupted_bulk_cancellation_finishes_its_batch_and_the_same_comman
     until_true(&watcher, SOMEBODY_WAITS).await;
     host.signal(libc::SIGINT);
     transaction.rollback().await.unwrap();
-    // It has 500 transactions to notice the signal.
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
-    assert!(output.contains("cancelled 500 of the 500 jobs"), "{output}");
+    let (_, done) = output.split_once("cancelled ").expect("a summary");
+    let done: u32 = done.split(' ').next().unwrap().parse().unwrap();
+    // It stops within its first batch.
+    assert!((1..500).contains(&done), "{output}");
     let (code, output) = run(&db, &args);
     assert_eq!(code, 0, "{output}");
-    assert!(output.contains("cancelled 100 of the 100 jobs"), "{output}");
+    let rest = format!("cancelled {0} of the {0} jobs", 600 - done);
+    assert!(output.contains(&rest), "{output}");
     let live = watcher
         .query_one("SELECT count(*) FROM rouse.job", &[])
         .await;

@@ -78,7 +78,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
             p {
                 (cells::number(bulk.done)) " " (bulk.done_word)
                 @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
-                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, or a job that they wait for has failed" }
+                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, a job that they wait for has failed, or another transaction has locked them" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
             }

@@ -17,7 +17,7 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{RetryAll, Store, StoreError};
 
-/// Jobs between two looks at the signals: those of one transaction of retries, which takes a few hundred milliseconds.
+/// Jobs that one statement finds, or retries in a transaction, which takes a few hundred milliseconds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
@@ -53,11 +53,12 @@ pub(super) struct Retry {
 With ids: cancels one job after the other. A refused job does not stop the others, and a summary follows.\n\
 With filters: cancels each queued or running job that matches. For instance\n\n  \
 rouse job cancel --handler email.send --tenant acme\n\n\
-counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs. It can \
+counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs, but a \
+job that starts at that moment may still be stopped. It can \
 be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
 skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or (with filters) another transaction has locked it; with several ids, the highest code · 130 stopped by a signal")]
 pub(super) struct Cancel {
     #[command(flatten)]
     chosen: Chosen,
@@ -69,7 +70,7 @@ pub(super) struct Cancel {
 With ids: deletes one job after the other. A refused job does not stop the others, and a summary follows.\n\
 With filters: deletes each queued job that matches, as `rouse job cancel` cancels them: counted first, then with --confirm.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or (with filters) another transaction has locked it; with several ids, the highest code · 130 stopped by a signal")]
 pub(super) struct Delete {
     #[command(flatten)]
     chosen: Chosen,
@@ -339,8 +340,8 @@ impl Work<'_> {
         }
     }
 
-    /// Changes one job after the other; `one` returns false if the job has left its state. Returns false if a signal
-    /// arrived before the end.
+    /// Changes one job after the other; `one` returns false if the job has left its state. A job that another transaction
+    /// has locked is refused, so that it does not hold up the others. Returns false if a signal arrived before the end.
     async fn change(
         &mut self,
         filter: &Value,
@@ -352,11 +353,16 @@ impl Work<'_> {
             let found = self.store.search_jobs(filter, before, BATCH).await?;
             self.looked_at += i64::from(found.looked_at);
             for id in found.ids {
+                if self.has_signal().await {
+                    return Ok(false);
+                }
                 match one(JobId(id)).await {
                     Ok(true) => self.done += 1,
                     Ok(false) => self.skipped += 1,
-                    Err(error) if error.is_unknown_job() => self.skipped += 1,
-                    Err(error) if error.is_refused_by_state() => {
+                    Err(error) if error.is_unknown_job() || error.is_refused_by_state() => {
+                        self.skipped += 1;
+                    }
+                    Err(error) if error.is_locked() || error.is_silence() => {
                         self.refused.insert(id);
                     }
                     Err(error) => return Err(error.into()),
@@ -376,6 +382,10 @@ impl Work<'_> {
             // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }
+        self.has_signal().await
+    }
+
+    async fn has_signal(&mut self) -> bool {
         self.signals.unless(ready(())).await.is_none()
     }
 
@@ -400,7 +410,9 @@ impl Work<'_> {
             Change::Retry => {
                 "a live job has their unique key, their payload was removed, or a job that they wait for has failed"
             }
-            Change::Cancel | Change::Delete => "they are not in a state for that any more",
+            Change::Cancel | Change::Delete => {
+                "another transaction has locked them (the same command tries them again)"
+            }
         };
         format!(
             "{} were refused, because {why}: {}{more}",

@@ -280,12 +280,12 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn fails(backoff: &Arc<Backoff>) -> Result<(), NotOpened<&'static str>> {
         let failing = ready(Err::<(), _>("refused"));
         let describe = |why: &&str| (*why).to_string();
-        backoff.open(PATIENCE, failing, describe).await
+        backoff.open(TIMEOUT, failing, describe).await
     }
 
     fn away(backoff: &Backoff) -> Option<Away> {
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(away(&backoff).map(|away| away.failures), Some(2));
         backoff.ready().await;
         let opening = ready(Ok::<_, &str>(()));
-        let opened = backoff.open(PATIENCE, opening, |_| String::new()).await;
+        let opened = backoff.open(TIMEOUT, opening, |_| String::new()).await;
         assert!(opened.is_ok() && away(&backoff).is_none());
     }
 
@@ -342,7 +342,7 @@ mod tests {
         assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
         backoff.try_now();
         let opening = ready(Ok::<_, &str>(()));
-        let opened = backoff.open(PATIENCE, opening, |_| String::new()).await;
+        let opened = backoff.open(TIMEOUT, opening, |_| String::new()).await;
         assert!(opened.is_ok());
         drop(hangs);
         assert!(
@@ -365,7 +365,7 @@ mod tests {
         let _ = fails(&backoff).await;
         backoff.ready().await;
         let (answer, answered) = tokio::sync::oneshot::channel::<()>();
-        let opening = backoff.open(PATIENCE, answered, |_| String::new());
+        let opening = backoff.open(TIMEOUT, answered, |_| String::new());
         assert!(
             tokio::time::timeout(Duration::from_millis(1), opening)
                 .await
