@@ -92,7 +92,7 @@ async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_other
     );
     run(&["job", "cancel"])
         .await
-        .exits(1)
+        .exits(2)
         .prints("which jobs? give ids");
 
     run(&["queue", "pause", "mail", "bulk"])

@@ -67,7 +67,7 @@ async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
         ),
     ] {
         let (code, output) = run(&db, &[&["job"][..], args].concat());
-        assert_ne!(code, 0, "{output}");
+        assert_eq!(code, 2, "{output}");
         assert!(output.contains(expected), "{output}");
     }
 }

@@ -24,6 +24,8 @@ const COUNTED: i32 = 10_000;
 /// The maximum number of refused jobs that the message names.
 const REFUSED_NAMED: usize = 20;
 
+/// The arguments do not fit together. The code is clap's.
+const EXIT_USAGE: u8 = 2;
 /// Nothing was done, because `--confirm` was missing.
 const EXIT_UNCONFIRMED: u8 = 2;
 /// A signal stopped the command.
@@ -178,19 +180,36 @@ pub(super) async fn delete(args: Delete) -> anyhow::Result<ExitCode> {
     run(args.chosen, Change::Delete).await
 }
 
-async fn run(args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
-    if args.ids.is_empty() {
+impl Chosen {
+    /// Checks what clap cannot, and sets the states of the filter.
+    ///
+    /// # Errors
+    /// If there are neither ids nor filters, or both, or the filter names other states.
+    fn check(&mut self, change: Change) -> anyhow::Result<()> {
+        if !self.ids.is_empty() {
+            anyhow::ensure!(self.filter.is_empty(), "give ids or filters, not both");
+            return Ok(());
+        }
         anyhow::ensure!(
-            !args.filter.is_empty(),
+            !self.filter.is_empty(),
             "which jobs? give ids, or filters such as --state {} --handler NAME --since 2h",
             match change {
                 Change::Retry => "failed",
                 Change::Cancel | Change::Delete => "queued",
             }
         );
+        change.limit(&mut self.filter)
+    }
+}
+
+async fn run(mut args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
+    if let Err(why) = args.check(change) {
+        eprintln!("rouse: {why}");
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
+    if args.ids.is_empty() {
         return all_matching(args, change).await;
     }
-    anyhow::ensure!(args.filter.is_empty(), "give ids or filters, not both");
     let store = args.target.checked_store().await?;
     match change {
         Change::Retry => retry_each(&store, &args.ids, args.json).await,
@@ -199,8 +218,7 @@ async fn run(args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn all_matching(mut args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
-    change.limit(&mut args.filter)?;
+async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let signals = Signals::install()?;
     // From this point, the set of jobs is fixed.
