@@ -39,8 +39,8 @@ BEGIN
                          'is error.';
     END IF;
     RAISE NOTICE 'rouse.enqueue: %', message
-        USING HINT = 'Check the name: rouse.contracts lists those with a contract, `rouse handlers ls` the handlers of the fleet. The job is '
-                     'enqueued; unknown_handlers in rouse.limits can be error or silence instead.';
+        USING HINT = 'Check the name: rouse.contracts lists those with a contract, `rouse handlers ls` the handlers of the fleet. '
+                     'Nothing was refused; unknown_handlers in rouse.limits can be error or silence instead.';
 END
 $$;
 

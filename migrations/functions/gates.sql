@@ -809,7 +809,8 @@ BEGIN
     IF p_gate.name IS NULL OR p_gate.kind IS NULL OR wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null')
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Leave out the settings that its kind does not have. For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', max => 5).';
+                  HINT = CASE WHEN wrong LIKE '% has no %' THEN 'Leave out the settings that its kind does not have. ' ELSE '' END ||
+                         'For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', max => 5).';
     END IF;
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     SELECT * INTO was FROM rouse.gate AS g WHERE g.name = p_gate.name FOR NO KEY UPDATE;
