@@ -4,7 +4,9 @@
 COMMENT ON FUNCTION rouse.enqueue IS
     'Enqueues a job in the transaction of the caller and returns its id.';
 COMMENT ON FUNCTION rouse.enqueue_unique IS
-    'Enqueues a job, with a unique key or with null; returns its id or that of the job to which it gave way, whether this call created it, and how the job with the key differs.';
+    'Enqueues a job with a unique key; returns its id or that of the job to which it gave way, whether this call created it, and how the job with the key differs.';
+COMMENT ON FUNCTION rouse.enqueue_and_report IS
+    'Enqueues a job like rouse.enqueue, and returns what rouse.enqueue_unique returns.';
 COMMENT ON FUNCTION rouse.enqueue_many IS
     'Enqueues one job for each payload and returns their ids in the same order.';
 COMMENT ON FUNCTION rouse.enqueue_flow IS

@@ -1,4 +1,5 @@
--- rouse.enqueue, rouse.enqueue_unique and rouse.enqueue_many: add a job to its lane, in the caller's transaction.
+-- rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_and_report and rouse.enqueue_many: add a job to its lane, in the
+-- caller's transaction.
 --
 -- They look up their lane through its index, whatever the statistics say (enable_seqscan): a session that planned while
 -- the catalog had one or two pages would otherwise keep reading all of it when it has 10,000 rows.
@@ -403,8 +404,8 @@ BEGIN
 END
 $$;
 
--- Enqueues a job like rouse.enqueue, and returns the result. A null key means none: then only a gate can make the job
--- give way.
+-- Enqueues a job with a unique key like rouse.enqueue, and returns the result. A null key is an error: by accident, it
+-- would enqueue each job again.
 --
 --   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a
 --            gate let through before. That has perhaps ended, if the gate is a singleton with during => 'period'
@@ -423,6 +424,42 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     priority     text        DEFAULT 'normal',
     run_at       timestamptz DEFAULT NULL,
     max_attempts integer     DEFAULT NULL,
+    tags         text[]      DEFAULT '{}',
+    grants       jsonb       DEFAULT NULL,
+    lease        interval    DEFAULT NULL,
+    timeout      interval    DEFAULT NULL,
+    job_timeout  interval    DEFAULT NULL,
+    after        jsonb       DEFAULT NULL,
+    trace        text        DEFAULT NULL,
+    OUT id       bigint,
+    OUT created  boolean,
+    OUT differs  text[]
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+BEGIN
+    IF unique_key IS NULL THEN
+        RAISE EXCEPTION 'rouse.enqueue_unique: unique_key must not be null'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For a job without a unique key, call rouse.enqueue or rouse.enqueue_and_report.';
+    END IF;
+    SELECT u.id, u.created, u.differs INTO id, created, differs
+    FROM rouse._enqueue(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), NULL, queue, tenant, source, priority,
+                        run_at, max_attempts, unique_key, tags, grants, lease, timeout, job_timeout, after, NULL, NULL, p_trace => trace) AS u;
+END
+$$;
+
+-- Enqueues a job like rouse.enqueue, and returns what has happened, as rouse.enqueue_unique does. Without a unique key, only a gate can make
+-- the job give way.
+CREATE OR REPLACE FUNCTION rouse.enqueue_and_report(
+    handler      text,
+    payload      jsonb       DEFAULT '{}',
+    queue        text        DEFAULT 'default',
+    tenant       text        DEFAULT NULL,
+    source       text        DEFAULT NULL,
+    priority     text        DEFAULT 'normal',
+    run_at       timestamptz DEFAULT NULL,
+    max_attempts integer     DEFAULT NULL,
+    unique_key   text        DEFAULT NULL,
     tags         text[]      DEFAULT '{}',
     grants       jsonb       DEFAULT NULL,
     lease        interval    DEFAULT NULL,

@@ -22,7 +22,7 @@ GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, r
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.
-GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.enqueue_flow, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_and_report, rouse.enqueue_many, rouse.enqueue_flow, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION

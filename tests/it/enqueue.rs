@@ -175,6 +175,11 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
             "rouse.enqueue('x', unique_key => repeat('€', 342))",
             "at most 1024 bytes",
         ),
+        // By accident, it would enqueue each job again.
+        (
+            "rouse.enqueue_unique('x', NULL)",
+            "unique_key must not be null (22023)",
+        ),
         (
             "rouse.enqueue_unique('x', 'k', grants => '1')",
             "grants must be an object, or a list of up to 32 objects which all apply, not 1",
@@ -366,6 +371,7 @@ async fn a_null_argument_means_its_default() {
         "SELECT rouse.enqueue('x', NULL, unique_key => NULL, {nulls});
          SELECT rouse.enqueue('x', NULL, unique_key => 'k', {nulls});
          SELECT * FROM rouse.enqueue_unique('x', 'l', NULL, {nulls});
+         SELECT * FROM rouse.enqueue_and_report('x', NULL, unique_key => NULL, {nulls});
          SELECT rouse.enqueue_many('x', '{{\"{{}}\"}}', {nulls});
          SELECT rouse.enqueue('x')"
     );
@@ -379,7 +385,7 @@ async fn a_null_argument_means_its_default() {
         )
         .await
         .unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (5, 1));
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (6, 1));
     assert_eq!(row.get::<_, &str>(2), "default");
     assert_eq!(row.get::<_, &str>(3), "normal");
     assert!(row.get::<_, Vec<String>>(4).is_empty());

@@ -76,15 +76,16 @@ async fn a_receipt_says_that_a_gate_has_merged_the_job() {
     .await;
     let receipt = async |arguments: &str| -> (i64, bool, Vec<String>) {
         let sql = format!(
-            "SELECT id, created, differs FROM rouse.enqueue_unique('report.make', {arguments})"
+            "SELECT id, created, differs FROM rouse.enqueue_and_report('report.make', {arguments})"
         );
         let row = client.query_one(&sql, &[]).await.unwrap();
         (row.get(0), row.get(1), row.get(2))
     };
     let (first, created, differs) = receipt("NULL").await;
     assert!(created && differs.is_empty(), "{differs:?}");
-    assert_eq!(receipt(r#"NULL, '{"n": 1}'"#).await, (first, false, vec![]));
-    assert_eq!(receipt(r#"'k', '{"n": 2}'"#).await, (first, false, vec![]));
+    assert_eq!(receipt(r#"'{"n": 1}'"#).await, (first, false, vec![]));
+    let keyed = r#"'{"n": 2}', unique_key => 'k'"#;
+    assert_eq!(receipt(keyed).await, (first, false, vec![]));
 
     let (code, output) = commands::run(&db, &["enqueue", "report.make", "--json"]);
     assert_eq!(code, 0, "{output}");
