@@ -70,10 +70,32 @@ BEGIN
 END
 $$;
 
+-- Makes a job that waits for its next attempt due now, for a schedule that leaves out a due time because the job is
+-- live. Not a job that waits for anything else, or that another transaction has locked. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._retry_at_once(p_id bigint, p_schedule text, p_at timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    retry record;
+BEGIN
+    SELECT j.lane, j.attempt INTO retry FROM rouse.job AS j
+    WHERE j.id = p_id AND j.state = 'queued' AND j.turn IS NULL AND j.attempt > 0 AND j.wait IS NULL AND j.blockers IS NULL
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        PERFORM rouse._ensure_partitions(p_at);
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, p_at) WHERE j.id = p_id;
+        PERFORM rouse._notify(retry.lane, true, p_at);
+        INSERT INTO rouse.record (at, job, event, attempt, who, detail)
+        VALUES (clock_timestamp(), p_id, 'rescheduled', retry.attempt, session_user, jsonb_build_object('run_at', p_at, 'schedule', p_schedule));
+    END IF;
+END
+$$;
+
 -- Writes the decisions of a host about due schedules, and returns the names of those for which it applies: not those
--- that have changed since they were listed, or that another host is firing at this moment. All or nothing: if one of
--- the jobs is refused, nothing is written. Fails after 250 ms of waiting for another transaction, which has locked a
--- previous job or enqueues a job of the same key of a gate. Served by the primary keys.
+-- that have changed since they were listed, or that another host is firing at this moment. With overlap => 'skip', a due
+-- time that finds the previous job waiting for its retry makes the retry due: otherwise, a job that fails leaves out due
+-- times until its last attempt. All or nothing: if one of the jobs is refused, nothing is written. Fails after 250 ms of
+-- waiting for another transaction, which has locked a previous job or enqueues a job of the same key of a gate. Served
+-- by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -132,6 +154,10 @@ BEGIN
                 INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, error)
                 VALUES (current, firing.due_at, at, CASE firing.action WHEN 'skip' THEN 'skipped' WHEN 'miss' THEN 'missed' ELSE 'refused' END,
                         left(firing.error, 1000));
+                -- The earlier of several due times are left out for another reason with 'cancel'.
+                IF firing.action = 'skip' AND (firing.schedule).overlap = 'skip' THEN
+                    PERFORM rouse._retry_at_once(rouse._live_job(rouse._chain_of(last)), current, at);
+                END IF;
         END CASE;
         IF job IS NOT NULL THEN
             last := job;

@@ -1,12 +1,15 @@
 //! A due time while the job of the previous one is live.
 
+use std::time::Duration;
+
+use rouse::job::{ErrorKind, JobId, Outcome};
 use rouse::store::{ClaimedJob, Locked, Store};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use super::{due, fire_due, make_due, one, outcomes, shown};
 use crate::support::TestDb;
-use crate::support::claims::{claim, result, settlement};
+use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::show;
 
 /// Settles jobs as succeeded.
@@ -51,6 +54,55 @@ async fn overlap_skip_leaves_a_due_time_out_while_the_previous_job_is_live() {
             (&json!("skipped"), &json!(null))
         );
     }
+}
+
+/// The previous job fails, and waits for its retry.
+async fn fail(store: &Store) -> JobId {
+    let job = claim(store, 1).await.remove(0);
+    let outcome = Outcome::Retry {
+        again: Duration::from_secs(3600).into(),
+        error: error(ErrorKind::GuestError),
+    };
+    let retry = settlement(&job, outcome);
+    store.settle(&[retry], Locked::Wait).await.unwrap();
+    assert!(claim(store, 1).await.is_empty(), "it waits");
+    job.id
+}
+
+#[tokio::test]
+async fn overlap_skip_makes_the_retry_of_the_previous_job_due() {
+    let (_db, client, store) = second_firing("skip", false).await;
+    let previous = fail(&store).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+    let again = claim(&store, 10).await;
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].id, previous);
+    let sql = "SELECT detail ->> 'schedule' FROM rouse.record WHERE event = 'rescheduled'";
+    assert_eq!(one::<String>(&client, sql).await, "a");
+}
+
+#[tokio::test]
+async fn other_overlaps_leave_the_retry_of_the_previous_job_alone() {
+    let (_db, client, store) = second_firing("queue", false).await;
+    fail(&store).await;
+    fire_due(&store).await;
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "queued"]);
+    assert!(claim(&store, 10).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_locked_retry_does_not_hold_up_the_schedule() {
+    let (_db, mut client, store) = second_firing("skip", false).await;
+    fail(&store).await;
+    let lock = client.transaction().await.unwrap();
+    lock.execute("SELECT FROM rouse.job FOR UPDATE", &[])
+        .await
+        .unwrap();
+    fire_due(&store).await;
+    lock.rollback().await.unwrap();
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "skipped"]);
+    assert!(claim(&store, 10).await.is_empty(), "it waits as before");
 }
 
 #[tokio::test]
