@@ -391,7 +391,7 @@ async fn wrong_dependencies_are_refused_with_their_name_and_nothing_is_enqueued(
         .unwrap_err();
     assert_eq!(
         refusal(&error),
-        "rouse.enqueue: after names 10001 jobs; at most 10000 are allowed"
+        "rouse.enqueue: after names 10001 jobs; at most 10000 are allowed\nLet it wait for jobs that wait for up to 10000 others each."
     );
     let jobs: i64 = client
         .query_one("SELECT count(*) FROM rouse.job", &[])
@@ -530,7 +530,7 @@ async fn only_a_read_committed_transaction_can_wait_for_a_retry() {
     assert_eq!(
         refusal(&error),
         format!(
-            "rouse.enqueue: job {parent} has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry"
+            "rouse.enqueue: job {parent} has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry\nEnqueue it in a transaction with that level, which is the default, or with on_failure cancel or run."
         )
     );
 }
