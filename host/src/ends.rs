@@ -25,7 +25,7 @@ use crate::store::{Looked, Store, StoreError};
 pub const WAITERS_MAX: usize = 2000;
 
 /// How long a caller waits for the first look, whatever its own timeout is.
-const FIRST_LOOK_WITHIN: Duration = Duration::from_secs(5);
+const FIRST_LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pauses between two looks at all jobs.
 const POLL_MIN: Duration = Duration::from_millis(100);
 const POLL_MAX: Duration = Duration::from_secs(1);
@@ -98,12 +98,12 @@ impl Ends {
         self.0.waiters.load(Ordering::Relaxed)
     }
 
-    /// Waits until the job has ended, or for `patience`, and at least until it was looked at once. Returns what is known
+    /// Waits until the job has ended, or for `timeout`, and at least until it was looked at once. Returns what is known
     /// of it then. Dropping the future ends the wait.
     ///
     /// # Errors
     /// If too many callers wait.
-    pub async fn wait(&self, id: JobId, patience: Duration) -> Result<Seen, Full> {
+    pub async fn wait(&self, id: JobId, timeout: Duration) -> Result<Seen, Full> {
         let start = Instant::now();
         let mut waiter = self.enter(id, start)?;
         loop {
@@ -111,9 +111,9 @@ impl Ends {
             let is_current = sight.is_current(waiter.looks_before);
             let seen = sight.seen;
             let deadline = match &seen {
-                _ if !is_current => start + patience.max(FIRST_LOOK_WITHIN),
+                _ if !is_current => start + timeout.max(FIRST_LOOK_TIMEOUT),
                 Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) => return Ok(seen),
-                Seen::Nothing | Seen::Live(_) => start + patience,
+                Seen::Nothing | Seen::Live(_) => start + timeout,
             };
             match tokio::time::timeout_at(deadline, waiter.sights.changed()).await {
                 // The sender is in the registry, as long as this waiter is.

@@ -36,7 +36,7 @@ pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use json::JsonText;
 pub use loss::{AfterLoss, SILENT_FOR, after_loss};
 pub use outcome::{Outcome, OwnLimits, Tries, decide};
-pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
+pub use pattern::{is_pattern, most_specific, most_specific_first, pattern_covers};
 pub(crate) use result::json_from;
 pub use retry::{NextAttempt, RetryAt, RetryPolicy};
 pub use shard::shard_of;

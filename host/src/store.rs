@@ -82,7 +82,7 @@ pub use claim::{
     fills_an_answer,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
-pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth, FairAge};
+pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforced, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{Enqueue, Enqueued};
@@ -93,7 +93,7 @@ pub use gates::{GateKeys, NewGate};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{EXAMINED_MAX, Listed, Listing};
 pub use lanes::{CATALOG_WINDOW, Catalog, Lane, Recovered};
-pub use listen::{ECHO_WITHIN, Listener, Notification, WAKE_CHANNEL, Wakeup};
+pub use listen::{ECHO_TIMEOUT, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine, NEWEST_LINES};
 pub use outcomes::Looked;
 pub use overdue::OverdueLane;
@@ -119,7 +119,7 @@ pub use steps::{NotMine, RecordedSteps};
 
 /// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
 /// long is dead.
-const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The functions in which calls of workers wait some seconds for locks, and what they wait for.
 const AWAITED: [(&str, &str); 9] = [
@@ -379,14 +379,14 @@ impl Store {
     }
 
     /// A connection of the pool. Bounded, because every connection may be waiting for a server that does not answer.
-    async fn client_within(&self, patience: Duration) -> Result<PooledClient, StoreError> {
-        tokio::time::timeout(patience, self.client())
+    async fn client_with_timeout(&self, timeout: Duration) -> Result<PooledClient, StoreError> {
+        tokio::time::timeout(timeout, self.client())
             .await
             .map_err(|_| StoreError::Unreachable {
                 target: self.target.clone(),
                 why: format!(
                     "no connection of the pool was free or opened within {} s",
-                    patience.as_secs()
+                    timeout.as_secs()
                 ),
             })?
     }
@@ -397,19 +397,19 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        self.query_within(ANSWER_WITHIN, sql, params).await
+        self.query_with_timeout(RESPONSE_TIMEOUT, sql, params).await
     }
 
     /// [`query`](Self::query) with its own timeout. A connection that got no answer is given up: its next user would
     /// wait for the same silence.
-    async fn query_within(
+    async fn query_with_timeout(
         &self,
-        patience: Duration,
+        timeout: Duration,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        let until = tokio::time::Instant::now() + patience;
-        let mut client = self.client_within(patience).await?;
+        let until = tokio::time::Instant::now() + timeout;
+        let mut client = self.client_with_timeout(timeout).await?;
         let answer = async {
             match &self.reader {
                 None => client.query_typed(sql, params).await,
@@ -423,7 +423,7 @@ impl Store {
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(patience))
+                Err(self.silent(timeout))
             }
         }
     }
@@ -434,8 +434,8 @@ impl Store {
         &self,
         statements: [(&str, Params<'_>); N],
     ) -> Result<[Vec<Row>; N], StoreError> {
-        let until = tokio::time::Instant::now() + ANSWER_WITHIN;
-        let client = self.client_within(ANSWER_WITHIN).await?;
+        let until = tokio::time::Instant::now() + RESPONSE_TIMEOUT;
+        let client = self.client_with_timeout(RESPONSE_TIMEOUT).await?;
         // The statements are sent in this order, without waiting for answers.
         let answers = statements.map(|(sql, params)| client.query_typed(sql, params));
         let answers = futures_util::future::try_join_all(answers);
@@ -447,7 +447,7 @@ impl Store {
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(ANSWER_WITHIN))
+                Err(self.silent(RESPONSE_TIMEOUT))
             }
         }
     }
@@ -455,7 +455,7 @@ impl Store {
     /// A read that Postgres cancels after `limit` (`query_canceled`). It runs in a transaction, so that the limit ends
     /// with it, even behind a transaction pooler.
     async fn query_limited(&self, limit: Duration, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let mut client = self.client_within(ANSWER_WITHIN).await?;
+        let mut client = self.client_with_timeout(RESPONSE_TIMEOUT).await?;
         let reading = async {
             let transaction = client.build_transaction().read_only(true).start().await?;
             let set = format!("SET LOCAL statement_timeout = {}", limit.as_millis());
@@ -464,15 +464,15 @@ impl Store {
             transaction.commit().await?;
             Ok(rows)
         };
-        let patience = limit + ANSWER_WITHIN;
-        match tokio::time::timeout(patience, reading).await {
+        let timeout = limit + RESPONSE_TIMEOUT;
+        match tokio::time::timeout(timeout, reading).await {
             Ok(answer) => {
                 close_if_unfit(client, &answer);
                 answer.map_err(StoreError::Refused)
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(patience))
+                Err(self.silent(timeout))
             }
         }
     }
@@ -496,14 +496,14 @@ impl Store {
     pub async fn check_schema(&self) -> Result<(), migrate::MigrateError> {
         let unreachable = |error: StoreError| migrate::MigrateError::Unreachable(error.to_string());
         let client = self
-            .client_within(ANSWER_WITHIN)
+            .client_with_timeout(RESPONSE_TIMEOUT)
             .await
             .map_err(unreachable)?;
-        match tokio::time::timeout(ANSWER_WITHIN, migrate::check(&**client)).await {
+        match tokio::time::timeout(RESPONSE_TIMEOUT, migrate::check(&**client)).await {
             Ok(checked) => checked,
             Err(_) => {
                 self.give_up(client);
-                Err(unreachable(self.silent(ANSWER_WITHIN)))
+                Err(unreachable(self.silent(RESPONSE_TIMEOUT)))
             }
         }
     }

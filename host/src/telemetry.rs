@@ -92,7 +92,7 @@ pub fn init(
 static WRITER: OnceLock<Arc<Writer>> = OnceLock::new();
 
 /// How long the last lines may take at the end of the process.
-const END_PATIENCE: Duration = Duration::from_secs(3);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Writes log lines and [`line`]s with a thread of its own from now on, so that a reader that stalls does not stop the
 /// process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads again.
@@ -130,7 +130,7 @@ impl Drop for Flush {
 /// Waits until the lines so far are written, for up to three seconds.
 pub fn flush() {
     if let Some(writer) = WRITER.get() {
-        writer.flush(END_PATIENCE);
+        writer.flush(FLUSH_TIMEOUT);
     }
 }
 

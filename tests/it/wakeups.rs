@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rouse::job::{Fence, Incarnation, LaneId, Outcome};
 use rouse::store::{
-    ClaimOrder, ECHO_WITHIN, Listener, Locked, Notification, Settlement, Store, Wakeup,
+    ClaimOrder, ECHO_TIMEOUT, Listener, Locked, Notification, Settlement, Store, Wakeup,
 };
 use serde_json::json;
 use tokio_postgres::Client;
@@ -435,7 +435,7 @@ async fn a_worker_hears_its_echo_only_if_its_notifications_arrive() {
         .await
         .unwrap();
     db.store().echo(WORKER).await.unwrap();
-    assert!(here.receives_echo(ECHO_WITHIN).await);
+    assert!(here.receives_echo(ECHO_TIMEOUT).await);
     let soon = Duration::from_millis(100);
     assert!(!elsewhere.receives_echo(soon).await);
     assert!(!other_worker.receives_echo(soon).await);

@@ -23,7 +23,7 @@ pub(super) fn compile(
     excerpt: Excerpt,
 ) -> Result<Compiled, String> {
     let mistake = |location, why| {
-        let at = excerpt.of(&written.pointer(location).0);
+        let at = excerpt.shorten(&written.pointer(location).0);
         format!("#{at}: {why}")
     };
     let references = References::new(written).map_err(|(location, why)| mistake(location, why))?;
@@ -376,7 +376,7 @@ impl<'a> Reader<'_, 'a, '_> {
                 );
             }
             let target = target.map_err(|why| {
-                let reference = self.compiler.excerpt.of(&reference);
+                let reference = self.compiler.excerpt.shorten(&reference);
                 format!("\"{keyword}\" is \"{reference}\", {why}")
             })?;
             nodes.push(self.compiler.add(target));
@@ -453,7 +453,7 @@ impl<'a> Reader<'_, 'a, '_> {
 
     fn pattern(&mut self, written: &str) -> Result<Pattern, String> {
         Pattern::parse(written, self.compiler.pattern_bytes)
-            .map_err(|why| format!("\"{}\": {why}", self.compiler.excerpt.of(written)))
+            .map_err(|why| format!("\"{}\": {why}", self.compiler.excerpt.shorten(written)))
     }
 
     fn names(&self, keyword: &str, at: Location) -> Result<Vec<Box<str>>, String> {
@@ -494,7 +494,7 @@ impl<'a> Reader<'_, 'a, '_> {
     fn wrong(&self, keyword: &str, at: Location, expected: &str) -> String {
         format!(
             "\"{keyword}\" is {}, expected {expected}",
-            self.compiler.excerpt.of(self.written.raw(at))
+            self.compiler.excerpt.shorten(self.written.raw(at))
         )
     }
 }

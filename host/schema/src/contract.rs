@@ -70,7 +70,7 @@ impl Schema {
             rules: writer(RULES_BYTES_MAX)
                 .rules(NodeId(0))
                 .unwrap_or_else(|| json!({})),
-            parameters: parameters::of(compiled, self.written.json()),
+            parameters: parameters::from_schema(compiled, self.written.json()),
         }
     }
 }
@@ -108,7 +108,7 @@ impl<'a> Writer<'a> {
         let node = self.enter(id)?;
         let checks = self.checks(id, node, at).into_iter();
         let mut any: Vec<String> = checks.map(|check| check.refuses).collect();
-        any.extend(self.within(node, at));
+        any.extend(self.child_predicates(node, at));
         for same in same_value(node) {
             any.extend(self.refuses(same, at));
         }
@@ -317,7 +317,7 @@ impl<'a> Writer<'a> {
     }
 
     /// The predicates for the values within a value.
-    fn within(&mut self, node: &Node, at: &str) -> Vec<String> {
+    fn child_predicates(&mut self, node: &Node, at: &str) -> Vec<String> {
         let mut any = Vec::new();
         if let Some(object) = &node.object {
             for (name, id) in &object.properties {

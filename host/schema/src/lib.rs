@@ -83,7 +83,7 @@ pub struct PatternBytes(usize);
 
 impl PatternBytes {
     /// The budget for all schemas of one module: 16 MiB.
-    pub fn of_a_module() -> Self {
+    pub fn for_module() -> Self {
         Self(PATTERNS_BYTES_MAX)
     }
 }
@@ -258,7 +258,7 @@ fn compact(text: &str) -> String {
 struct Excerpt(Quote);
 
 impl Excerpt {
-    fn of(self, text: &str) -> String {
+    fn shorten(self, text: &str) -> String {
         (self.0)(text, EXCERPT_BYTES_MAX)
     }
 }

@@ -51,13 +51,13 @@ impl Mismatch<'_> {
     ) -> String {
         let at = match json.pointer(self.at) {
             (top, _) if top.is_empty() => String::new(),
-            (pointer, false) => format!(" at {}", excerpt.of(&pointer)),
-            (pointer, true) => format!(" at {} (property name)", excerpt.of(&pointer)),
+            (pointer, false) => format!(" at {}", excerpt.shorten(&pointer)),
+            (pointer, true) => format!(" at {} (property name)", excerpt.shorten(&pointer)),
         };
         let rule_at = schema.pointer(written, self.node);
         let problem = match (self.detail, schema.rule(written, self.node, self.keyword)) {
             (Detail::Missing(name), _) => {
-                format!("missing required property \"{}\"", excerpt.of(name))
+                format!("missing required property \"{}\"", excerpt.shorten(name))
             }
             (Detail::MatchesMany, _) => {
                 "expected a match for exactly one schema of \"oneOf\", got several".into()
@@ -83,7 +83,7 @@ impl Mismatch<'_> {
                 format!("expected {expected} got {count}")
             }
         };
-        format!("{at}: {problem} ({})", excerpt.of(&rule_at))
+        format!("{at}: {problem} ({})", excerpt.shorten(&rule_at))
     }
 
     /// What the keyword expects, from its value in the schema, with the punctuation before "got": a semicolon after a
@@ -95,7 +95,7 @@ impl Mismatch<'_> {
         rule: Location,
         excerpt: Excerpt,
     ) -> String {
-        let value = excerpt.of(written.raw(rule));
+        let value = excerpt.shorten(written.raw(rule));
         let counted = |singular: &str, plural: &str| match &*value {
             "1" => format!("1 {singular}"),
             _ => format!("{value} {plural}"),
@@ -103,11 +103,11 @@ impl Mismatch<'_> {
         // The schema of "contains", if this is a rule about its matches.
         let contained = || {
             let contains = schema.rule(written, self.node, "contains");
-            contains.map_or_else(String::new, |rule| excerpt.of(written.raw(rule)))
+            contains.map_or_else(String::new, |rule| excerpt.shorten(written.raw(rule)))
         };
         let list = || {
             let values: Vec<&str> = written.items(rule).map(|item| written.raw(item)).collect();
-            (values.len(), excerpt.of(&values.join(", ")))
+            (values.len(), excerpt.shorten(&values.join(", ")))
         };
         let expected = match self.keyword {
             "type" => types(written, rule),
@@ -134,7 +134,7 @@ impl Mismatch<'_> {
                 let min = schema.rule(written, self.node, "minContains");
                 match min.map_or("1", |min| written.raw(min)) {
                     "1" => format!("at least 1 item that matches {value}"),
-                    min => format!("at least {} items that match {value}", excerpt.of(min)),
+                    min => format!("at least {} items that match {value}", excerpt.shorten(min)),
                 }
             }
             "maxContains" => {
@@ -183,7 +183,7 @@ fn found(json: Json<'_>, at: Location, excerpt: Excerpt) -> String {
 
 fn shortened(raw: &str, excerpt: Excerpt) -> String {
     match raw.char_indices().nth(FOUND_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", excerpt.of(&raw[..end])),
-        None => excerpt.of(raw),
+        Some((end, _)) => format!("{}…", excerpt.shorten(&raw[..end])),
+        None => excerpt.shorten(raw),
     }
 }

@@ -156,12 +156,12 @@ impl Compiled {
         for id in self.inner_first()? {
             let node = self.node(id);
             let mut in_place = node.in_place().into_iter();
-            let is_deep = !node.within().is_empty() || in_place.any(|id| self.node(id).is_deep);
+            let is_deep = !node.children().is_empty() || in_place.any(|id| self.node(id).is_deep);
             self.nodes[id.0 as usize].is_deep = is_deep;
         }
         let mut led_to = vec![0_u8; self.nodes.len()];
         for node in &self.nodes {
-            for id in node.in_place().into_iter().chain(node.within()) {
+            for id in node.in_place().into_iter().chain(node.children()) {
                 let count = &mut led_to[id.0 as usize];
                 *count = count.saturating_add(1);
             }
@@ -233,7 +233,7 @@ impl Node {
     }
 
     /// The subschemas for parts of the value.
-    fn within(&self) -> Vec<NodeId> {
+    fn children(&self) -> Vec<NodeId> {
         let mut nodes = Vec::from_iter(self.unevaluated_items);
         nodes.extend(self.unevaluated_properties);
         if let Some(array) = &self.array {

@@ -13,7 +13,7 @@ use super::*;
 
 fn schema(written: &str) -> Result<Schema, String> {
     let written: &RawValue = serde_json::from_str(written).expect("the test has JSON");
-    Schema::parse(written, &mut PatternBytes::of_a_module(), quoted)
+    Schema::parse(written, &mut PatternBytes::for_module(), quoted)
 }
 
 /// Quotes like the host: control characters become escapes.

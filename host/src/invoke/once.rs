@@ -106,7 +106,7 @@ pub async fn once(
     // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
     // handler that believes lost state was saved is worse off than one that gets an error.
     let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
-    let report = policy.within(run, &abort).await;
+    let report = policy.run_with_timeout(run, &abort).await;
     Invoked {
         outcome: decide_outcome(report.end, policy),
         wall: report.wall,

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 pub(crate) const CHARS_MAX: usize = 200;
 
 /// A cron expression in English, as far as it can be described; empty if it cannot be parsed.
-pub fn in_words(expression: &str) -> String {
+pub fn describe(expression: &str) -> String {
     let parser = CronParser::builder()
         .seconds(Seconds::Optional)
         .year(Year::Disallowed)

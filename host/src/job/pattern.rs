@@ -18,7 +18,7 @@ pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
 /// The entries that apply to this handler, the most specific first: its exact name before a pattern, a longer pattern
 /// before a shorter one. Given a pattern instead of a name, returns the entries that apply to every handler that the
 /// pattern covers.
-pub fn narrowest_first<'a, T>(
+pub fn most_specific_first<'a, T>(
     patterns: &'a BTreeMap<String, T>,
     handler: &str,
 ) -> Vec<(&'a str, &'a T)> {
@@ -32,8 +32,8 @@ pub fn narrowest_first<'a, T>(
 }
 
 /// The most specific entry that applies to this handler.
-pub fn narrowest<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
-    let (_, value) = narrowest_first(patterns, handler).into_iter().next()?;
+pub fn most_specific<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
+    let (_, value) = most_specific_first(patterns, handler).into_iter().next()?;
     Some(value)
 }
 
@@ -66,7 +66,7 @@ mod tests {
         let patterns = patterns.map(|pattern| (pattern.to_owned(), ()));
         let order = |handler: &str| -> Vec<String> {
             let patterns = BTreeMap::from(patterns.clone());
-            let fitting = narrowest_first(&patterns, handler);
+            let fitting = most_specific_first(&patterns, handler);
             fitting.iter().map(|(name, ())| name.to_string()).collect()
         };
         assert_eq!(order("a.b.c"), ["a.b.c", "a.b.*", "a.*", "*"]);

@@ -130,7 +130,7 @@ pub enum SqlErrorClass {
 impl SqlErrorClass {
     /// The class of a SQLSTATE (<https://www.postgresql.org/docs/current/errcodes-appendix.html>). `routine`: the
     /// function of the server that has raised it, if known.
-    pub fn of(code: &str, routine: Option<&str>) -> Self {
+    pub fn from_code(code: &str, routine: Option<&str>) -> Self {
         match code {
             // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Self::Conflict,
@@ -180,9 +180,9 @@ mod tests {
             ("ABC12", Data),
             ("", Data),
         ] {
-            assert_eq!(SqlErrorClass::of(code, None), class, "{code}");
+            assert_eq!(SqlErrorClass::from_code(code, None), class, "{code}");
         }
         let policy = Some("ExecWithCheckOptions");
-        assert_eq!(SqlErrorClass::of("42501", policy), Data);
+        assert_eq!(SqlErrorClass::from_code("42501", policy), Data);
     }
 }

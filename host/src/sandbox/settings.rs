@@ -13,7 +13,7 @@ use super::{
     Grants, HttpGrant, HttpSettings, Instances, Limits, ModuleBinding, Pin, SecretGrant, Secrets,
     SqlGrant, StateQuota,
 };
-use crate::job::{narrowest, narrowest_first};
+use crate::job::{most_specific, most_specific_first};
 use crate::setting::Overlay;
 
 /// Short enough for guests that wait their turn, and for stopping a guest that does not stop itself; a hundred
@@ -152,7 +152,9 @@ pub struct Settings {
 impl Settings {
     /// The limits of this handler's attempts: each comes from the most specific table that sets it.
     pub fn limits(&self, handler: &str) -> Limits {
-        let widest_first = narrowest_first(&self.limits_of, handler).into_iter().rev();
+        let widest_first = most_specific_first(&self.limits_of, handler)
+            .into_iter()
+            .rev();
         widest_first.fold(self.limits.clone(), |limits, (_, set)| set.over(&limits))
     }
 
@@ -174,7 +176,7 @@ impl Settings {
 
     /// The operator's setting for this handler's instances.
     pub fn instances_of(&self, handler: &str) -> Instances {
-        let set = narrowest(&self.instances, handler);
+        let set = most_specific(&self.instances, handler);
         set.copied().unwrap_or_default()
     }
 

@@ -108,7 +108,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
-                    (&records, lists.of("adoption")),
+                    (&records, lists.array_type("adoption")),
                 ],
             )
             .await?;

@@ -230,7 +230,7 @@ impl Store {
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
-                    (&orders, lists.of("claim_order")),
+                    (&orders, lists.array_type("claim_order")),
                     (&wanted, Type::INT4),
                     (&checked_at, Type::TIMESTAMPTZ),
                     (&in_batches, Type::BOOL),

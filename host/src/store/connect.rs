@@ -144,7 +144,7 @@ impl Connector {
     /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has
     /// failed, and the backoff has not passed.
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
-        let opened = self.backoff.open(self.patience(), self.opening(), why);
+        let opened = self.backoff.open(self.timeout(), self.opening(), why);
         opened.await.map_err(|not| match not {
             NotOpened::Failed(error) => ConnectError::failed(self.target(), &error),
             NotOpened::Silent(waited) => self.timed_out(waited),
@@ -189,7 +189,7 @@ impl Connector {
         let connector = self.clone();
         runtime.spawn(async move {
             // Nothing can be cancelled if the server does not answer at all.
-            let _ = tokio::time::timeout(super::ANSWER_WITHIN, connector.cancel(&client)).await;
+            let _ = tokio::time::timeout(super::RESPONSE_TIMEOUT, connector.cancel(&client)).await;
         });
     }
 
@@ -265,11 +265,11 @@ impl Connector {
         &self,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, ConnectError> {
-        let patience = self.patience();
-        match tokio::time::timeout(patience, answer).await {
+        let timeout = self.timeout();
+        match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
-            Err(_) => Err(self.timed_out(patience)),
+            Err(_) => Err(self.timed_out(timeout)),
         }
     }
 
@@ -282,7 +282,7 @@ impl Connector {
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        let opener = Opener::new(manager, self.backoff.clone(), self.patience());
+        let opener = Opener::new(manager, self.backoff.clone(), self.timeout());
         Pool::builder(opener)
             .max_size(size)
             .build()
@@ -311,7 +311,7 @@ impl Connector {
     }
 
     /// The time limit of a whole connection: TLS and login can hang too, even if the socket answers.
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
             .get_connect_timeout()

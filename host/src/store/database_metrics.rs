@@ -6,7 +6,7 @@ use super::{Store, StoreError};
 
 /// The time limit of counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in parallel
 /// with the next one.
-pub const COUNTED_WITHIN: Duration = Duration::from_secs(5);
+pub const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,10 +54,10 @@ pub struct FairAge {
 
 impl Store {
     /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres
-    /// cancels it after [`COUNTED_WITHIN`].
+    /// cancels it after [`COUNT_TIMEOUT`].
     pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
         let sql = include_str!("depths.sql");
-        let rows = self.query_limited(COUNTED_WITHIN, sql).await?;
+        let rows = self.query_limited(COUNT_TIMEOUT, sql).await?;
         Ok(rows
             .iter()
             .map(|row| Depth {
@@ -74,7 +74,7 @@ impl Store {
     /// The ages of the oldest ready jobs of the keys of fair queues, the oldest first. Limited like [`Self::depths`].
     pub async fn fair_ages(&self) -> Result<Vec<FairAge>, StoreError> {
         let sql = include_str!("fair_ages.sql");
-        let rows = self.query_limited(COUNTED_WITHIN, sql).await?;
+        let rows = self.query_limited(COUNT_TIMEOUT, sql).await?;
         Ok(rows
             .iter()
             .map(|row| FairAge {

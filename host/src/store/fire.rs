@@ -111,8 +111,8 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&changes, lists.of("schedule_change")),
-                    (&firings, lists.of("schedule_firing")),
+                    (&changes, lists.array_type("schedule_change")),
+                    (&firings, lists.array_type("schedule_firing")),
                 ],
             )
             .await?;

@@ -80,10 +80,10 @@ const CHALLENGE: &str = "challenge";
 const WAKE: &str = "wake ";
 
 /// How long a worker waits for its own notification.
-pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
+pub const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time limit of closing the connection.
-const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
 /// (`migrations/functions/workers.sql`).
@@ -132,9 +132,9 @@ impl Listener {
         })
     }
 
-    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that
+    /// True once the echo arrives; false if it does not timeout this time, or if the connection ends. Wakeups that
     /// arrive before it are dropped.
-    pub async fn receives_echo(&mut self, within: Duration) -> bool {
+    pub async fn receives_echo(&mut self, timeout: Duration) -> bool {
         let echo = async {
             while let Some(notification) = self.notifications.recv().await {
                 if matches!(notification, Notification::Echo) {
@@ -143,14 +143,14 @@ impl Listener {
             }
             false
         };
-        tokio::time::timeout(within, echo).await.unwrap_or(false)
+        tokio::time::timeout(timeout, echo).await.unwrap_or(false)
     }
 
     /// Stops listening and ends the connection. A pooler may keep its session open; UNLISTEN cleans that up.
     pub async fn close(self) {
         let unlisten = self.client.batch_execute("UNLISTEN *");
         // If the connection is broken, its session is gone too.
-        let _ = tokio::time::timeout(CLOSE_WITHIN, unlisten).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, unlisten).await;
     }
 
     /// The next notification; `None` if the connection has ended.

@@ -46,7 +46,7 @@ pub struct LoggedLine {
 }
 
 impl LoggedLine {
-    fn of(row: &Row) -> Self {
+    fn from_row(row: &Row) -> Self {
         Self {
             attempt: row.get(0),
             line: row.get(1),
@@ -94,7 +94,7 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&lines, lists.of("log_line")),
+                    (&lines, lists.array_type("log_line")),
                     (&repeats, Type::BOOL),
                 ],
             )
@@ -112,7 +112,7 @@ impl Store {
             )
             .await;
         let rows = allowed(rows)?.unwrap_or_default();
-        Ok(rows.iter().map(LoggedLine::of).collect())
+        Ok(rows.iter().map(LoggedLine::from_row).collect())
     }
 
     /// The lines of all attempts at a job, in order, after this line of this attempt (0, 0: from the start), at most
@@ -132,6 +132,6 @@ impl Store {
                 ],
             )
             .await?;
-        Ok(rows.iter().map(LoggedLine::of).collect())
+        Ok(rows.iter().map(LoggedLine::from_row).collect())
     }
 }

@@ -91,7 +91,7 @@ pub async fn run_these(
     lock::lift_transaction_timeout(client).await?;
     lock::lift_transaction_timeout(keeper).await?;
     let login = Login::read(client).await?;
-    let plan = Plan::of(client, sources).await;
+    let plan = Plan::read(client, sources).await;
     let plan = plan.map_err(|error| error.or_not_owner(&login))?;
     let mut work = Work {
         sources,
@@ -110,7 +110,7 @@ pub async fn run_these(
         let lock = Lock::take(keeper, client, &work.login, wait, &mut work.blockers).await?;
         // Another host may have done some of it in the meantime.
         loop {
-            let plan = Plan::of(client, sources).await?;
+            let plan = Plan::read(client, sources).await?;
             if plan.is_empty() {
                 break;
             }
@@ -118,7 +118,7 @@ pub async fn run_these(
         }
         lock.release().await?;
     }
-    work.report.version = Plan::of(client, sources).await?.version;
+    work.report.version = Plan::read(client, sources).await?.version;
     work.report.waited_for = work.blockers.seen();
     Ok(work.report)
 }

@@ -27,7 +27,7 @@ pub struct JobView {
 }
 
 impl JobView {
-    fn of(state: String, text: String) -> Self {
+    fn new(state: String, text: String) -> Self {
         let mut fields: BTreeMap<String, Box<RawValue>> =
             serde_json::from_str(&text).unwrap_or_default();
         let mut take = |key: &str| {
@@ -65,7 +65,7 @@ impl Store {
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);
-            JobView::of(row.get(0), text)
+            JobView::new(row.get(0), text)
         }))
     }
 
@@ -86,7 +86,7 @@ impl Store {
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);
-            JobView::of(row.get(0), text)
+            JobView::new(row.get(0), text)
         }))
     }
 }
@@ -102,7 +102,7 @@ mod tests {
             r#"{{"id": 7, "payload": {{"cents": 12345678901234567890123456789}}, "result": {deep}, "error": {{"details": 1{}}}, "tenant": null}}"#,
             "0".repeat(400)
         );
-        let job = JobView::of("failed".into(), text.clone());
+        let job = JobView::new("failed".into(), text.clone());
         assert_eq!(
             job.payload.as_deref(),
             Some(r#"{"cents": 12345678901234567890123456789}"#)

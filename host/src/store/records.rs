@@ -31,7 +31,7 @@ pub(super) struct Lists(HashMap<&'static str, Type>);
 
 impl Lists {
     /// The array type of these records.
-    pub(super) fn of(&self, name: &str) -> Type {
+    pub(super) fn array_type(&self, name: &str) -> Type {
         self.0
             .get(name)
             .expect("the types of all verbs are read")

@@ -11,10 +11,10 @@ use crate::job::{AbortReason, Fence, JobId};
 pub const RENEWALS_MAX: usize = 500;
 
 /// A statement that takes longer is repeated on another connection.
-const RENEW_WITHIN: Duration = Duration::from_secs(1);
+const RENEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer it may take for each renewal. The server continues with a statement that is given up, and until it is
 /// done, each repetition finds the jobs locked.
-const RENEW_EACH_WITHIN: Duration = Duration::from_millis(5);
+const RENEW_TIMEOUT_EACH: Duration = Duration::from_millis(5);
 
 /// One lease to extend.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +49,8 @@ impl Store {
         let leases: Vec<i64> = renewals.iter().map(|renewal| renewal.lease_ms).collect();
         let number = u32::try_from(renewals.len()).unwrap_or(u32::MAX);
         let rows = self
-            .query_within(
-                RENEW_WITHIN + RENEW_EACH_WITHIN.saturating_mul(number),
+            .query_with_timeout(
+                RENEW_TIMEOUT + RENEW_TIMEOUT_EACH.saturating_mul(number),
                 include_str!("renew.sql"),
                 &[
                     (&worker.incarnation.0, Type::INT8),

@@ -60,7 +60,7 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&reports, lists.of("progress_report")),
+                    (&reports, lists.array_type("progress_report")),
                     (&ended_ids, Type::INT8_ARRAY),
                     (&ended_fences, Type::INT8_ARRAY),
                 ],

@@ -74,12 +74,12 @@ impl RetryAll {
         if self.calls.is_empty() && self.has_retried {
             self.is_first_pass = false;
             self.has_retried = false;
-            self.calls = self.of_refused();
+            self.calls = self.calls_for_refused();
         }
     }
 
     /// One call for as many refused jobs as a batch has, the oldest first.
-    fn of_refused(&self) -> VecDeque<(Option<i64>, i64)> {
+    fn calls_for_refused(&self) -> VecDeque<(Option<i64>, i64)> {
         let refused: Vec<i64> = self.refused.iter().copied().collect();
         let most = usize::try_from(self.limit).unwrap_or(1).max(1);
         refused

@@ -56,7 +56,7 @@ impl Store {
             &[
                 (&worker.incarnation.0, Type::INT8),
                 (&worker.key(), Type::BYTEA),
-                (&usages, lists.of("attempt_usage")),
+                (&usages, lists.array_type("attempt_usage")),
             ],
         )
         .await?;

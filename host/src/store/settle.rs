@@ -93,8 +93,8 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&batch, lists.of("settlement")),
-                    (&jobs, lists.of("new_job")),
+                    (&batch, lists.array_type("settlement")),
+                    (&jobs, lists.array_type("new_job")),
                     (&(locked == Locked::Skip), Type::BOOL),
                 ],
             )

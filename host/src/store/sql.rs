@@ -24,9 +24,9 @@ pub use self::error::SqlError;
 use self::params::TextParam;
 pub use self::query::QueryError;
 pub use self::session::Login;
-use self::session::{RESET, settings, settings_again, start_of};
+use self::session::{RESET, settings, settings_again, transaction_start};
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
-use super::{ANSWER_WITHIN, Settlement, Store, StoreError, is_about_data};
+use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError, is_about_data};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
 /// How many times its statement timeout a transaction may take.
@@ -42,7 +42,7 @@ const LOCK_WAIT_OF_SEVERAL: Duration = Duration::from_millis(50);
 const PREPARED_FROM: usize = 4;
 
 /// How much longer than its timeouts a transaction may take: for the way, and for a busy server.
-const ANSWER_SLACK: Duration = Duration::from_secs(5);
+const RESPONSE_SLACK: Duration = Duration::from_secs(5);
 
 /// A transaction with effects.
 #[derive(Debug, Clone, Copy)]
@@ -154,8 +154,8 @@ impl Store {
         let params: [(&(dyn ToSql + Sync), Type); 4] = [
             (&incarnation, Type::INT8),
             (&key, Type::BYTEA),
-            (nothing, lists.of("settlement")),
-            (jobs, lists.of("new_job")),
+            (nothing, lists.array_type("settlement")),
+            (jobs, lists.array_type("new_job")),
         ];
         let checking = async {
             session.batch_execute(RESET).await?;
@@ -171,7 +171,7 @@ impl Store {
                 .await?;
             Ok(None)
         };
-        let answered = tokio::time::timeout(ANSWER_WITHIN, checking).await;
+        let answered = tokio::time::timeout(RESPONSE_TIMEOUT, checking).await;
         match &answered {
             Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Away => {}
             Ok(_) => session.end(),
@@ -181,7 +181,7 @@ impl Store {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(why))) => Err(Unfit::Misfit(format!("{}: {why}", login.target))),
             Ok(Err(error)) => Err(unfit_login(login, &error)),
-            Err(_) => Err(Unfit::Unchecked(login.silent(ANSWER_WITHIN).message)),
+            Err(_) => Err(Unfit::Unchecked(login.silent(RESPONSE_TIMEOUT).message)),
         }
     }
 
@@ -219,8 +219,8 @@ impl Store {
                     lock_wait = LOCK_WAIT_OF_SEVERAL;
                 }
                 fence = include_str!("sql/settle_with_effects.sql");
-                fence_params.push((&settlements, lists.of("settlement")));
-                fence_params.push((&jobs, lists.of("new_job")));
+                fence_params.push((&settlements, lists.array_type("settlement")));
+                fence_params.push((&jobs, lists.array_type("new_job")));
             }
             With::Step {
                 id: job,
@@ -250,7 +250,7 @@ impl Store {
 
         let mut session = login.session().await.map_err(NotCommitted::Failed)?;
         let settings = settings(limits.statement_timeout, lock_wait);
-        let start = start_of("READ WRITE", &settings);
+        let start = transaction_start("READ WRITE", &settings);
         let often = run_often(calls);
         let preparing = often
             .iter()
@@ -289,9 +289,9 @@ impl Store {
             };
             (started, fenced, run_all(&again, &prepared).await)
         };
-        let patience = limits.statement_timeout * STATEMENTS + ANSWER_SLACK;
+        let timeout = limits.statement_timeout * STATEMENTS + RESPONSE_SLACK;
         let began = Instant::now();
-        let (answered, is_usable) = login.answer(&session, patience, running).await;
+        let (answered, is_usable) = login.answer(&session, timeout, running).await;
         let refused = match answered {
             Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
                 None => Ok(fenced),
@@ -307,7 +307,7 @@ impl Store {
                     login.note_away(began);
                 } else if is_usable {
                     let rollback = session.batch_execute("ROLLBACK");
-                    let rolled_back = tokio::time::timeout(ANSWER_WITHIN, rollback).await;
+                    let rolled_back = tokio::time::timeout(RESPONSE_TIMEOUT, rollback).await;
                     if matches!(rolled_back, Ok(Ok(()))) {
                         session.end();
                     }
@@ -320,12 +320,13 @@ impl Store {
             Err(_) => None,
         };
         session.is_committing = true;
-        let committed = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute("COMMIT")).await;
+        let committed =
+            tokio::time::timeout(RESPONSE_TIMEOUT, session.batch_execute("COMMIT")).await;
         let committed = match committed {
             Ok(committed) => committed.map_err(|error| SqlError::from(&error)),
             Err(_) => {
                 login.note_away(began);
-                return Err(NotCommitted::InDoubt(login.silent(ANSWER_WITHIN)));
+                return Err(NotCommitted::InDoubt(login.silent(RESPONSE_TIMEOUT)));
             }
         };
         match &committed {
@@ -460,7 +461,7 @@ fn refusal(
         }
         for (answer, (statement, _)) in answers.into_iter().zip(calls) {
             let rows = match answer {
-                Answer::Failed(error) => return Some(of_statement(error, statement)),
+                Answer::Failed(error) => return Some(statement_failure(error, statement)),
                 Answer::Rows(rows) => rows,
             };
             if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
@@ -476,7 +477,7 @@ fn refusal(
     None
 }
 
-fn of_statement(mut error: SqlError, statement: &CheckedStatement) -> NotCommitted {
+fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> NotCommitted {
     error.statement = Some(statement.name.clone());
     match error.class() {
         SqlErrorClass::Data => NotCommitted::Statement(error.failure(statement)),

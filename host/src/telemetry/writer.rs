@@ -107,12 +107,12 @@ impl Writer {
     }
 
     /// Waits until all lines are written, for a limited time.
-    pub(super) fn flush(&self, within: Duration) {
+    pub(super) fn flush(&self, timeout: Duration) {
         let is_busy = |waiting: &mut Waiting| !waiting.lines.is_empty() || waiting.is_writing;
         // Lines that are not written in time are lost.
         drop(
             self.changed
-                .wait_timeout_while(self.lock(), within, is_busy)
+                .wait_timeout_while(self.lock(), timeout, is_busy)
                 .unwrap_or_else(PoisonError::into_inner),
         );
     }

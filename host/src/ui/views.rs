@@ -13,7 +13,7 @@ use super::Ui;
 use super::problem::Problem;
 use super::view::View;
 use crate::job::JobId;
-use crate::job::cron::in_words;
+use crate::job::cron;
 use crate::store::{Listing, add_keys};
 
 /// Rows of a page of a list.
@@ -351,7 +351,7 @@ fn rows_with(rows: &[Value], key: &str, value: &str) -> Vec<Value> {
 
 /// Adds a description of its cron expression in English.
 fn describe_schedule(schedule: &mut Value) {
-    let words = in_words(schedule["cron"].as_str().unwrap_or_default());
+    let words = cron::describe(schedule["cron"].as_str().unwrap_or_default());
     schedule["words"] = words.into();
 }
 

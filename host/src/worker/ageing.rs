@@ -34,7 +34,7 @@ impl Share {
     }
 
     /// The share of this many jobs.
-    pub(super) fn of(&mut self, wanted: usize) -> usize {
+    pub(super) fn take(&mut self, wanted: usize) -> usize {
         let hundredths = wanted * self.percent + self.rest;
         self.rest = hundredths % 100;
         hundredths / 100
@@ -97,7 +97,7 @@ impl Overdue {
             .collect();
         let share = match due.is_empty() {
             true => 0,
-            false => self.share.of(wanted),
+            false => self.share.take(wanted),
         };
         (due, share)
     }

@@ -239,11 +239,11 @@ struct Unstarted {
 async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted> {
     let Some(handler) = find_handler(shared, claim) else {
         return Err(Unstarted {
-            meters: shared.attempts.meters.of(&claim.lane.handler),
+            meters: shared.attempts.meters.for_handler(&claim.lane.handler),
             end: RunEnd::NoHandler,
         });
     };
-    let meters = shared.attempts.meters.of(&handler.manifest.name);
+    let meters = shared.attempts.meters.for_handler(&handler.manifest.name);
     let unstarted = |end| Unstarted {
         meters: meters.clone(),
         end,
@@ -292,8 +292,10 @@ fn resolve_policy(shared: &Shared, job: &ClaimedJob, handler: &Handler) -> Polic
     match job.lease.or(job.timeout) {
         None => policy,
         Some(_) => {
-            let operator_timeout = overrides.of(&handler.manifest.name).time("timeout");
-            policy.of_job(job.lease, job.timeout, operator_timeout)
+            let operator_timeout = overrides
+                .for_handler(&handler.manifest.name)
+                .time("timeout");
+            policy.with_job_times(job.lease, job.timeout, operator_timeout)
         }
     }
 }
@@ -384,7 +386,7 @@ async fn run_in_sandbox(
         worker_id: &shared.settings.worker_id,
     };
     let context = claim.event_context(shared, &handler.manifest.name);
-    let run = Box::pin(policy.within(run, abort));
+    let run = Box::pin(policy.run_with_timeout(run, abort));
     let report = Next::new(&shared.attempts.middlewares, &info, run)
         .run()
         .await;
@@ -486,7 +488,7 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
 
 /// Gives back a claim that has not started.
 pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
-    let meters = shared.attempts.meters.of(&claim.lane.handler);
+    let meters = shared.attempts.meters.for_handler(&claim.lane.handler);
     // It has left the line.
     if let Some(limit) = &claim.host_limit {
         shared.wakeups.freed_handler(&limit.handler);

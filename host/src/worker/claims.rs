@@ -32,7 +32,7 @@ use crate::store::{
 const CLAIMS_PER_LOOK: usize = 4;
 
 /// After an adoption that took longer, leases are checked again before queued jobs are claimed.
-const ADOPTED_WITHIN: Duration = Duration::from_millis(500);
+const SLOW_ADOPTION: Duration = Duration::from_millis(500);
 
 /// A claim within the limits of this host.
 struct HostLimits {
@@ -203,7 +203,7 @@ impl<'a> Claims<'a> {
             // would otherwise never claim anything. Leases that have expired since are found by the next claim. After
             // a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked again,
             // once.
-            let check = !is_last && BootTime::now().since(began) > ADOPTED_WITHIN;
+            let check = !is_last && BootTime::now().since(began) > SLOW_ADOPTION;
             found += self.claim_queued(rest, after, check).await?;
         }
         Ok(found)
@@ -227,7 +227,7 @@ impl<'a> Claims<'a> {
             return Ok(found);
         }
         let share = match self.finds_by_source() {
-            true => self.by_source_share.of(wanted.saturating_sub(found.jobs)),
+            true => self.by_source_share.take(wanted.saturating_sub(found.jobs)),
             false => 0,
         };
         let by_source = self.claim_by_source(share).await?;
@@ -490,7 +490,7 @@ impl<'a> Claims<'a> {
         let lanes: HashSet<LaneId> = jobs.iter().map(|job| job.lane).collect();
         for lane in lanes {
             if let Some(queue) = self.lanes.charged_queue(lane) {
-                let cost = self.shared.costs.of(queue, lane);
+                let cost = self.shared.costs.cost(queue, lane);
                 self.lanes.set_cost(lane, cost);
             }
         }

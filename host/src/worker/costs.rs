@@ -47,7 +47,7 @@ impl Costs {
     }
 
     /// What the next job of a lane of this queue costs, in average jobs: 1 if nothing is known.
-    pub(super) fn of(&self, queue: &str, lane: LaneId) -> f64 {
+    pub(super) fn cost(&self, queue: &str, lane: LaneId) -> f64 {
         let queues = self.lock();
         let Some(of_queue) = queues.get(queue) else {
             return 1.0;
@@ -77,21 +77,21 @@ mod tests {
     fn a_job_costs_what_the_last_ones_of_its_lane_took_compared_with_all() {
         let costs = Costs::default();
         let (cheap, dear, new) = (LaneId(1), LaneId(2), LaneId(3));
-        assert!((costs.of("mail", cheap) - 1.0).abs() < 1e-9);
+        assert!((costs.cost("mail", cheap) - 1.0).abs() < 1e-9);
         for _ in 0..500 {
             costs.record("mail", cheap, Duration::from_micros(500));
             costs.record("mail", dear, Duration::from_micros(1500));
         }
-        assert!((costs.of("mail", cheap) - 0.5).abs() < 0.01);
-        assert!((costs.of("mail", dear) - 1.5).abs() < 0.01);
-        assert!((costs.of("mail", new) - 1.0).abs() < 1e-9);
+        assert!((costs.cost("mail", cheap) - 0.5).abs() < 0.01);
+        assert!((costs.cost("mail", dear) - 1.5).abs() < 0.01);
+        assert!((costs.cost("mail", new) - 1.0).abs() < 1e-9);
         // It follows a change, and stays within its bounds.
         for _ in 0..150 {
             costs.record("mail", dear, Duration::ZERO);
         }
-        assert!((costs.of("mail", dear) - 0.0001).abs() < 1e-9);
+        assert!((costs.cost("mail", dear) - 0.0001).abs() < 1e-9);
         costs.retain(|lane| lane == cheap);
-        assert!((costs.of("mail", dear) - 1.0).abs() < 1e-9);
+        assert!((costs.cost("mail", dear) - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -103,8 +103,8 @@ mod tests {
             costs.record("mail", short, Duration::from_millis(1));
             costs.record("mail", long, Duration::from_millis(5));
         }
-        assert!((costs.of("videos", video) - 1.0).abs() < 0.01);
-        let ratio = costs.of("mail", long) / costs.of("mail", short);
+        assert!((costs.cost("videos", video) - 1.0).abs() < 0.01);
+        let ratio = costs.cost("mail", long) / costs.cost("mail", short);
         assert!((ratio - 5.0).abs() < 0.01, "{ratio}");
         costs.retain(|lane| lane != video);
         assert!(!costs.lock().contains_key("videos"));
@@ -118,7 +118,7 @@ mod tests {
             costs.record("default", video, Duration::from_secs(10));
             costs.record("default", mail, Duration::from_millis(5));
         }
-        let ratio = costs.of("default", video) / costs.of("default", mail);
+        let ratio = costs.cost("default", video) / costs.cost("default", mail);
         assert!((ratio - 2000.0).abs() < 1.0, "{ratio}");
     }
 
@@ -130,11 +130,11 @@ mod tests {
             costs.record("mail", cheap, Duration::from_micros(500));
             costs.record("mail", dear, Duration::from_micros(1500));
         }
-        let before = costs.of("mail", cheap);
+        let before = costs.cost("mail", cheap);
         for _ in 0..20 {
             costs.record("mail", dear, Duration::from_micros(1500));
         }
-        let change = costs.of("mail", cheap) / before;
+        let change = costs.cost("mail", cheap) / before;
         assert!((0.98..1.0).contains(&change), "{change}");
     }
 }

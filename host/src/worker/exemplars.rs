@@ -47,7 +47,7 @@ impl Exemplars {
     }
 
     /// The exemplar of the bucket that ends at this bound; infinity for the last.
-    pub fn of(&self, handler: &str, bound: f64) -> Option<Exemplar> {
+    pub fn get(&self, handler: &str, bound: f64) -> Option<Exemplar> {
         self.lock().get(handler)?[self.bucket(bound)].clone()
     }
 
@@ -83,10 +83,10 @@ mod tests {
         for (trace, seconds) in [("a", 0.1), ("b", 0.5), ("c", 1.0), ("d", 7.0)] {
             exemplars.record("x", of(trace, seconds));
         }
-        let found = |bound| exemplars.of("x", bound).map(|found| found.trace_id);
+        let found = |bound| exemplars.get("x", bound).map(|found| found.trace_id);
         assert_eq!(found(0.1).as_deref(), Some("a"));
         assert_eq!(found(1.0).as_deref(), Some("c"));
         assert_eq!(found(f64::INFINITY).as_deref(), Some("d"));
-        assert_eq!(exemplars.of("y", 1.0), None);
+        assert_eq!(exemplars.get("y", 1.0), None);
     }
 }

@@ -28,7 +28,7 @@ use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Renewal, RunningUsage};
 
 /// A claim in doubt waits in its slot for at most this long; then it is given back.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
 pub(super) struct Leases {
@@ -191,7 +191,7 @@ impl Leases {
                 answers.await;
             }
         };
-        let answered = tokio::time::timeout(ANSWERED_WITHIN, started).await;
+        let answered = tokio::time::timeout(RENEWAL_TIMEOUT, started).await;
         answered.unwrap_or(Err(RunEnd::NotStarted))
     }
 

@@ -27,7 +27,7 @@ const PENDING_BYTES_MAX: usize = 8 << 20;
 const LINE_BYTES: usize = 96;
 
 /// How long a worker that stops waits for the last lines to be stored.
-const LAST_WITHIN: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lines of one worker's attempts that are not stored yet.
 #[derive(Default)]
@@ -164,7 +164,7 @@ pub(super) async fn finish(shared: &Shared) {
         }
         left = shared.reports.logs.waiting();
     };
-    let _ = tokio::time::timeout(LAST_WITHIN, all).await;
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, all).await;
     if left > 0 {
         counter!("rouse_log_lines_lost_total").increment(left as u64);
         warn!(

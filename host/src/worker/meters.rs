@@ -86,7 +86,7 @@ pub struct OutcomeCounts([AtomicU64; OutcomeLabel::ALL.len()]);
 
 impl OutcomeCounts {
     /// How many attempts had this outcome.
-    pub fn of(&self, outcome: OutcomeLabel) -> u64 {
+    pub fn count(&self, outcome: OutcomeLabel) -> u64 {
         self.0[outcome as usize].load(Ordering::Relaxed)
     }
 }
@@ -131,7 +131,7 @@ impl Meters {
     }
 
     /// The counters of this handler.
-    pub(super) fn of(&self, handler: &str) -> Arc<HandlerMeters> {
+    pub(super) fn for_handler(&self, handler: &str) -> Arc<HandlerMeters> {
         let known = self.handlers.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(meters) = known.get(handler) {
             return meters.clone();

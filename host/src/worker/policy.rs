@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-use crate::job::{AbortReason, RetryPolicy, narrowest_first};
+use crate::job::{AbortReason, RetryPolicy, most_specific_first};
 use crate::sandbox::{AbortHandle, HandlerManifest, RunReport};
 use crate::setting::Field::{Ratio, Time, U32};
 use crate::setting::{Overlay, Settable, Setting};
@@ -24,9 +24,9 @@ pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
     /// The settings for this handler, or for every handler of this pattern.
-    pub fn of(&self, handler: &str) -> Override {
-        let narrowest_first = narrowest_first(&self.0, handler).into_iter();
-        narrowest_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
+    pub fn for_handler(&self, handler: &str) -> Override {
+        let most_specific_first = most_specific_first(&self.0, handler).into_iter();
+        most_specific_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
     }
 }
 
@@ -154,7 +154,7 @@ impl Policy {
             concurrency: manifest.concurrency,
             job_delay: None,
         };
-        let policy = overrides.of(&manifest.name).over(&of_module);
+        let policy = overrides.for_handler(&manifest.name).over(&of_module);
         Self {
             lease: policy.lease.max(LEASE_MIN),
             ..policy
@@ -163,7 +163,7 @@ impl Policy {
 
     /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's,
     /// which is only a proposal, but never the one that the operator has set for the handler.
-    pub(super) fn of_job(
+    pub(super) fn with_job_times(
         self,
         lease: Option<Duration>,
         timeout: Option<Duration>,
@@ -181,7 +181,7 @@ impl Policy {
     }
 
     /// Awaits the run, and aborts it at the run timeout.
-    pub async fn within(
+    pub async fn run_with_timeout(
         &self,
         run: impl Future<Output = RunReport>,
         abort: &AbortHandle,
@@ -224,11 +224,11 @@ mod tests {
         ] {
             let found = handler
                 .clone()
-                .of_job(None, own.map(secs), operator.map(secs));
+                .with_job_times(None, own.map(secs), operator.map(secs));
             assert_eq!(found.timeout, secs(timeout), "{own:?}, {operator:?}");
             assert_eq!(found.lease, secs(60));
         }
-        let found = handler.of_job(Some(secs(300)), None, None);
+        let found = handler.with_job_times(Some(secs(300)), None, None);
         assert_eq!((found.lease, found.timeout), (secs(300), secs(10)));
     }
 
@@ -253,7 +253,7 @@ mod tests {
             ("image.crop", secs(2), secs(2), None),
             ("text.stats", secs(1), None, None),
         ] {
-            let set = overrides.of(handler);
+            let set = overrides.for_handler(handler);
             assert_eq!(set.time("lease"), lease, "{handler}");
             assert_eq!(set.time("timeout"), timeout, "{handler}");
             assert_eq!(set.get("max_attempts"), max_attempts, "{handler}");

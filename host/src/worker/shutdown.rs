@@ -12,10 +12,10 @@ use crate::job::AbortReason;
 use crate::store::{Store, StoreError};
 
 /// How long a worker that stops during an outage waits for the database before its last try to unregister.
-const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
+const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit, after an immediate stop, for attempts whose guests were stopped, again for writing the last outcomes,
 /// and again for unregistering.
-const LAST_WITHIN: Duration = Duration::from_secs(5);
+const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
 pub(super) async fn drain(shared: &Arc<Shared>) {
@@ -53,7 +53,7 @@ async fn wait_for_attempts(shared: &Shared) {
 async fn attempts_have_had_their_time(shared: &Shared) {
     shared.stop.now.cancelled().await;
     let grace = shared.leases.longest_grace();
-    tokio::time::sleep(grace.saturating_add(LAST_WITHIN)).await;
+    tokio::time::sleep(grace.saturating_add(LAST_STEP_TIMEOUT)).await;
 }
 
 /// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a
@@ -102,7 +102,7 @@ pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
 /// Unregisters a worker that has failed: its id and its jobs are free at once, and its supervisor may restart it elsewhere.
 pub(super) async fn leave_after_failure(store: &Store) {
     store.try_now();
-    match tokio::time::timeout(LAST_WITHIN, store.unregister()).await {
+    match tokio::time::timeout(LAST_STEP_TIMEOUT, store.unregister()).await {
         Ok(Ok(())) => {}
         // It is not registered any more; this may be why it has failed.
         Ok(Err(error)) if error.is_over() || error.is_superseded() => {}
@@ -123,7 +123,7 @@ async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     match store.unregister().await {
         Err(error) if error.is_unreachable() => {
             // Tries again whether or not the database became reachable in time.
-            let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
+            let _ = tokio::time::timeout(UNREGISTER_TIMEOUT, store.ready()).await;
             store.try_now();
             store.unregister().await
         }
@@ -131,13 +131,13 @@ async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     }
 }
 
-/// The result of this work. `None` if it is not done [`LAST_WITHIN`] after an immediate stop.
+/// The result of this work. `None` if it is not done [`LAST_STEP_TIMEOUT`] after an immediate stop.
 async fn before_last_deadline<T>(shared: &Shared, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
         () = async {
             shared.stop.now.cancelled().await;
-            tokio::time::sleep(LAST_WITHIN).await;
+            tokio::time::sleep(LAST_STEP_TIMEOUT).await;
         } => None,
     }
 }

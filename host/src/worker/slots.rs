@@ -17,7 +17,7 @@ use crate::job::RunEnd;
 use crate::sandbox::BootTime;
 
 /// A claim that has not started within this time is given back, so that other workers can claim the job.
-const START_WITHIN: Duration = Duration::from_secs(1);
+const START_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often the line is checked for such claims.
 const LATE_EVERY: Duration = Duration::from_millis(250);
 
@@ -82,7 +82,7 @@ impl Inner {
     fn startable(&self) -> Option<usize> {
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
-            let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_WITHIN;
+            let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_TIMEOUT;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self
                     .of_handlers
@@ -311,7 +311,7 @@ pub(super) async fn release_late_claims(shared: Arc<Shared>) {
         // `release_all` does not see the claims that are taken out of the line here. The token keeps the settler
         // running until their outcomes have been sent.
         let _under_way = shared.attempts.tasks.token();
-        if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
+        if let Some(then) = Instant::now().checked_sub(START_TIMEOUT) {
             for claim in shared.slots.take_late(then) {
                 attempt::release_claim(&shared, &claim, RunEnd::NotStarted).await;
             }
@@ -523,7 +523,7 @@ pub(super) mod tests {
     #[test]
     fn a_throttled_claim_does_not_start_long_after_it_was_made() {
         let slots = Slots::new(1, Arc::default());
-        let then = Instant::now().checked_sub(START_WITHIN * 2).unwrap();
+        let then = Instant::now().checked_sub(START_TIMEOUT * 2).unwrap();
         let throttled = |id, sent, received| Claim {
             is_throttled: true,
             sent,

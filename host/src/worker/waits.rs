@@ -32,7 +32,7 @@ impl WaitHistograms {
         let Some(ready_at) = attempt.ready_at else {
             return;
         };
-        let histograms = self.of(attempt.queue);
+        let histograms = self.for_queue(attempt.queue);
         // The database's clock may have been set back between the two times.
         let waited = attempt.claimed_at.duration_since(ready_at);
         histograms.wait_seconds.record(waited.unwrap_or_default());
@@ -44,7 +44,7 @@ impl WaitHistograms {
         }
     }
 
-    fn of(&self, queue: &str) -> QueueHistograms {
+    fn for_queue(&self, queue: &str) -> QueueHistograms {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let queue = match known.contains_key(queue) || known.len() < QUEUES_MAX {
             true => queue,
@@ -71,7 +71,7 @@ mod tests {
     fn queues_beyond_the_maximum_share_one_pair_of_histograms() {
         let histograms = WaitHistograms::default();
         for n in 0..QUEUES_MAX + 10 {
-            histograms.of(&format!("q{n}"));
+            histograms.for_queue(&format!("q{n}"));
         }
         let known = histograms.0.read().unwrap();
         assert_eq!(known.len(), QUEUES_MAX + 1);

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use crate::job::{Incarnation, LaneId};
 use crate::store::connect::{Connector, backoff};
-use crate::store::{ECHO_WITHIN, Listener, Notification, Wakeup};
+use crate::store::{ECHO_TIMEOUT, Listener, Notification, Wakeup};
 
 /// Wakeups for the claimer.
 #[derive(Default)]
@@ -233,7 +233,7 @@ async fn test_delivery(
         .echo(incarnation)
         .await
         .context("cannot test whether notifications arrive")?;
-    if !listener.receives_echo(ECHO_WITHIN).await {
+    if !listener.receives_echo(ECHO_TIMEOUT).await {
         bail!(
             "notifications do not arrive through {}: it is another database, or a pooler; set ROUSE_LISTEN_URL to a direct address of the \
              same database, or set notify = false",

@@ -44,7 +44,7 @@ pub struct Parameter {
     pub description: Option<String>,
 }
 
-pub(super) fn of(compiled: &Compiled, written: Json<'_>) -> Parameters {
+pub(super) fn from_schema(compiled: &Compiled, written: Json<'_>) -> Parameters {
     let types = Typing { compiled, written };
     let root = types.resolve(NodeId(0));
     let whole = Parameters::Whole(types.sql_type(root));

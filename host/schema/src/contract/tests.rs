@@ -9,7 +9,7 @@ use crate::{PatternBytes, Schema};
 fn contract(schema: &serde_json::Value) -> Contract {
     let written = RawValue::from_string(schema.to_string()).unwrap();
     let quote = |text: &str, _| text.to_owned();
-    let schema = Schema::parse(&written, &mut PatternBytes::of_a_module(), quote).unwrap();
+    let schema = Schema::parse(&written, &mut PatternBytes::for_module(), quote).unwrap();
     schema.contract()
 }
 

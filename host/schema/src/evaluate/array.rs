@@ -2,7 +2,7 @@
 
 use super::super::json::Location;
 use super::super::node::{ArrayRules, NodeId};
-use super::violation::{first_violated, within};
+use super::violation::{check_count, first_violated};
 use super::{Check, Evaluated, Stop};
 
 impl<'s> Check<'s, '_, '_> {
@@ -37,7 +37,7 @@ impl<'s> Check<'s, '_, '_> {
                 evaluated.insert(item);
             }
         }
-        within(
+        check_count(
             id,
             at,
             length,
@@ -46,7 +46,7 @@ impl<'s> Check<'s, '_, '_> {
         )?;
         if let Some(contains) = &rules.contains {
             let min = (Some(contains.min), "contains");
-            within(id, at, fitting, min, (contains.max, "maxContains"))?;
+            check_count(id, at, fitting, min, (contains.max, "maxContains"))?;
         }
         let repeated = rules.unique_items && self.has_equal_items(at)?;
         first_violated(id, at, &[(repeated, "uniqueItems")])

@@ -3,7 +3,7 @@
 use super::super::json::{Location, Member};
 use super::super::mismatch::{Detail, Mismatch};
 use super::super::node::{NodeId, ObjectRules};
-use super::violation::within;
+use super::violation::check_count;
 use super::{Check, Evaluated, Stop};
 
 impl<'s, 'j> Check<'s, 'j, '_> {
@@ -15,7 +15,7 @@ impl<'s, 'j> Check<'s, 'j, '_> {
         mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         let members = self.members(at)?;
-        within(
+        check_count(
             id,
             at,
             members.len() as u64,

@@ -28,7 +28,7 @@ pub(super) fn first_violated<'s>(
 }
 
 /// The mismatch of a count outside its bounds.
-pub(super) fn within<'s>(
+pub(super) fn check_count<'s>(
     node: NodeId,
     at: Location,
     count: u64,

@@ -2,7 +2,7 @@
 
 use super::File;
 use super::handler_table::HandlerTable;
-use crate::job::narrowest_first;
+use crate::job::most_specific_first;
 use crate::sandbox::{Limits, StateQuota};
 use crate::setting::Overlays;
 use crate::worker::Policy;
@@ -52,7 +52,7 @@ impl File {
     }
 
     fn tables(&self, handler: &str) -> impl Iterator<Item = (&str, &HandlerTable)> {
-        narrowest_first(&self.handlers, handler).into_iter()
+        most_specific_first(&self.handlers, handler).into_iter()
     }
 }
 

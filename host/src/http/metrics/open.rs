@@ -60,7 +60,7 @@ fn push_exemplar(open: &mut String, line: &str, exemplars: &Exemplars) {
         "+Inf" => f64::INFINITY,
         bound => bound.parse().unwrap_or(f64::INFINITY),
     };
-    let Some(exemplar) = exemplars.of(handler, bound) else {
+    let Some(exemplar) = exemplars.get(handler, bound) else {
         return;
     };
     let since = exemplar.at.duration_since(SystemTime::UNIX_EPOCH);

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::batch::NO_EFFECTS;
 use super::steps::end_step;
-use crate::job::{SqlCall, SqlFailure, json_from, narrowest_first};
+use crate::job::{SqlCall, SqlFailure, json_from, most_specific_first};
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::sql::{
     Call, Host, SqlError, SqlFailure as GuestFailure,
@@ -218,7 +218,7 @@ impl SqlAccess {
         settings: &Settings,
     ) -> Self {
         let name = manifest.name.as_str();
-        let table = narrowest_first(&settings.sql, name).into_iter().next();
+        let table = most_specific_first(&settings.sql, name).into_iter().next();
         let granted = table.filter(|(table, _)| settings.grants_secrets_to(table, origin));
         let mut withheld = settings.withheld(name, origin).into_iter();
         Self {

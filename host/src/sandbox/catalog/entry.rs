@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::file::Stamp;
 use super::handler::Handler;
-use crate::job::narrowest_first;
+use crate::job::most_specific_first;
 use crate::sandbox::capability::{HttpAccess, SqlAccess};
 use crate::sandbox::grants::{Granted, lines};
 use crate::sandbox::module::admission::Denied;
@@ -238,7 +238,7 @@ impl Serving {
                         settings,
                         sandbox.net.clone(),
                     ),
-                    state: narrowest_first(&settings.state, &manifest.name)
+                    state: most_specific_first(&settings.state, &manifest.name)
                         .into_iter()
                         .find(|(table, _)| settings.grants_own_to(table, module.origin()))
                         .map(|(_, quota)| *quota),

@@ -7,7 +7,7 @@ use wasmtime_wasi::filesystem::Dir;
 
 use super::quota::{Ledger, Ledgers};
 use super::{Grant, Mode, Root, Roots};
-use crate::job::{narrowest, pattern_covers};
+use crate::job::{most_specific, pattern_covers};
 use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
 /// The grants of one handler, except for HTTP. The default is nothing.
@@ -76,8 +76,8 @@ impl Granted {
                 ledger,
             }
         });
-        let env = narrowest(&settings.env, handler);
-        let own = narrowest(&settings.handler_settings, handler);
+        let env = most_specific(&settings.env, handler);
+        let own = most_specific(&settings.handler_settings, handler);
         Self {
             handler: handler.into(),
             dirs: dirs.collect(),
@@ -85,12 +85,12 @@ impl Granted {
             read_only_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
-            fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
-            enqueue: narrowest(&settings.enqueue, handler)
+            fine_clocks: most_specific(&settings.fine_clocks, handler) == Some(&true),
+            enqueue: most_specific(&settings.enqueue, handler)
                 .cloned()
                 .unwrap_or_default(),
             enqueue_is_attenuated: false,
-            schedule: narrowest(&settings.schedules, handler) == Some(&true),
+            schedule: most_specific(&settings.schedules, handler) == Some(&true),
             config: settings.config.clone(),
         }
     }

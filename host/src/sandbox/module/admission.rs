@@ -9,7 +9,7 @@ use semver::Version;
 
 use super::binding::{ModuleBinding, Origin};
 use super::manifest::HandlerManifest;
-use crate::job::{narrowest, narrowest_first, pattern_covers};
+use crate::job::{most_specific, most_specific_first, pattern_covers};
 use crate::sandbox::Settings;
 use crate::sandbox::grants::lines;
 
@@ -36,7 +36,9 @@ pub struct Withheld {
 impl Settings {
     /// The table that binds this handler, or every handler of this pattern, and its bindings.
     pub fn bound(&self, handler: &str) -> Option<(&str, &[ModuleBinding])> {
-        let (table, to) = narrowest_first(&self.modules, handler).into_iter().next()?;
+        let (table, to) = most_specific_first(&self.modules, handler)
+            .into_iter()
+            .next()?;
         Some((table, to.as_slice()))
     }
 
@@ -72,7 +74,9 @@ impl Settings {
                 lines: Some(lines::module(name, origin.file)),
             });
         }
-        let Some((table, least)) = narrowest_first(&self.versions_min, name).into_iter().next()
+        let Some((table, least)) = most_specific_first(&self.versions_min, name)
+            .into_iter()
+            .next()
         else {
             return Ok(());
         };
@@ -92,7 +96,7 @@ impl Settings {
 
     /// True if secrets, statements, state and directories of this table are for this module.
     pub fn grants_to(&self, table: &str, origin: Origin<'_>) -> bool {
-        match narrowest(&self.modules, table) {
+        match most_specific(&self.modules, table) {
             Some(to) => to.iter().any(|binding| binding.is(origin)),
             None => false,
         }

@@ -219,7 +219,7 @@ impl Manifest {
                 written.handlers.len()
             ));
         }
-        let mut patterns = PatternBytes::of_a_module();
+        let mut patterns = PatternBytes::for_module();
         let handlers = written
             .handlers
             .into_iter()

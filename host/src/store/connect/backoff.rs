@@ -115,7 +115,7 @@ impl Backoff {
     /// Opens a connection, unless the backoff has not passed.
     pub(super) async fn open<T, E>(
         self: &Arc<Self>,
-        patience: Duration,
+        timeout: Duration,
         opening: impl Future<Output = Result<T, E>> + Send + 'static,
         describe: impl FnOnce(&E) -> String + Send + 'static,
     ) -> Result<T, NotOpened<E>>
@@ -123,14 +123,14 @@ impl Backoff {
         T: Send + 'static,
         E: fmt::Display + Send + 'static,
     {
-        self.start(patience, opening, describe)?.end().await
+        self.start(timeout, opening, describe)?.end().await
     }
 
     /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for
-    /// its end: whether the server is reached does not depend on the patience of one task.
+    /// its end: whether the server is reached does not depend on the timeout of one task.
     pub(super) fn start<T, E>(
         self: &Arc<Self>,
-        patience: Duration,
+        timeout: Duration,
         opening: impl Future<Output = Result<T, E>> + Send + 'static,
         describe: impl FnOnce(&E) -> String + Send + 'static,
     ) -> Result<Try<T, E>, NotOpened<E>>
@@ -141,9 +141,9 @@ impl Backoff {
         let turn = self.turn().map_err(NotOpened::Away)?;
         let started = Instant::now();
         let task = tokio::spawn(async move {
-            let opened = match tokio::time::timeout(patience, opening).await {
+            let opened = match tokio::time::timeout(timeout, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
-                Err(_) => Err(NotOpened::Silent(patience)),
+                Err(_) => Err(NotOpened::Silent(timeout)),
             };
             match &opened {
                 Ok(_) => turn.succeeded(),

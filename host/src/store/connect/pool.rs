@@ -22,20 +22,20 @@ pub type PooledClient = managed::Object<Opener>;
 /// Opens connections for a pool, subject to the backoff.
 ///
 /// A try continues if its caller gives up; the next caller gets it, and the connection that results. So even callers
-/// with little patience are served by a server that is slow to accept connections, and the server does not get a new
+/// with little timeout are served by a server that is slow to accept connections, and the server does not get a new
 /// try from each of them.
 #[derive(Debug)]
 pub struct Opener {
     manager: Arc<Manager>,
     backoff: Arc<Backoff>,
     /// How long a try may take.
-    patience: Duration,
+    timeout: Duration,
     /// Tries whose caller has given up.
     abandoned: Mutex<Vec<Opening>>,
 }
 
 /// An abandoned connection attempt that is older than this, and has not ended, is no longer reused.
-const REUSED_WITHIN: Duration = Duration::from_secs(3);
+const REUSE_AGE_MAX: Duration = Duration::from_secs(3);
 
 /// An attempt to open a connection of the pool.
 type Opening = Try<ClientWrapper, Error>;
@@ -66,11 +66,11 @@ impl Drop for Waiting<'_> {
 }
 
 impl Opener {
-    pub(super) fn new(manager: Manager, backoff: Arc<Backoff>, patience: Duration) -> Self {
+    pub(super) fn new(manager: Manager, backoff: Arc<Backoff>, timeout: Duration) -> Self {
         Self {
             manager: Arc::new(manager),
             backoff,
-            patience,
+            timeout,
             abandoned: Mutex::default(),
         }
     }
@@ -85,7 +85,7 @@ impl Opener {
     fn opening(&self) -> Result<Opening, NotOpened<Error>> {
         let mut abandoned = self.abandoned();
         // A try that hangs may do so until its time limit; the server may be back by now.
-        abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSED_WITHIN);
+        abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSE_AGE_MAX);
         // While the server is away, callers fail at once.
         let is_away = self.backoff.is_away();
         let usable = |opening: &Opening| opening.has_ended() || !is_away;
@@ -95,7 +95,7 @@ impl Opener {
         drop(abandoned);
         let manager = self.manager.clone();
         let opening = async move { managed::Manager::create(&*manager).await };
-        self.backoff.start(self.patience, opening, why)
+        self.backoff.start(self.timeout, opening, why)
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) async fn of(
+    pub(super) async fn read(
         client: &mut Client,
         sources: Sources<'a>,
     ) -> Result<Self, MigrateError> {

@@ -4,10 +4,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::params::{self, TextParam};
-use super::session::{settings, start_of};
+use super::session::{settings, transaction_start};
 use super::{LOCK_WAIT, Login, SqlError};
 use crate::job::{OnError, SqlErrorClass, SqlLimits, Statement};
-use crate::store::ANSWER_WITHIN;
+use crate::store::RESPONSE_TIMEOUT;
 
 /// A statement that fits the database.
 #[derive(Debug, Clone)]
@@ -78,13 +78,13 @@ impl Login {
     ) -> Result<CheckedStatement, Unfit> {
         let session = self.session().await.map_err(|error| self.unfit(&error))?;
         let checking = check(&session, statement, limits);
-        let patience = limits.statement_timeout + ANSWER_WITHIN;
-        let Ok(checked) = tokio::time::timeout(patience, checking).await else {
-            return Err(Unfit::Unchecked(self.silent(patience).to_string()));
+        let timeout = limits.statement_timeout + RESPONSE_TIMEOUT;
+        let Ok(checked) = tokio::time::timeout(timeout, checking).await else {
+            return Err(Unfit::Unchecked(self.silent(timeout).to_string()));
         };
         // A prepared statement outlives the transaction.
         let end = session.batch_execute("ROLLBACK; DEALLOCATE rouse_check");
-        let has_ended = match tokio::time::timeout(ANSWER_WITHIN, end).await {
+        let has_ended = match tokio::time::timeout(RESPONSE_TIMEOUT, end).await {
             Ok(Ok(())) => true,
             Ok(Err(error)) => error.code() == Some(&SqlState::INVALID_SQL_STATEMENT_NAME),
             Err(_) => false,
@@ -105,7 +105,7 @@ impl Login {
     /// Why the login cannot be used.
     pub(super) fn unfit(&self, error: &SqlError) -> Unfit {
         let why = format!("{}: {}", self.target, error.message);
-        match SqlErrorClass::of(error.code(), error.routine.as_deref()) {
+        match SqlErrorClass::from_code(error.code(), error.routine.as_deref()) {
             SqlErrorClass::Misfit => Unfit::Misfit(why),
             SqlErrorClass::Away
             | SqlErrorClass::Conflict
@@ -125,7 +125,7 @@ async fn check(
         match error.code.as_deref() {
             // Lost connections and timeouts say nothing about the statement.
             None => Unfit::Unchecked(error.message),
-            Some(code) => match SqlErrorClass::of(code, None) {
+            Some(code) => match SqlErrorClass::from_code(code, None) {
                 SqlErrorClass::Away | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
                     Unfit::Unchecked(error.message)
                 }
@@ -134,7 +134,7 @@ async fn check(
             },
         }
     };
-    let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
+    let start = transaction_start("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
     client.batch_execute(&start).await.map_err(unfit)?;
     // PREPARE takes SELECT, INSERT, UPDATE, DELETE, MERGE and VALUES only, and the extended protocol one statement
     // only.

@@ -27,7 +27,7 @@ impl SqlError {
 
     /// What it says about the transaction.
     pub fn class(&self) -> SqlErrorClass {
-        SqlErrorClass::of(self.code(), self.routine.as_deref())
+        SqlErrorClass::from_code(self.code(), self.routine.as_deref())
     }
 
     pub(super) fn no_answer(message: String) -> Self {

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::check::CheckedStatement;
-use super::session::{settings, start_of};
-use super::{ANSWER_SLACK, LOCK_WAIT, Login, SqlError, typed};
+use super::session::{settings, transaction_start};
+use super::{LOCK_WAIT, Login, RESPONSE_SLACK, SqlError, typed};
 use crate::job::{SqlErrorClass, SqlFailure, SqlLimits};
 
 /// Why a query has no rows.
@@ -34,7 +34,7 @@ impl Login {
         };
         let values = statement.bind(params).map_err(QueryError::Refused)?;
         let session = self.session().await.map_err(QueryError::Failed)?;
-        let start = start_of("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
+        let start = transaction_start("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
         let params = typed(&values, &statement.params);
         let running = async {
             let (started, rows, ended) = tokio::join!(
@@ -53,9 +53,9 @@ impl Login {
             ended.map_err(|error| QueryError::Failed((&error).into()))?;
             Ok(rows)
         };
-        let patience = limits.statement_timeout + ANSWER_SLACK;
+        let timeout = limits.statement_timeout + RESPONSE_SLACK;
         let began = Instant::now();
-        let (answered, is_usable) = self.answer(&session, patience, running).await;
+        let (answered, is_usable) = self.answer(&session, timeout, running).await;
         let rows = answered.map_err(QueryError::Failed).flatten();
         match &rows {
             Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {

@@ -9,11 +9,11 @@ use deadpool::managed::{Object, PoolError};
 use tokio_postgres::Client;
 
 use super::SqlError;
-use crate::store::ANSWER_WITHIN;
+use crate::store::RESPONSE_TIMEOUT;
 use crate::store::connect::{Connector, NotOpened, Pool, PooledClient};
 
 /// How long a statement may take to end after the request to cancel it.
-const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A login of a handler, with its connections.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct Login {
 
 /// How long the server waits for the next message of a transaction. It holds the row of the job from the fence on: while its
 /// host is frozen, or its network is gone, nobody could adopt the job. A host sends the next message within milliseconds.
-const NEXT_MESSAGE_WITHIN: Duration = Duration::from_secs(5);
+const NEXT_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
 pub(super) const RESET: &str =
@@ -41,7 +41,7 @@ fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
         "SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; SET LOCAL idle_in_transaction_session_timeout = {}",
         statement_timeout.as_millis(),
         statement_timeout.min(lock_wait).as_millis(),
-        NEXT_MESSAGE_WITHIN.as_millis(),
+        NEXT_MESSAGE_TIMEOUT.as_millis(),
     )
 }
 
@@ -68,7 +68,7 @@ pub(super) fn settings_again(
 }
 
 /// The start of a transaction.
-pub(super) fn start_of(mode: &str, settings: &str) -> String {
+pub(super) fn transaction_start(mode: &str, settings: &str) -> String {
     format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
 }
 
@@ -145,7 +145,7 @@ impl Login {
         let Ok(session) = self.session().await else {
             return false;
         };
-        let answered = tokio::time::timeout(ANSWER_WITHIN, session.batch_execute(RESET)).await;
+        let answered = tokio::time::timeout(RESPONSE_TIMEOUT, session.batch_execute(RESET)).await;
         let answers = matches!(answered, Ok(Ok(())));
         if answers {
             session.end();
@@ -170,14 +170,14 @@ impl Login {
 
     pub(super) async fn session(&self) -> Result<Session<'_>, SqlError> {
         let began = Instant::now();
-        let opened = tokio::time::timeout(ANSWER_WITHIN, self.pool.get()).await;
+        let opened = tokio::time::timeout(RESPONSE_TIMEOUT, self.pool.get()).await;
         if !matches!(opened, Ok(Ok(_))) {
             self.note_away(began);
         }
         let Ok(opened) = opened else {
             return Err(SqlError::no_answer(format!(
                 "no connection was free or opened within {} s",
-                ANSWER_WITHIN.as_secs()
+                RESPONSE_TIMEOUT.as_secs()
             )));
         };
         let client = opened.map_err(|error| match error {
@@ -201,7 +201,7 @@ impl Login {
     }
 
     /// Waits for the answer of a session. A statement can lift its own statement timeout, so it is cancelled after
-    /// `patience`, and the answer to that counts too. The second value is false then: the session must not be used
+    /// `timeout`, and the answer to that counts too. The second value is false then: the session must not be used
     /// again, since the request may arrive late.
     ///
     /// # Errors
@@ -209,12 +209,12 @@ impl Login {
     pub(super) async fn answer<T>(
         &self,
         client: &Client,
-        patience: Duration,
+        timeout: Duration,
         running: impl Future<Output = T>,
     ) -> (Result<T, SqlError>, bool) {
         let began = Instant::now();
         let mut running = pin!(running);
-        if let Ok(answer) = tokio::time::timeout(patience, &mut running).await {
+        if let Ok(answer) = tokio::time::timeout(timeout, &mut running).await {
             return (Ok(answer), true);
         }
         let cancelled = async {
@@ -222,10 +222,10 @@ impl Login {
             let _ = self.connector.cancel(client).await;
             running.await
         };
-        let answer = tokio::time::timeout(CANCELLED_WITHIN, cancelled).await;
+        let answer = tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await;
         if answer.is_err() {
             self.note_away(began);
         }
-        (answer.map_err(|_| self.silent(patience)), false)
+        (answer.map_err(|_| self.silent(timeout)), false)
     }
 }

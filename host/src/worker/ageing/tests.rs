@@ -53,14 +53,14 @@ fn jobs(of: &[(i64, usize)]) -> Vec<ClaimedJob> {
 fn shares_are_exact_over_many_claims() {
     let mut all = Share::new(100);
     assert_eq!(
-        [7, 1, 0, 1000].map(|wanted| all.of(wanted)),
+        [7, 1, 0, 1000].map(|wanted| all.take(wanted)),
         [7, 1, 0, 1000]
     );
     let mut half = Share::new(50);
-    let halves = [7, 7, 1, 1, 8, 8, 0, 0].map(|wanted| half.of(wanted));
+    let halves = [7, 7, 1, 1, 8, 8, 0, 0].map(|wanted| half.take(wanted));
     assert_eq!(halves, [4, 3, 1, 0, 4, 4, 0, 0]);
     let mut tenth = Share::new(10);
-    assert_eq!((0..1000).map(|_| tenth.of(1)).sum::<usize>(), 100);
+    assert_eq!((0..1000).map(|_| tenth.take(1)).sum::<usize>(), 100);
 }
 
 #[test]
@@ -68,8 +68,8 @@ fn claims_of_one_job_each_serve_overdue_jobs_bound_jobs_and_others_in_turn() {
     let (mut overdue, mut bound) = (Share::new(50), Share::new(50));
     let mut turns = [0; 3];
     for _ in 0..1000 {
-        let first = overdue.of(1);
-        let second = bound.of(1 - first);
+        let first = overdue.take(1);
+        let second = bound.take(1 - first);
         turns[0] += first;
         turns[1] += second;
         turns[2] += 1 - first - second;

@@ -145,7 +145,7 @@ async fn settle_ended(
 ) -> Duration {
     let mut of_jobs: HashMap<JobId, RunEnd> = report.of_jobs.into_iter().collect();
     let count = members.len();
-    let of_others = of_each(report.end, count - of_jobs.len());
+    let of_others = end_of_each(report.end, count - of_jobs.len());
     let mut delay = Duration::ZERO;
     let mut left = Vec::new();
     let usage = report.used.map(|usage| share(usage, count));
@@ -205,7 +205,7 @@ async fn settle_end(
 
 /// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if one of them may have
 /// caused it, or has to be left out: they are run again.
-fn of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
+fn end_of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
     match end {
         RunEnd::Returned(_) => Some(RunEnd::Failed(Failure {
             kind: "no-outcome".into(),
@@ -215,7 +215,7 @@ fn of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
             retry_after: None,
             retry_at: None,
         })),
-        RunEnd::Denied { denial, then } => of_each(*then, jobs).map(|then| RunEnd::Denied {
+        RunEnd::Denied { denial, then } => end_of_each(*then, jobs).map(|then| RunEnd::Denied {
             denial,
             then: Box::new(then),
         }),
@@ -271,23 +271,23 @@ mod tests {
             retry_at: None,
         };
         let failed = RunEnd::Failed(failure);
-        assert_eq!(of_each(failed.clone(), 3), Some(failed.clone()));
+        assert_eq!(end_of_each(failed.clone(), 3), Some(failed.clone()));
         let denied = |then| RunEnd::Denied {
             denial: "no".into(),
             then: Box::new(then),
         };
-        assert_eq!(of_each(denied(failed.clone()), 3), Some(denied(failed)));
+        assert_eq!(end_of_each(denied(failed.clone()), 3), Some(denied(failed)));
         let memory = RunEnd::OutOfMemory { limit_bytes: 1 };
-        assert_eq!(of_each(denied(memory.clone()), 3), None);
-        assert_eq!(of_each(denied(memory.clone()), 1), Some(denied(memory)));
+        assert_eq!(end_of_each(denied(memory.clone()), 3), None);
+        assert_eq!(end_of_each(denied(memory.clone()), 1), Some(denied(memory)));
         let shutdown = RunEnd::Aborted(AbortReason::Shutdown);
-        assert_eq!(of_each(shutdown.clone(), 3), Some(shutdown));
+        assert_eq!(end_of_each(shutdown.clone(), 3), Some(shutdown));
         let timed_out = RunEnd::Aborted(AbortReason::TimedOut);
-        assert_eq!(of_each(timed_out.clone(), 3), None);
-        assert_eq!(of_each(timed_out.clone(), 1), Some(timed_out));
+        assert_eq!(end_of_each(timed_out.clone(), 3), None);
+        assert_eq!(end_of_each(timed_out.clone(), 1), Some(timed_out));
         let cancelled = RunEnd::Aborted(AbortReason::Cancelled);
-        assert_eq!(of_each(cancelled, 1), None, "it is the first job's");
-        match of_each(RunEnd::Returned(Vec::new()), 1) {
+        assert_eq!(end_of_each(cancelled, 1), None, "it is the first job's");
+        match end_of_each(RunEnd::Returned(Vec::new()), 1) {
             Some(RunEnd::Failed(failure)) => assert_eq!(failure.kind, "no-outcome"),
             other => panic!("{other:?}"),
         }

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 /// A search by source that finds nothing is repeated after this multiple of its duration.
 const BY_SOURCE_SHARE: u32 = 20;
 /// The longest wait before it is repeated.
-const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
+const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl Claims<'_> {
     /// True if this worker may run jobs of a lane whose own handler it does not have, because their source is bound.
@@ -99,7 +99,7 @@ impl Claims<'_> {
 
 /// The pause after a search by source that found nothing.
 fn pause_after(took: Duration) -> Duration {
-    (took * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN)
+    (took * BY_SOURCE_SHARE).min(BY_SOURCE_PAUSE_MAX)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ enum Member {
 
 impl Member {
     /// Whose share of a limit the jobs of a lane are taken of.
-    fn of(known: &Known, shares: &Shares) -> Self {
+    fn new(known: &Known, shares: &Shares) -> Self {
         match shares.are_set_for(known) {
             true => Self::Key {
                 queue: known.place.queue.clone(),
@@ -60,7 +60,7 @@ impl Gates {
     /// Forgets what lanes that are gone, or keys without lanes, have had of limits. `known`: all lanes.
     pub(super) fn keep_members(&mut self, known: &HashMap<LaneId, Known>, shares: &Shares) {
         let members = known.values().flat_map(|known| {
-            let member = Member::of(known, shares);
+            let member = Member::new(known, shares);
             let limits = known.limits_and_rates();
             limits.map(move |(_, limit)| (limit, member.clone()))
         });
@@ -95,7 +95,7 @@ impl Gates {
             known.limits.push((name, limit));
         }
         known.host_limit = known.most_at_once.map(|_| {
-            let name = of_handler(&lane.handler);
+            let name = host_limit_name(&lane.handler);
             let limit = name.as_str().into();
             (name, limit)
         });
@@ -131,7 +131,7 @@ impl Lanes {
         let closed = ClosedLane {
             lane: id,
             wait: None,
-            by: vec![of_handler(&known.lane.handler)],
+            by: vec![host_limit_name(&known.lane.handler)],
         };
         self.close(&closed, true, now);
         self.open_instead(&closed)
@@ -147,7 +147,7 @@ impl Lanes {
             self.gates.closings.open(*id);
             return;
         };
-        let (class, member) = (known.place.class, Member::of(known, &self.shares));
+        let (class, member) = (known.place.class, Member::new(known, &self.shares));
         let closings = &mut self.gates.closings;
         match wait {
             Some(wait) => {
@@ -176,7 +176,7 @@ impl Lanes {
             let Some(known) = known.filter(|it| it.limits_and_rates().next().is_some()) else {
                 continue;
             };
-            let member = Member::of(known, &self.shares);
+            let member = Member::new(known, &self.shares);
             #[expect(clippy::cast_precision_loss, reason = "the size of a claim")]
             let turns = *jobs as f64 * known.cost / known.weight;
             let limits = known.limits_and_rates().map(|(_, limit)| limit);
@@ -233,7 +233,7 @@ impl Lanes {
     /// Notes that an attempt of this handler has ended on this host, whatever the lane of its job, so another one may start.
     /// True if there may be any.
     pub(in crate::worker) fn free_handler(&mut self, handler: &str) -> bool {
-        let limit: Limit = of_handler(handler).into();
+        let limit: Limit = host_limit_name(handler).into();
         self.open_behind(&[limit], Closings::by_end)
     }
 
@@ -297,7 +297,7 @@ impl Lanes {
         // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
         let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
         let had = |id: &LaneId| {
-            let member = Member::of(self.known.get(id)?, &self.shares);
+            let member = Member::new(self.known.get(id)?, &self.shares);
             Some(closings.had(shared?, &member))
         };
         let ids = limits.iter().flat_map(|limit| opened(closings, limit));
@@ -358,6 +358,6 @@ fn limits_of(known: &HashMap<LaneId, Known>, id: LaneId) -> Vec<Limit> {
 }
 
 /// The name of the limit of how many attempts of a handler run on this host. No gate has a name like this.
-fn of_handler(handler: &str) -> String {
+fn host_limit_name(handler: &str) -> String {
     format!("handler {handler}")
 }

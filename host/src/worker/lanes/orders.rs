@@ -33,17 +33,17 @@ impl Lanes {
     /// that may have new jobs go first, and those that are known to have jobs share the claim.
     pub(in crate::worker) fn orders(&mut self, after: After, wanted: usize) -> Vec<ClaimOrder> {
         let parts = self.active.divide(wanted, LANES_PER_CLAIM);
-        self.orders_of(parts, after)
+        self.orders_for_parts(parts, after)
     }
 
     /// The lanes for the next claim after one that has found closed lanes only: as many as fit, for one job each. Claims of
     /// as many lanes as wanted jobs would take long to get past very many closed lanes.
     pub(in crate::worker) fn orders_of_many(&mut self, after: After) -> Vec<ClaimOrder> {
         let parts = self.active.one_each(LANES_PER_CLAIM);
-        self.orders_of(parts, after)
+        self.orders_for_parts(parts, after)
     }
 
-    fn orders_of(&mut self, parts: Vec<Part>, after: After) -> Vec<ClaimOrder> {
+    fn orders_for_parts(&mut self, parts: Vec<Part>, after: After) -> Vec<ClaimOrder> {
         let first = parts.first().and_then(|part| self.class_of(part.lane));
         if let Some(first) = first {
             self.count_deferred(first, &parts);

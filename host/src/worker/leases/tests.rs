@@ -14,7 +14,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 impl Leases {
     /// Those of a worker whose heartbeats are always answered.
-    fn of_live_worker() -> Self {
+    fn new_live() -> Self {
         Self::new(BootTime::default(), Duration::MAX)
     }
 
@@ -68,7 +68,7 @@ proptest! {
         let sent = BootTime::now();
         let lease = Duration::from_millis(lease_ms);
         let expires_in_the_database = sent.plus(Duration::from_millis(latency_ms)).plus(lease);
-        let leases = Leases::of_live_worker();
+        let leases = Leases::new_live();
         leases.arrives(JOB, FENCE, sent, lease);
         let abort = leases.starts(JOB, FENCE, lease).expect("it may start");
 
@@ -147,7 +147,7 @@ fn a_new_incarnation_trusts_new_claims_and_doubts_those_that_were_under_way() {
 
 #[test]
 fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
-    let (sent, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (sent, leases) = (BootTime::now(), Leases::new_live());
     leases.arrives(JOB, FENCE, sent, LEASE);
     leases.arrives(JobId(2), FENCE, sent, LEASE);
     leases.doubt(Some(JOB));
@@ -167,7 +167,7 @@ fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
 
 #[tokio::test]
 async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
-    let (sent, leases) = (BootTime::now(), Arc::new(Leases::of_live_worker()));
+    let (sent, leases) = (BootTime::now(), Arc::new(Leases::new_live()));
     for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
         leases.arrives(id, FENCE, sent, LEASE);
         leases.doubt(Some(id));
@@ -190,7 +190,7 @@ async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
 
 #[tokio::test]
 async fn a_claim_in_doubt_whose_renewal_is_not_answered_gives_up_its_slot() {
-    let leases = Leases::of_live_worker();
+    let leases = Leases::new_live();
     leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
     leases.doubt(None);
     let started = leases.start(JOB, FENCE, &attempt(LEASE)).await;
@@ -205,7 +205,7 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
         (None, [true, true]),
         (Some(JobId(3)), [false, false]),
     ] {
-        let leases = Leases::of_live_worker();
+        let leases = Leases::new_live();
         let under_way = leases.claiming();
         leases.doubt(changed);
         for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
@@ -223,7 +223,7 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
 
 #[test]
 fn leases_that_end_first_are_renewed_first_if_they_need_several_statements() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     for ms in 0..2_000_u64 {
         // In another order than that of their ends.
         let id = JobId(i64::try_from(ms * 7 % 2_000).expect("a small number"));
@@ -242,7 +242,7 @@ fn leases_that_end_first_are_renewed_first_if_they_need_several_statements() {
 
 #[test]
 fn a_waiting_claim_is_renewed_only_if_it_is_in_doubt_and_not_given_back() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     leases.arrives(JOB, FENCE, now, LEASE);
     let late = now.plus(LEASE.mul_f64(0.9));
     assert!(leases.due(late).is_empty());
@@ -255,7 +255,7 @@ fn a_waiting_claim_is_renewed_only_if_it_is_in_doubt_and_not_given_back() {
 
 #[test]
 fn a_claim_that_waited_past_its_lease_is_given_back() {
-    let leases = Leases::of_live_worker();
+    let leases = Leases::new_live();
     leases.arrives(JOB, FENCE, ago(LEASE), LEASE);
     leases.distrust(BootTime::now());
     let started = leases.starts(JOB, FENCE, LEASE);
@@ -264,7 +264,7 @@ fn a_claim_that_waited_past_its_lease_is_given_back() {
 
 #[test]
 fn a_doubt_that_arrives_during_a_renewal_causes_another_renewal() {
-    let (sent, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (sent, leases) = (BootTime::now(), Leases::new_live());
     leases.runs(JOB, FENCE, sent);
     leases.doubt(Some(JOB));
     let due = leases.due(sent);
@@ -279,7 +279,7 @@ fn a_doubt_that_arrives_during_a_renewal_causes_another_renewal() {
 
 #[test]
 fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let first = leases.runs(JOB, FENCE, now);
     assert_eq!(first.reason(), None);
     let second = leases.runs(JOB, Fence(8), now);
@@ -293,7 +293,7 @@ fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
 
 #[test]
 fn no_attempt_starts_after_all_were_aborted() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);
     assert_eq!(leases.abort_all(AbortReason::Shutdown), [JOB.0]);
@@ -307,7 +307,7 @@ fn no_attempt_starts_after_all_were_aborted() {
 
 #[test]
 fn no_claim_starts_once_the_incarnation_is_over() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);
     assert_eq!(leases.lose_all(AbortReason::Error), [JOB.0]);
@@ -318,7 +318,7 @@ fn no_claim_starts_once_the_incarnation_is_over() {
 
 #[test]
 fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     // An earlier timeout hides neither.
     abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
@@ -331,7 +331,7 @@ fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
 
 #[test]
 fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
-    let leases = Leases::of_live_worker();
+    let leases = Leases::new_live();
     let abort = leases.runs(JOB, FENCE, BootTime::now());
     assert_eq!(abort.reason(), None);
     assert!(!leases.is_lost(JOB, FENCE, BootTime::now(), false));
@@ -343,7 +343,7 @@ fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
 
 #[test]
 fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     abort.trust_until(now, GRACE);
     // The guest has polled its abort signal before the leases were checked.
@@ -359,7 +359,7 @@ fn a_late_renewal_does_not_revive_a_lease_that_is_no_longer_trusted() {
 
 #[test]
 fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_worker_stops() {
-    let leases = Leases::of_live_worker();
+    let leases = Leases::new_live();
     let sent = ago(LEASE_MIN);
     leases.arrives(JOB, FENCE, sent, LEASE);
     leases.give_up(JOB, FENCE);
@@ -372,7 +372,7 @@ fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_wor
 
 #[test]
 fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
-    let (now, leases) = (BootTime::now(), Leases::of_live_worker());
+    let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     let late = now.plus(LEASE.mul_f64(0.9));
     assert_eq!(leases.due(late).len(), 1);

@@ -83,9 +83,9 @@ impl Summary {
     }
 
     pub(super) fn count(&mut self, outcomes: &OutcomeCounts) {
-        self.succeeded = outcomes.of(OutcomeLabel::Succeeded);
-        self.failed = outcomes.of(OutcomeLabel::Failed) + outcomes.of(OutcomeLabel::TimedOut);
-        self.retried = outcomes.of(OutcomeLabel::Retried);
+        self.succeeded = outcomes.count(OutcomeLabel::Succeeded);
+        self.failed = outcomes.count(OutcomeLabel::Failed) + outcomes.count(OutcomeLabel::TimedOut);
+        self.retried = outcomes.count(OutcomeLabel::Retried);
     }
 
     /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::read;
-use crate::job::narrowest;
+use crate::job::most_specific;
 use crate::sandbox::{Instances, Manifest};
 use crate::setting::{Overlays, Settable};
 use crate::worker::Policy;
@@ -109,7 +109,10 @@ fn lease_timeout_retries_and_instances_are_those_of_the_most_specific_table_that
     assert_eq!(policy.retry.max_attempts, 7);
     assert_eq!(policy.lease, Duration::from_secs(60), "the module's own");
     let instances = file.sandbox(Path::new("."), 4).instances;
-    assert_eq!(narrowest(&instances, "mail.send"), Some(&Instances::Reuse));
+    assert_eq!(
+        most_specific(&instances, "mail.send"),
+        Some(&Instances::Reuse)
+    );
 }
 
 #[test]
@@ -128,7 +131,7 @@ fn the_most_specific_table_with_variables_or_settings_counts() {
         serde_json::json!({"at": "2026-01-01", "list": [1, 2.5], "deep": {"x": "y"}})
     );
     let clocks = ["image.crop", "image.plain", "noop"];
-    let clocks = clocks.map(|name| narrowest(&sandbox.fine_clocks, name).copied());
+    let clocks = clocks.map(|name| most_specific(&sandbox.fine_clocks, name).copied());
     assert_eq!(clocks, [Some(true), Some(false), None]);
 }
 
@@ -140,7 +143,7 @@ fn state_is_granted_by_its_table_and_each_size_is_that_of_the_most_specific_that
     .unwrap();
     let state = file.sandbox(Path::new("."), 4).state;
     let sizes = |name: &str| {
-        let quota = narrowest(&state, name);
+        let quota = most_specific(&state, name);
         quota.map(|quota| (quota.keys_max, quota.bytes_max))
     };
     let found = ["mail.send", "mail.read", "noop"].map(sizes);
