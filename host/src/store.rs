@@ -78,7 +78,7 @@ pub use audit::Audit;
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, Only,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, OverdueFilter,
     fills_an_answer,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};

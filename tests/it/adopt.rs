@@ -136,8 +136,8 @@ async fn a_worker_adopts_only_jobs_from_its_own_lanes() {
         lane: LaneId(job.lane.0 ^ 1),
         after: 0,
         lease_ms: 1000,
-        most: None,
-        only: None,
+        max: None,
+        overdue: None,
     }];
     let adopted = crate::support::claims::adopt(&store, Fence(1), &other, 10, 3, None)
         .await

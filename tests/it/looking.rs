@@ -28,8 +28,8 @@ impl Looker {
             lane: lane.id,
             after: 0,
             lease_ms: 60_000,
-            most: None,
-            only: None,
+            max: None,
+            overdue: None,
         });
         Self {
             lanes: lanes.collect(),

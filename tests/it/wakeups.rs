@@ -400,8 +400,8 @@ async fn a_released_claim_wakes_sleeping_workers() {
         lane,
         after: i64::MIN,
         lease_ms: 60_000,
-        most: None,
-        only: None,
+        max: None,
+        overdue: None,
     };
     let jobs = store
         .claim(Fence(7), &[order], 1, None)

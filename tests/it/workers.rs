@@ -103,8 +103,8 @@ async fn the_holder_of_the_key_takes_the_id_over_and_frees_its_claims() {
         lane: job.lane,
         after: 0,
         lease_ms: 60_000,
-        most: None,
-        only: None,
+        max: None,
+        overdue: None,
     }];
     let adopted = crate::support::claims::adopt(&restarted, Fence(8), &lanes, 10, 3, None)
         .await
@@ -222,8 +222,8 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
         lane: jobs[0].lane,
         after: 0,
         lease_ms: 60_000,
-        most: None,
-        only: None,
+        max: None,
+        overdue: None,
     }];
     // A freed lease ends in a moment.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";

@@ -84,7 +84,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 queue: args.queue,
                 handler: args.handler,
                 who: args.who,
-                most: args.limit,
+                limit: args.limit,
             };
             seen(store.audit(&audit).await?)?
         }

@@ -213,7 +213,7 @@ fn overlap(schedule: &Schedule, times: Vec<Timestamp>, now: Timestamp, firings: 
 
 /// The due time with a delay of up to `jitter`, which is the same on every host.
 fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Timestamp> {
-    let most = u64::try_from(jitter.as_millis())
+    let max = u64::try_from(jitter.as_millis())
         .ok()
         .filter(|ms| *ms > 0)?;
     let hash = Sha256::new()
@@ -222,7 +222,7 @@ fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Tim
         .chain_update(due_at.as_second().to_be_bytes())
         .finalize();
     let (bytes, _) = hash.split_first_chunk().expect("a SHA-256 has 32 bytes");
-    let ms = u64::from_be_bytes(*bytes) % (most + 1);
+    let ms = u64::from_be_bytes(*bytes) % (max + 1);
     due_at
         .checked_add(SignedDuration::from_millis(i64::try_from(ms).ok()?))
         .ok()

@@ -23,7 +23,7 @@ pub struct Audit {
     /// Only actions of this login.
     pub who: Option<String>,
     /// The maximum number of rows.
-    pub most: i32,
+    pub limit: i32,
 }
 
 impl Store {
@@ -38,7 +38,7 @@ impl Store {
                     (&audit.queue, Type::TEXT),
                     (&audit.handler, Type::TEXT),
                     (&audit.who, Type::TEXT),
-                    (&audit.most, Type::INT4),
+                    (&audit.limit, Type::INT4),
                 ],
             )
             .await;

@@ -33,16 +33,16 @@ pub struct ClaimOrder {
     /// The lease, milliseconds.
     pub lease_ms: i64,
     /// The maximum number of its jobs; `None` means as many as are wanted.
-    pub most: Option<usize>,
+    pub max: Option<usize>,
     /// Restricts the claim to some of the lane's jobs; `None` means any.
-    pub only: Option<Only>,
+    pub overdue: Option<OverdueFilter>,
 }
 
-/// The overdue jobs of a lane: of its next `most` jobs, those that have waited for `waited`.
+/// The overdue jobs of a lane: of its next `max` jobs, those that have waited for `waited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Only {
+pub struct OverdueFilter {
     /// How many of the lane's next jobs are read.
-    pub most: usize,
+    pub max: usize,
     /// The minimum wait, by the database's clock.
     pub waited: Duration,
 }
@@ -60,14 +60,14 @@ struct OrderRecord {
 
 impl From<&ClaimOrder> for OrderRecord {
     fn from(order: &ClaimOrder) -> Self {
-        let next = order.only.map(|only| only.most);
-        let most = order.most.into_iter().chain(next).min();
+        let next = order.overdue.map(|filter| filter.max);
+        let max = order.max.into_iter().chain(next).min();
         Self {
             lane: order.lane.0,
             after: order.after,
             lease_ms: order.lease_ms,
-            most: most.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
-            waited_ms: order.only.map(|only| millis(only.waited)),
+            most: max.map(|max| i32::try_from(max).unwrap_or(i32::MAX)),
+            waited_ms: order.overdue.map(|filter| millis(filter.waited)),
         }
     }
 }

@@ -95,17 +95,17 @@ impl Store {
         })
     }
 
-    /// The lanes of the ready jobs with ids after `after`, of the last `most` ids, and the last id that was assigned.
+    /// The lanes of the ready jobs with ids after `after`, of the last `max` ids, and the last id that was assigned.
     /// Without `after`, only that id.
     pub async fn newest_lanes(
         &self,
         after: Option<i64>,
-        most: i32,
+        limit: i32,
     ) -> Result<(Vec<LaneId>, i64), StoreError> {
         let rows = self
             .query(
                 include_str!("newest_lanes.sql"),
-                &[(&after, Type::INT8), (&most, Type::INT4)],
+                &[(&after, Type::INT8), (&limit, Type::INT4)],
             )
             .await?;
         let row = rows

@@ -81,9 +81,9 @@ impl RetryAll {
     /// One call for as many refused jobs as a batch has, the oldest first.
     fn calls_for_refused(&self) -> VecDeque<(Option<i64>, i64)> {
         let refused: Vec<i64> = self.refused.iter().copied().collect();
-        let most = usize::try_from(self.limit).unwrap_or(1).max(1);
+        let max = usize::try_from(self.limit).unwrap_or(1).max(1);
         refused
-            .chunks(most)
+            .chunks(max)
             .filter_map(|jobs| Some((Some(jobs.last()? + 1), *jobs.first()?)))
             .collect()
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, ClaimedJob, Only, OverdueLane};
+use crate::store::{ClaimOrder, ClaimedJob, OverdueFilter, OverdueLane};
 
 /// The maximum number of overdue jobs counted in one lane. Each short sweep counts again.
 pub(super) const KNOWN_MAX: usize = 500;
@@ -84,15 +84,19 @@ impl Overdue {
     }
 
     /// The lanes with overdue jobs, in order, and their share of a claim of this many jobs: zero without such lanes.
-    pub(super) fn claim(&mut self, wanted: usize, now: Instant) -> (Vec<(LaneId, Only)>, usize) {
+    pub(super) fn claim(
+        &mut self,
+        wanted: usize,
+        now: Instant,
+    ) -> (Vec<(LaneId, OverdueFilter)>, usize) {
         let due = self.lanes.iter().filter(|known| known.at <= now);
-        let due: Vec<(LaneId, Only)> = due
+        let due: Vec<(LaneId, OverdueFilter)> = due
             .map(|known| {
-                let only = Only {
-                    most: known.left,
+                let filter = OverdueFilter {
+                    max: known.left,
                     waited: known.wait,
                 };
-                (known.lane, only)
+                (known.lane, filter)
             })
             .collect();
         let share = match due.is_empty() {
@@ -123,7 +127,7 @@ impl Overdue {
             .rposition(|order| claimed.contains_key(&order.lane));
         for (place, order) in orders.iter().enumerate() {
             let is_exhausted = is_all || Some(place) < last;
-            if order.only.is_none() || (!is_exhausted && Some(place) != last) {
+            if order.overdue.is_none() || (!is_exhausted && Some(place) != last) {
                 continue;
             }
             let found = claimed.get(&order.lane).copied().unwrap_or(0);

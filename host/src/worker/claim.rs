@@ -40,7 +40,7 @@ pub(super) struct Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostLimit {
     pub(super) handler: Arc<str>,
-    pub(super) most: usize,
+    pub(super) max: usize,
 }
 
 impl Claim {

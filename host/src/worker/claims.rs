@@ -410,23 +410,23 @@ impl<'a> Claims<'a> {
             .partition(|order| self.lanes.has_jobs(order.lane));
         let known_count = known.len();
         for (place, order) in known.into_iter().chain(idle).enumerate() {
-            let Some((handler, most)) = self.lanes.host_limit(order.lane) else {
+            let Some((handler, max)) = self.lanes.host_limit(order.lane) else {
                 continue;
             };
             let slots = &self.shared.slots;
             let room = left
                 .entry(handler.to_owned())
-                .or_insert_with(|| most.saturating_sub(slots.in_hand_of(handler)));
-            let most = order.most.map_or(*room, |most| most.min(*room));
-            *room -= most;
-            rooms.insert(order.lane, most);
-            if most == 0 && place < known_count {
+                .or_insert_with(|| max.saturating_sub(slots.in_hand_of(handler)));
+            let max = order.max.map_or(*room, |max| max.min(*room));
+            *room -= max;
+            rooms.insert(order.lane, max);
+            if max == 0 && place < known_count {
                 full.push(*order);
             }
         }
         orders.retain(|order| rooms.get(&order.lane) != Some(&0));
         let limited = orders.iter().map(|order| ClaimOrder {
-            most: rooms.get(&order.lane).copied().or(order.most),
+            max: rooms.get(&order.lane).copied().or(order.max),
             ..*order
         });
         let limited = limited.collect();
@@ -473,9 +473,9 @@ impl<'a> Claims<'a> {
         let slots = &self.shared.slots;
         let mut is_any = false;
         for lane in &limits.full {
-            let has_room = self.lanes.host_limit(*lane).is_some_and(|(handler, most)| {
+            let has_room = self.lanes.host_limit(*lane).is_some_and(|(handler, max)| {
                 let claimed = of_handlers.get(handler).copied().unwrap_or(0);
-                slots.in_hand_of(handler) + claimed < most
+                slots.in_hand_of(handler) + claimed < max
             });
             is_any |= has_room && self.lanes.open(*lane);
         }

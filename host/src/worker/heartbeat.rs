@@ -60,8 +60,8 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -
             "grants": handler.granted(),
             "max_attempts": policy.retry.max_attempts,
         });
-        if let Some(most) = policy.concurrency {
-            capability["concurrency"] = most.into();
+        if let Some(max) = policy.concurrency {
+            capability["concurrency"] = max.into();
         }
         if let Some(schedule) = handler.schedule() {
             capability["schedule"] = json!(schedule);

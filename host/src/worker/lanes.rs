@@ -80,7 +80,7 @@ pub(super) struct Serving {
     /// Only orphans are adopted from it, because it is the inbox of another worker. Such a lane has no cursor either.
     pub(super) orphans_only: bool,
     /// The maximum number of attempts of its handler that run at the same time on this host.
-    pub(super) most_at_once: Option<usize>,
+    pub(super) max_at_once: Option<usize>,
 }
 
 /// A lane that is served, for a claimed job.
@@ -118,7 +118,7 @@ struct Known {
     /// Its jobs start in batches, of at most this many.
     batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
-    most_at_once: Option<usize>,
+    max_at_once: Option<usize>,
     /// What a job of it costs, in turns.
     cost: f64,
     /// The weight of its key.
@@ -175,8 +175,8 @@ impl Known {
                 After::Reached => self.reached,
             },
             lease_ms: serving.lease_ms,
-            most: None,
-            only: None,
+            max: None,
+            overdue: None,
         })
     }
 
@@ -378,7 +378,7 @@ impl Lanes {
     /// The handler of a lane, if this host limits how many of its attempts run at the same time, and the limit.
     pub(super) fn host_limit(&self, id: LaneId) -> Option<(&str, usize)> {
         let known = self.known.get(&id)?;
-        Some((&known.lane.handler, known.most_at_once?))
+        Some((&known.lane.handler, known.max_at_once?))
     }
 
     /// True if one claim can cover all lanes.

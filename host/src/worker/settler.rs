@@ -110,8 +110,8 @@ impl Unsettled {
         if self.bytes <= SMALL_BYTES_MAX {
             return;
         }
-        let most = shared.settings.unsettled_max.bytes;
-        let bytes = u32::try_from(self.bytes).unwrap_or(u32::MAX).min(most);
+        let max = shared.settings.unsettled_max.bytes;
+        let bytes = u32::try_from(self.bytes).unwrap_or(u32::MAX).min(max);
         let space = shared.attempts.space.clone().acquire_many_owned(bytes);
         self._space = Some(space.await.expect("it is never closed"));
     }
@@ -306,8 +306,8 @@ impl<'a> Settler<'a> {
     /// If so many outcomes are held up that others soon find no room, no longer renews the leases of those that were held
     /// up most: these jobs run again, once the leases have ended.
     fn give_up_most_held_up(&mut self) {
-        let most = self.shared.settings.unsettled_max.count / 2;
-        for one in self.held_up.beyond(most) {
+        let max = self.shared.settings.unsettled_max.count / 2;
+        for one in self.held_up.beyond(max) {
             let Settlement { id, fence, .. } = one.settlement;
             self.shared.leases.give_up(id, fence);
         }

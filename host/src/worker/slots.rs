@@ -88,7 +88,7 @@ impl Inner {
                     .of_handlers
                     .get(&limit.handler)
                     .map_or(0, |of| of.running);
-                running < limit.most
+                running < limit.max
             });
             !is_late && has_room
         };
@@ -489,7 +489,7 @@ pub(super) mod tests {
         let slots = Slots::new(3, Arc::default());
         let limit = HostLimit {
             handler: "noop".into(),
-            most: 1,
+            max: 1,
         };
         let limited = |id| Claim {
             host_limit: Some(limit.clone()),

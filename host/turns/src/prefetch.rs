@@ -255,9 +255,9 @@ mod tests {
     fn slow_claims_do_not_slow_down_short_jobs() {
         for (slots, job_ms, claim_ms) in [(2, 1, 50), (8, 10, 100), (100, 10, 100), (8, 100, 20)] {
             let report = run(model(slots, job_ms, 30, claim_ms), 20_000);
-            let most = slots * 20_000 / job_ms;
+            let max = slots * 20_000 / job_ms;
             // At most a tenth of a second of jobs is claimed ahead.
-            let expected = most * 100 / (100 + claim_ms) * 7 / 10;
+            let expected = max * 100 / (100 + claim_ms) * 7 / 10;
             assert!(
                 report.started >= expected,
                 "{slots} slots, {job_ms} ms, {claim_ms} ms: {report:?}, {expected} expected"

@@ -44,7 +44,7 @@ pub struct Part<L> {
     /// The lane.
     pub lane: L,
     /// `None`: no other lane of its class has jobs, so it gets everything.
-    pub most: Option<usize>,
+    pub max: Option<usize>,
 }
 
 /// The lanes that are known to have jobs. `L` is the id of a lane.
@@ -203,9 +203,9 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     pub fn one_each(&mut self, room: usize) -> Vec<Part<L>> {
         let mut parts = self.divide_by(1, room.min(self.lanes.len()), room);
         for part in &mut parts {
-            if let Some(most) = part.most.filter(|most| *most > 1) {
-                self.settle(part.lane, most - 1, 0, 1.0);
-                part.most = Some(1);
+            if let Some(max) = part.max.filter(|max| *max > 1) {
+                self.settle(part.lane, max - 1, 0, 1.0);
+                part.max = Some(1);
             }
         }
         parts
@@ -227,13 +227,13 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                     break;
                 }
                 let place = *places.entry(lane).or_insert_with(|| {
-                    let most = Some(0);
-                    parts.push(Part { lane, most });
+                    let max = Some(0);
+                    parts.push(Part { lane, max });
                     parts.len() - 1
                 });
                 let turns = burst.min(left);
                 left -= turns;
-                parts[place].most = parts[place].most.map(|most| most + turns);
+                parts[place].max = parts[place].max.map(|max| max + turns);
                 #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
                 let turns = turns as f64;
                 let of_one = cost_of(&self.costs, lane);
@@ -242,10 +242,10 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                 if queues.is_single() {
                     // The turns of a lane that has them all need not be counted.
                     pay(queues, lane, &self.lanes, -turns, -cost);
-                    parts[of_class].most = None;
+                    parts[of_class].max = None;
                     break;
                 }
-                if of_one < CHEAP && parts[place].most >= Some(CHEAP_TURNS_MAX) {
+                if of_one < CHEAP && parts[place].max >= Some(CHEAP_TURNS_MAX) {
                     break;
                 }
             }

@@ -111,7 +111,7 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
     let asked: Vec<ClaimOrder> = orders
         .iter()
         .map(|order| ClaimOrder {
-            most: order.most,
+            max: order.most,
             ..lanes[order.lane as usize].order
         })
         .collect();
@@ -235,8 +235,8 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
                     lane: lane.id,
                     after: i64::MIN,
                     lease_ms: 60_000,
-                    most: None,
-                    only: None,
+                    max: None,
+                    overdue: None,
                 },
                 keys: keys.map(|(gate, key)| Key { gate, key }).collect(),
                 ready: ready as usize,

@@ -64,8 +64,8 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
             lane: lane.id,
             after: i64::MIN,
             lease_ms,
-            most: None,
-            only: None,
+            max: None,
+            overdue: None,
         })
         .collect()
 }

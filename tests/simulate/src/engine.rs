@@ -396,7 +396,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
         let orders = parts.into_iter().map(|part| Order {
             lane: part.lane,
-            most: part.most,
+            most: part.max,
         });
         of.sent = Some(Sent {
             orders: orders.collect(),

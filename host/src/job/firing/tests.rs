@@ -241,11 +241,11 @@ fn a_backfill_has_every_due_time_from_its_start_to_before_its_end() {
 #[test]
 fn a_backfill_of_more_than_ten_thousand_due_times_is_refused() {
     let due = due("* * * * * *");
-    let most = at("00:00:00") + SignedDuration::from_secs(10_000);
-    let (times, is_last) = backfill(&due, at("00:00:00"), most, None).unwrap();
+    let max = at("00:00:00") + SignedDuration::from_secs(10_000);
+    let (times, is_last) = backfill(&due, at("00:00:00"), max, None).unwrap();
     assert_eq!((times.len(), is_last), (FIRED_MAX, false));
-    let more = most + SignedDuration::from_secs(1);
+    let more = max + SignedDuration::from_secs(1);
     let error = backfill(&due, at("00:00:00"), more, None).unwrap_err();
     assert!(error.contains("more than 10000 due times"), "{error}");
-    assert!(backfill(&Err("no".into()), at("00:00:00"), most, None).is_err());
+    assert!(backfill(&Err("no".into()), at("00:00:00"), max, None).is_err());
 }

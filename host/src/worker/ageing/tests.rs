@@ -21,20 +21,20 @@ fn known(lanes: &[OverdueLane], start: Instant) -> Overdue {
     overdue
 }
 
-fn lanes_of(lanes: &[(LaneId, Only)]) -> Vec<(i64, usize)> {
+fn lanes_of(lanes: &[(LaneId, OverdueFilter)]) -> Vec<(i64, usize)> {
     lanes
         .iter()
-        .map(|(lane, only)| (lane.0, only.most))
+        .map(|(lane, filter)| (lane.0, filter.max))
         .collect()
 }
 
-fn orders(lanes: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
-    let order = |&(lane, only): &(LaneId, Only)| ClaimOrder {
+fn orders(lanes: &[(LaneId, OverdueFilter)]) -> Vec<ClaimOrder> {
+    let order = |&(lane, filter): &(LaneId, OverdueFilter)| ClaimOrder {
         lane,
         after: 0,
         lease_ms: 1000,
-        most: None,
-        only: Some(only),
+        max: None,
+        overdue: Some(filter),
     };
     lanes.iter().map(order).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Claims;
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, ClaimedJob, Only};
+use crate::store::{ClaimOrder, ClaimedJob, OverdueFilter};
 use crate::worker::claim::Claim;
 use crate::worker::turns::Class;
 
@@ -18,10 +18,10 @@ type Alike = (Option<usize>, Vec<ClaimOrder>);
 pub(super) fn whole(orders: &[ClaimOrder], size: usize, wanted: usize) -> Vec<ClaimOrder> {
     let jobs = |batches: usize| batches.clamp(1, wanted).min(JOBS_MAX / size) * size;
     let whole = |order: &ClaimOrder| ClaimOrder {
-        most: Some(jobs(order.most.map_or(wanted, |most| most.div_ceil(size)))),
-        only: order.only.map(|only| Only {
-            most: jobs(only.most.div_ceil(size)),
-            ..only
+        max: Some(jobs(order.max.map_or(wanted, |max| max.div_ceil(size)))),
+        overdue: order.overdue.map(|filter| OverdueFilter {
+            max: jobs(filter.max.div_ceil(size)),
+            ..filter
         }),
         ..*order
     };
@@ -134,31 +134,31 @@ mod tests {
 
     #[test]
     fn orders_are_for_whole_batches() {
-        let order = |most| ClaimOrder {
+        let order = |max| ClaimOrder {
             lane: LaneId(1),
             after: 0,
             lease_ms: 1,
-            most,
-            only: None,
+            max,
+            overdue: None,
         };
-        let most = |most, wanted| whole(&[order(most)], 10, wanted)[0].most;
-        assert_eq!(most(None, 3), Some(30));
-        assert_eq!(most(Some(1), 3), Some(10));
-        assert_eq!(most(Some(0), 3), Some(10));
-        assert_eq!(most(Some(11), 3), Some(20));
-        assert_eq!(most(Some(99), 3), Some(30));
-        assert_eq!(most(None, 9_999), Some(JOBS_MAX));
+        let max = |max, wanted| whole(&[order(max)], 10, wanted)[0].max;
+        assert_eq!(max(None, 3), Some(30));
+        assert_eq!(max(Some(1), 3), Some(10));
+        assert_eq!(max(Some(0), 3), Some(10));
+        assert_eq!(max(Some(11), 3), Some(20));
+        assert_eq!(max(Some(99), 3), Some(30));
+        assert_eq!(max(None, 9_999), Some(JOBS_MAX));
         let waited = Duration::from_secs(1);
-        let only = Some(Only { most: 12, waited });
+        let filter = Some(OverdueFilter { max: 12, waited });
         let overdue = whole(
             &[ClaimOrder {
-                only,
+                overdue: filter,
                 ..order(None)
             }],
             10,
             3,
         );
-        assert_eq!(overdue[0].only, Some(Only { most: 20, waited }));
+        assert_eq!(overdue[0].overdue, Some(OverdueFilter { max: 20, waited }));
     }
 
     #[test]

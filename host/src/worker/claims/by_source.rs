@@ -73,7 +73,7 @@ impl Claims<'_> {
                 .and_then(|handler| self.host_limits.get(handler));
             limit.map_or(wanted, |limit| {
                 let in_hand = self.shared.slots.in_hand_of(&limit.handler);
-                limit.most.saturating_sub(in_hand).min(wanted)
+                limit.max.saturating_sub(in_hand).min(wanted)
             })
         };
         let rooms = self.sources.iter().map(|source| (source, room(source)));

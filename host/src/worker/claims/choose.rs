@@ -11,10 +11,8 @@ use crate::worker::lanes::Serving;
 use crate::worker::policy::Policy;
 
 /// The maximum number of attempts of a handler that run at the same time on this host.
-fn most_at_once(policy: &Policy) -> Option<usize> {
-    policy
-        .concurrency
-        .and_then(|most| usize::try_from(most).ok())
+fn max_at_once(policy: &Policy) -> Option<usize> {
+    policy.concurrency.and_then(|max| usize::try_from(max).ok())
 }
 
 impl Claims<'_> {
@@ -70,15 +68,15 @@ impl Claims<'_> {
                 queue_index,
                 by_source: policy.is_none(),
                 orphans_only: lane.inbox_of().is_some_and(|worker| worker != me),
-                most_at_once: policy.and_then(|policy| most_at_once(&policy)),
+                max_at_once: policy.and_then(|policy| max_at_once(&policy)),
             })
         };
         if !are_known {
             let limit = |handler: &Handler| {
                 let name = handler.manifest.name.as_str();
-                let most = most_at_once(&policy(handler))?;
+                let max = max_at_once(&policy(handler))?;
                 let handler = name.into();
-                Some((name.to_owned(), HostLimit { handler, most }))
+                Some((name.to_owned(), HostLimit { handler, max }))
             };
             let names = handlers.names();
             let all = names.iter().filter_map(|name| handlers.get(name));

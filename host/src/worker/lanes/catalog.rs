@@ -67,7 +67,7 @@ impl Lanes {
                     host_limit: None,
                     rates: Vec::new(),
                     batch: None,
-                    most_at_once: None,
+                    max_at_once: None,
                     cost: 1.0,
                     weight: 1.0,
                     cursor: i64::MIN,
@@ -187,6 +187,6 @@ fn choose(
     known.adopts = serving;
     let serving = serving.filter(|_| shards.are_own(&known.lane));
     let is_capped = shares.choose(known, serving, order);
-    known.most_at_once = serving.and_then(|serving| serving.most_at_once);
+    known.max_at_once = serving.and_then(|serving| serving.max_at_once);
     gates.choose(known, is_capped);
 }

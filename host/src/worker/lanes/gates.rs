@@ -94,7 +94,7 @@ impl Gates {
             let limit = format!("{name}\n{}", known.place.key).into();
             known.limits.push((name, limit));
         }
-        known.host_limit = known.most_at_once.map(|_| {
+        known.host_limit = known.max_at_once.map(|_| {
             let name = host_limit_name(&lane.handler);
             let limit = name.as_str().into();
             (name, limit)

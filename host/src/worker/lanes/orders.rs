@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{After, Known, LANES_PER_CLAIM, Lanes};
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, Only};
+use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, OverdueFilter};
 use crate::worker::turns::{Class, Part};
 
 /// Sorts lanes by id, and starts with the one after this one.
@@ -49,12 +49,12 @@ impl Lanes {
             self.count_deferred(first, &parts);
         }
         let mut orders: Vec<(Class, u8, ClaimOrder)> = Vec::with_capacity(parts.len());
-        for Part { lane, most } in parts {
+        for Part { lane, max } in parts {
             if let Some(order) = self.known.get(&lane).and_then(|known| known.order(after)) {
                 orders.push((
                     self.known[&lane].place.class,
                     1,
-                    ClaimOrder { most, ..order },
+                    ClaimOrder { max, ..order },
                 ));
             }
         }
@@ -75,7 +75,7 @@ impl Lanes {
             if let Some(order) = self.known[&lane].order(After::Recent) {
                 self.active.take(lane);
                 orders.push(ClaimOrder {
-                    most: Some(1),
+                    max: Some(1),
                     ..order
                 });
             }
@@ -112,12 +112,12 @@ impl Lanes {
                 continue;
             };
             let is_probe = probes.contains(&order.lane);
-            let most = is_probe.then_some(1);
+            let max = is_probe.then_some(1);
             let rank = if is_probe { 0 } else { 2 };
             orders.push((
                 known.class(self.queue_order),
                 rank,
-                ClaimOrder { most, ..order },
+                ClaimOrder { max, ..order },
             ));
         }
         if let Some(last) = probes.last() {
@@ -130,10 +130,10 @@ impl Lanes {
     /// are known to have jobs are not in this claim.
     pub(in crate::worker) fn leave_later_classes(&mut self, orders: &mut Vec<ClaimOrder>) -> bool {
         let shares = |order: &&ClaimOrder| {
-            order.only.is_none() && order.most.is_some() && self.active.contains(order.lane)
+            order.overdue.is_none() && order.max.is_some() && self.active.contains(order.lane)
         };
         // Overdue jobs go ahead of the classes.
-        let is_overdue = orders.iter().any(|order| order.only.is_some());
+        let is_overdue = orders.iter().any(|order| order.overdue.is_some());
         let Some(first) = orders.iter().find(shares).filter(|_| !is_overdue) else {
             return false;
         };
@@ -152,7 +152,7 @@ impl Lanes {
     pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders.iter().rev() {
             self.active
-                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
+                .settle(order.lane, order.max.unwrap_or(0), 0, 1.0);
         }
     }
 
@@ -199,11 +199,11 @@ impl Lanes {
         let mut emptied = Vec::new();
         for (position, order) in orders.iter().enumerate() {
             let jobs = claimed.get(&order.lane).copied().unwrap_or(0);
-            if order.only.is_some() || order.most.is_some() {
+            if order.overdue.is_some() || order.max.is_some() {
                 // Overdue jobs, and those that a probe finds, take their turns in advance.
-                let is_in_turn = order.only.is_none() && self.active.contains(order.lane);
-                let taken = order.most.filter(|_| is_in_turn).unwrap_or(0);
-                if jobs > 0 && order.only.is_none() {
+                let is_in_turn = order.overdue.is_none() && self.active.contains(order.lane);
+                let taken = order.max.filter(|_| is_in_turn).unwrap_or(0);
+                if jobs > 0 && order.overdue.is_none() {
                     self.activate(order.lane);
                 }
                 let cost = self.known.get(&order.lane).map_or(1.0, |known| known.cost);
@@ -211,17 +211,17 @@ impl Lanes {
             }
             self.divide_by_cost(order.lane);
             // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
-            if order.only.is_some() || is_filled && Some(position) > last {
+            if order.overdue.is_some() || is_filled && Some(position) > last {
                 continue;
             }
-            let is_used_up = order.most.is_some_and(|most| jobs >= most);
+            let is_used_up = order.max.is_some_and(|max| jobs >= max);
             let was_read = !is_filled || Some(position) < last;
             is_any_used_up |= is_used_up;
             // An idle lane says nothing about the others of its limits.
             if jobs == 0 && self.active.contains(order.lane) {
                 emptied.push(order.lane);
             }
-            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
+            if jobs == 0 || order.max.is_some() && !is_used_up && was_read {
                 self.active.remove(order.lane);
                 self.woken.remove(&order.lane);
             } else {
@@ -246,7 +246,7 @@ impl Lanes {
     fn forfeit_turns(&mut self, orders: &[ClaimOrder], claimed: &HashMap<LaneId, usize>) {
         let class = |id: &LaneId| self.known.get(id).map(|known| known.place.class);
         let served: HashSet<_> = claimed.keys().map(class).collect();
-        let unserved = orders.iter().filter(|order| order.most.is_some());
+        let unserved = orders.iter().filter(|order| order.max.is_some());
         let unserved: Vec<LaneId> = unserved
             .map(|order| order.lane)
             .filter(|id| !served.contains(&class(id)))
@@ -289,7 +289,7 @@ impl Lanes {
     /// that has any, after the lanes of earlier tiers.
     pub(in crate::worker) fn promoted(
         &mut self,
-        overdue: &[(LaneId, Only)],
+        overdue: &[(LaneId, OverdueFilter)],
         wanted: usize,
     ) -> Vec<ClaimOrder> {
         let tier = |lanes: &Self, id: &LaneId| Some(lanes.known.get(id)?.tier(lanes.queue_order));
@@ -306,11 +306,11 @@ impl Lanes {
         let of_tier = overdue
             .iter()
             .filter(|(id, _)| tier(self, id) == Some(first));
-        orders.extend(of_tier.filter_map(|(id, only)| {
+        orders.extend(of_tier.filter_map(|(id, filter)| {
             let known = self.known.get(id).filter(|_| !self.is_closed(*id))?;
             let order = known.order(After::Recent)?;
-            let only = Some(*only);
-            Some(ClaimOrder { only, ..order })
+            let overdue = Some(*filter);
+            Some(ClaimOrder { overdue, ..order })
         }));
         orders
     }

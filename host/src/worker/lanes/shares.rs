@@ -150,7 +150,7 @@ impl Lanes {
             {
                 let Place { queue, key, .. } = &known.place;
                 let fairness = &mut self.shares.fairness;
-                let is_promotion = order.only.is_some();
+                let is_promotion = order.overdue.is_some();
                 fairness.selected(queue, key, *jobs, is_promotion, &self.active, now);
             }
         }

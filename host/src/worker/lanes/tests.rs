@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::Priority;
-use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, Only, Peek};
+use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, OverdueFilter, Peek};
 use crate::worker::slots;
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
@@ -58,7 +58,7 @@ const SERVED: Serving = Serving {
     queue_index: 0,
     by_source: false,
     orphans_only: false,
-    most_at_once: None,
+    max_at_once: None,
 };
 
 /// These lanes, all of which are served.
@@ -103,7 +103,7 @@ fn order(lanes: &mut Lanes) -> Vec<(i64, i64)> {
 
 /// The lane and the maximum of each order.
 fn parts(orders: &[ClaimOrder]) -> Vec<(i64, Option<usize>)> {
-    let parts = orders.iter().map(|order| (order.lane.0, order.most));
+    let parts = orders.iter().map(|order| (order.lane.0, order.max));
     parts.collect()
 }
 
@@ -134,7 +134,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
         lanes.claimed(&orders, &jobs, &[], false).used_up,
         "lane 20 has used its part up"
     );
-    assert_eq!(lanes.orders(After::Cursor, WANTED)[1].most, Some(6));
+    assert_eq!(lanes.orders(After::Cursor, WANTED)[1].max, Some(6));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn lanes_without_known_jobs_are_probed_in_turns() {
         let orders = lanes.orders(After::Cursor, WANTED);
         assert_eq!(orders.len(), 100, "all are read if the claim is not filled");
         let (probes, rest) = orders.split_at(PROBES_PER_CLAIM);
-        assert!(probes.iter().all(|order| order.most == Some(1)));
+        assert!(probes.iter().all(|order| order.max == Some(1)));
         assert_eq!(parts(&rest[..1]), [(50, None)]);
         probed.extend(probes.iter().map(|order| order.lane));
     }
@@ -246,14 +246,14 @@ fn strict_order_puts_the_queue_before_the_priority_also_for_overdue_jobs() {
         ids.collect::<Vec<_>>()
     };
     assert_eq!(ids(&lanes.orders(After::Cursor, WANTED)), [20, 30, 10, 40]);
-    let only = Only {
-        most: 3,
+    let filter = OverdueFilter {
+        max: 3,
         waited: Duration::from_secs(1),
     };
     let mut promoted = |of: &[i64]| {
-        let of: Vec<_> = of.iter().map(|lane| (LaneId(*lane), only)).collect();
+        let of: Vec<_> = of.iter().map(|lane| (LaneId(*lane), filter)).collect();
         let orders = lanes.promoted(&of, WANTED);
-        let limited = orders.iter().map(|order| order.only.is_some());
+        let limited = orders.iter().map(|order| order.overdue.is_some());
         (ids(&orders), limited.collect::<Vec<_>>())
     };
     assert_eq!(promoted(&[40, 30]), (vec![30], vec![true]));

@@ -73,8 +73,8 @@ impl<T> HeldUp<T> {
     }
 
     /// Those that were tried most often, if there are more than this; none otherwise.
-    pub(super) fn beyond(&self, most: usize) -> impl Iterator<Item = &T> {
-        let excess = self.count().saturating_sub(most);
+    pub(super) fn beyond(&self, max: usize) -> impl Iterator<Item = &T> {
+        let excess = self.count().saturating_sub(max);
         let mut parts: Vec<&Part<T>> = Vec::new();
         if excess > 0 {
             parts.extend(&self.parts);
@@ -175,10 +175,7 @@ mod tests {
         assert_eq!(held_up.count(), 3);
         assert_eq!(held_up.beyond(3).count(), 0);
         held_up.add(vec![7, 8], 0, later);
-        let most: Vec<usize> = held_up.beyond(3).copied().collect();
-        assert!(
-            most.len() == 2 && most.iter().all(|one| *one < 3),
-            "{most:?}"
-        );
+        let max: Vec<usize> = held_up.beyond(3).copied().collect();
+        assert!(max.len() == 2 && max.iter().all(|one| *one < 3), "{max:?}");
     }
 }

@@ -26,15 +26,15 @@ fn run(
     let mut claimed = Vec::new();
     for _ in 0..claims {
         let mut left = batch;
-        for Part { lane, most } in turns.divide(batch, 256) {
+        for Part { lane, max } in turns.divide(batch, 256) {
             let has = jobs.entry(lane.0).or_default();
-            let used = most.unwrap_or(left).min(*has).min(left);
+            let used = max.unwrap_or(left).min(*has).min(left);
             let is_exhausted = used == *has;
             *has -= used;
             left -= used;
             claimed.push((lane.0, used));
-            if let Some(most) = most {
-                turns.settle(lane, most, used, 1.0);
+            if let Some(max) = max {
+                turns.settle(lane, max, used, 1.0);
             }
             if is_exhausted {
                 turns.remove(lane);
@@ -58,7 +58,7 @@ fn a_lane_that_is_alone_gets_everything() {
     turns.insert(LaneId(1), place("a", "", 1.0));
     let all = |lane| Part {
         lane: LaneId(lane),
-        most: None,
+        max: None,
     };
     assert_eq!(turns.divide(500, 256), [all(1)]);
     let other = Place {
@@ -154,11 +154,11 @@ fn turns_that_were_not_used_are_given_back() {
     // The claim is filled by the first lane each time, because the second one is busy elsewhere.
     let mut used_by_first = 0;
     for _ in 0..10 {
-        for Part { lane, most } in turns.divide(10, 256) {
-            let most = most.expect("there are two lanes");
-            let used = if lane == LaneId(1) { most } else { 0 };
+        for Part { lane, max } in turns.divide(10, 256) {
+            let max = max.expect("there are two lanes");
+            let used = if lane == LaneId(1) { max } else { 0 };
             used_by_first += used;
-            turns.settle(lane, most, used, 1.0);
+            turns.settle(lane, max, used, 1.0);
         }
     }
     let mut jobs: HashMap<i64, usize> = [(1, 1000), (2, 1000)].into();
@@ -177,7 +177,7 @@ fn a_key_that_leaves_takes_no_more_than_one_share_along() {
     turns.insert(LaneId(2), place("q", "b", 1.0));
     let parts = turns.divide(1000, 256);
     assert_eq!(
-        parts.iter().map(|part| part.most).collect::<Vec<_>>(),
+        parts.iter().map(|part| part.max).collect::<Vec<_>>(),
         [Some(500), Some(500)]
     );
     turns.settle(LaneId(1), 500, 500, 1.0);
@@ -199,7 +199,7 @@ fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
     for _ in 0..4 {
         let parts = turns.divide(5000, 250);
         assert_eq!(parts.len(), 250);
-        assert!(parts.iter().all(|part| part.most == Some(8)));
+        assert!(parts.iter().all(|part| part.max == Some(8)));
         seen.extend(parts.iter().map(|part| part.lane));
     }
     assert_eq!(seen.len(), 1000);
@@ -213,7 +213,7 @@ fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
         turns.divide(5, 256),
         [Part {
             lane: LaneId(1),
-            most: None
+            max: None
         }]
     );
     turns.insert(LaneId(2), place("q", "b", 1.0));
@@ -263,17 +263,17 @@ fn a_claim_is_divided_by_what_jobs_cost() {
     turns.set_cost(LaneId(1), 3.0);
     for _ in 0..10 {
         let parts = turns.divide(40, 256);
-        let most = |id| parts.iter().find(|part| part.lane == LaneId(id));
-        let most = [most(1), most(2)].map(|part| part.unwrap().most.unwrap());
-        assert!((9..=11).contains(&most[0]), "{most:?}");
-        turns.settle(LaneId(1), most[0], most[0], 3.0);
-        turns.settle(LaneId(2), most[1], most[1], 1.0);
+        let max = |id| parts.iter().find(|part| part.lane == LaneId(id));
+        let max = [max(1), max(2)].map(|part| part.unwrap().max.unwrap());
+        assert!((9..=11).contains(&max[0]), "{max:?}");
+        turns.settle(LaneId(1), max[0], max[0], 3.0);
+        turns.settle(LaneId(2), max[1], max[1], 1.0);
     }
     // What was not used is given back at the price that it was taken for.
     let before = turns.credit("q", "1");
     let parts = turns.divide(40, 256);
     for part in parts {
-        turns.settle(part.lane, part.most.unwrap(), 0, 1.0);
+        turns.settle(part.lane, part.max.unwrap(), 0, 1.0);
     }
     let rounds = (turns.credit("q", "1") - before).round();
     assert!(rounds >= 0.0 && (turns.credit("q", "1") - before - rounds).abs() < 1e-9);
@@ -289,16 +289,11 @@ fn a_lane_of_very_cheap_jobs_takes_some_turns_of_each_claim_and_has_its_share_in
     let mut claimed: HashMap<i64, usize> = HashMap::new();
     while claimed.get(&1).copied().unwrap_or(0) < 100_000 {
         let parts = turns.divide(1000, 256);
-        for Part { lane, most } in parts {
-            let most = most.expect("there are two lanes");
-            assert!(most <= 100, "{most} of lane {lane:?}");
-            turns.settle(
-                lane,
-                most,
-                most,
-                if lane == LaneId(1) { 0.0001 } else { 1.0 },
-            );
-            *claimed.entry(lane.0).or_default() += most;
+        for Part { lane, max } in parts {
+            let max = max.expect("there are two lanes");
+            assert!(max <= 100, "{max} of lane {lane:?}");
+            turns.settle(lane, max, max, if lane == LaneId(1) { 0.0001 } else { 1.0 });
+            *claimed.entry(lane.0).or_default() += max;
         }
     }
     // One job of the other lane costs as much as 10,000 of these.
@@ -314,11 +309,11 @@ fn a_lane_of_very_dear_jobs_has_its_share_of_long_claims() {
     turns.set_cost(LaneId(1), 10_000.0);
     let mut claimed: HashMap<i64, usize> = HashMap::new();
     for _ in 0..50 {
-        for Part { lane, most } in turns.divide(1000, 256) {
-            let most = most.expect("there are two lanes");
+        for Part { lane, max } in turns.divide(1000, 256) {
+            let max = max.expect("there are two lanes");
             let cost = if lane == LaneId(1) { 10_000.0 } else { 1.0 };
-            turns.settle(lane, most, most, cost);
-            *claimed.entry(lane.0).or_default() += most;
+            turns.settle(lane, max, max, cost);
+            *claimed.entry(lane.0).or_default() += max;
         }
     }
     assert!((5..=6).contains(&claimed[&1]), "{claimed:?}");
@@ -334,11 +329,11 @@ fn a_queue_pays_for_jobs_and_not_for_what_they_cost() {
     turns.set_cost(LaneId(2), 10.0);
     let mut claimed: HashMap<i64, usize> = HashMap::new();
     for _ in 0..50 {
-        for Part { lane, most } in turns.divide(20, 256) {
-            let most = most.unwrap();
+        for Part { lane, max } in turns.divide(20, 256) {
+            let max = max.unwrap();
             let cost = if lane == LaneId(3) { 1.0 } else { 10.0 };
-            turns.settle(lane, most, most, cost);
-            *claimed.entry(lane.0).or_default() += most;
+            turns.settle(lane, max, max, cost);
+            *claimed.entry(lane.0).or_default() += max;
         }
     }
     assert_eq!((claimed[&1] + claimed[&2], claimed[&3]), (500, 500));
@@ -355,10 +350,10 @@ fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_
         jobs.insert(lane, 1_000);
     }
     let parts = turns.divide(512, 256);
-    assert!(parts.len() == 64 && parts.iter().all(|part| part.most == Some(8)));
+    assert!(parts.len() == 64 && parts.iter().all(|part| part.max == Some(8)));
     let parts = turns.divide(100, 256);
     assert!(
-        parts.len() == 100 && parts.iter().all(|part| part.most == Some(1)),
+        parts.len() == 100 && parts.iter().all(|part| part.max == Some(1)),
         "a small claim"
     );
     let claimed = run(&mut turns, &mut jobs, 512, 2048 * 80 / 512);
@@ -387,7 +382,7 @@ fn a_claim_of_one_job_of_each_lane_asks_as_many_as_fit() {
         turns.insert(LaneId(n), place("a", &n.to_string(), 3.0));
     }
     let parts = turns.one_each(256);
-    assert!(parts.iter().all(|part| part.most == Some(1)));
+    assert!(parts.iter().all(|part| part.max == Some(1)));
     let mut asked: Vec<i64> = parts.iter().map(|part| part.lane.0).collect();
     asked.sort_unstable();
     asked.dedup();
@@ -412,7 +407,7 @@ fn a_turn_that_is_taken_early_is_not_taken_again() {
     }
     let next = |turns: &mut Turns<LaneId>| -> Vec<(i64, Option<usize>)> {
         let parts = turns.divide(3, 256);
-        parts.iter().map(|part| (part.lane.0, part.most)).collect()
+        parts.iter().map(|part| (part.lane.0, part.max)).collect()
     };
     turns.take(LaneId(1));
     turns.settle(LaneId(1), 1, 1, 1.0);
@@ -420,7 +415,7 @@ fn a_turn_that_is_taken_early_is_not_taken_again() {
     // Given back: nobody is ahead.
     turns.take(LaneId(1));
     turns.settle(LaneId(1), 1, 0, 1.0);
-    let both: usize = next(&mut turns).iter().filter_map(|(_, most)| *most).sum();
+    let both: usize = next(&mut turns).iter().filter_map(|(_, max)| *max).sum();
     assert_eq!(both, 3);
 }
 
@@ -457,7 +452,7 @@ fn turns_that_were_given_back_do_not_put_off_those_who_come_later() {
         let of_later: Vec<_> = parts.iter().filter(|part| part.lane != LaneId(9)).collect();
         assert_eq!(of_later.len(), 2);
         for part in &of_later {
-            turns.settle(part.lane, part.most.unwrap_or(0), 0, 1.0);
+            turns.settle(part.lane, part.max.unwrap_or(0), 0, 1.0);
         }
         for part in &of_later {
             turns.forfeit(part.lane);
@@ -466,7 +461,7 @@ fn turns_that_were_given_back_do_not_put_off_those_who_come_later() {
     turns.remove(LaneId(9));
     turns.insert(LaneId(3), place("a", "z", 1.0));
     let parts = turns.divide(10, 256);
-    let mut most: Vec<_> = parts.iter().map(|part| (part.lane.0, part.most)).collect();
-    most.sort_unstable();
-    assert_eq!(most, [(1, Some(2)), (2, Some(6)), (3, Some(2))]);
+    let mut max: Vec<_> = parts.iter().map(|part| (part.lane.0, part.max)).collect();
+    max.sort_unstable();
+    assert_eq!(max, [(1, Some(2)), (2, Some(6)), (3, Some(2))]);
 }

@@ -20,7 +20,7 @@ async fn claim(store: &Store, batches: usize) -> (Vec<usize>, Vec<ClosedLane>) {
         .await
         .into_iter()
         .map(|order| ClaimOrder {
-            most: Some(10 * batches),
+            max: Some(10 * batches),
             ..order
         })
         .collect();

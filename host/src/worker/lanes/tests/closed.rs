@@ -145,7 +145,7 @@ fn after_a_claim_of_closed_lanes_the_next_one_asks_as_many_as_fit() {
     lanes.claimed(&orders, &[], &closed(&orders), false);
     let orders = lanes.orders_of_many(After::Cursor);
     assert_eq!(orders.len(), LANES_PER_CLAIM);
-    assert!(orders.iter().all(|order| order.most == Some(1)));
+    assert!(orders.iter().all(|order| order.max == Some(1)));
     lanes.claimed(&orders, &[], &closed(&orders), false);
     assert_eq!(open(&lanes).len(), 300 - WANTED - LANES_PER_CLAIM);
 }
@@ -496,11 +496,11 @@ fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_firs
     lanes.go_first([LaneId(299)]);
     assert!(lanes.free(LaneId(1)));
     assert_eq!(open(&lanes), [1, 299, 400]);
-    let only = Only {
-        most: 1,
+    let filter = OverdueFilter {
+        max: 1,
         waited: Duration::from_secs(900),
     };
-    let promoted = lanes.promoted(&[(LaneId(300), only), (LaneId(299), only)], 10);
+    let promoted = lanes.promoted(&[(LaneId(300), filter), (LaneId(299), filter)], 10);
     let promoted: Vec<i64> = promoted.iter().map(|order| order.lane.0).collect();
     assert_eq!(promoted, [299], "the other is closed");
 }
@@ -557,7 +557,7 @@ fn the_end_of_an_attempt_opens_lanes_whose_handler_had_no_room_on_this_host() {
     let mut lanes = Lanes::default();
     lanes.learn((1..=3).map(|n| of_tenant(n, n, "a")).collect());
     let limited = Serving {
-        most_at_once: Some(1),
+        max_at_once: Some(1),
         ..SERVED
     };
     lanes.serve(|_| Some(limited));
@@ -613,7 +613,7 @@ fn the_first_job_of_a_lane_is_claimed_first_and_goes_ahead_whether_or_not_the_la
     assert!(lanes.first_orders(0).is_empty());
     let orders = lanes.first_orders(9);
     assert_eq!(orders.len(), 1);
-    assert_eq!((orders[0].lane, orders[0].most), (LaneId(20), Some(1)));
+    assert_eq!((orders[0].lane, orders[0].max), (LaneId(20), Some(1)));
     let jobs = [job(20, 20)];
     assert_eq!(lanes.take_woken(&jobs), [LaneId(20)]);
     lanes.claimed(&orders, &jobs, &[], true);
