@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 
 use self::registry::{Next, Registry, Sight};
 use crate::job::JobId;
-use crate::store::{Looked, Store, StoreError};
+use crate::store::{JobStatus, Store, StoreError};
 
 /// How many callers may wait at once. Each keeps a connection open.
 pub const WAITERS_MAX: usize = 2000;
@@ -174,8 +174,8 @@ impl Ends {
         for (id, looked) in store.look_at(ids).await? {
             unknown.remove(&id);
             match looked {
-                Looked::Live(row) => self.registry().show(id, Seen::Live(row.0.into())),
-                Looked::Ended => ended.push(id.0),
+                JobStatus::Live(row) => self.registry().show(id, Seen::Live(row.0.into())),
+                JobStatus::Ended => ended.push(id.0),
             }
         }
         for id in unknown {

@@ -67,37 +67,37 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use self::connect::{Connector, NotOpened, Pool, PooledClient, Reach};
+use self::connect::{Connector, OpenError, Pool, PooledClient, Reach};
 use crate::job::Incarnation;
 use crate::sanitize::printable;
 
 pub use crate::job::JsonText;
 pub use admin::When;
-pub use adopt::{Adopted, Adoption, Orphan};
+pub use adopt::{Adoption, AdoptionResult, Orphan};
 pub use audit::Audit;
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, ClosedLane, OverdueFilter,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedLane, OverdueFilter,
     fills_an_answer,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
 pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
-pub use deadlines::{Enforced, MissedDeadline};
+pub use deadlines::{Enforcement, MissedDeadline};
 pub use declared::ModuleSchedule;
-pub use enqueue::{Enqueue, Enqueued};
+pub use enqueue::{EnqueueRequest, EnqueueResult};
 pub use find::{FoundJobs, RetriedJobs};
-pub use fire::{Backfill, Due, DueSchedule, Fired};
+pub use fire::{Backfill, Due, DueSchedule, ScheduleDecision};
 pub use flows::FlowPage;
 pub use gates::{GateKeys, NewGate};
-pub use handler_state::{StateOf, StateSet, StateWrite};
-pub use jobs::{EXAMINED_MAX, Listed, Listing};
-pub use lanes::{CATALOG_WINDOW, Catalog, Lane, Recovered};
+pub use handler_state::{NewStateValue, StateScope, StateWrite};
+pub use jobs::{EXAMINED_MAX, JobList, Listing};
+pub use lanes::{CATALOG_WINDOW, Catalog, InboxRecovery, Lane};
 pub use listen::{ECHO_TIMEOUT, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine, NEWEST_LINES};
-pub use outcomes::Looked;
+pub use outcomes::JobStatus;
 pub use overdue::OverdueLane;
-pub use peek::{Looking, Peek};
+pub use peek::{Peek, PeekParams};
 pub use promote::Promotion;
 pub use queues::{NewFairShare, add_counts, add_keys};
 pub use read::JobView;
@@ -109,13 +109,13 @@ pub use report::Report;
 pub use retry_all::RetryAll;
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;
-pub use settle::{Locked, Ran, Settled, Settlement};
+pub use settle::{GuestRun, Locked, SettleResult, Settlement};
 pub use shards::LeasedShards;
 pub use sql::{
-    CheckedCall, CheckedStatement, Committed, Confirmed, Effects, Login, NotCommitted, QueryError,
-    SqlError, Unfit, With,
+    CheckedCall, CheckedStatement, CommitError, CommitResult, CommitStatus, Effects, FencedWrite,
+    Login, QueryError, SqlError, Unfit,
 };
-pub use steps::{NotMine, RecordedSteps};
+pub use steps::{LostJob, RecordedSteps};
 
 /// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
 /// long is dead.
@@ -370,9 +370,9 @@ impl Store {
             .map_err(|error| StoreError::Unreachable {
                 target: self.target.clone(),
                 why: match &error {
-                    PoolError::Backend(NotOpened::Failed(error)) => connect::why(error),
-                    PoolError::Backend(NotOpened::Away(away)) => away.why.clone(),
-                    PoolError::Backend(not @ NotOpened::Silent(_)) => not.to_string(),
+                    PoolError::Backend(OpenError::Failed(error)) => connect::why(error),
+                    PoolError::Backend(OpenError::Away(away)) => away.why.clone(),
+                    PoolError::Backend(not @ OpenError::Silent(_)) => not.to_string(),
                     other => describe_chain(other),
                 },
             })

@@ -5,7 +5,7 @@ mod crashes;
 use std::time::Duration;
 
 use rouse::job::{AfterLoss, Fence, JobId, LaneId};
-use rouse::store::{Adopted, Adoption, ClaimOrder, Claimed, Store};
+use rouse::store::{Adoption, AdoptionResult, ClaimOrder, ClaimResult, Store};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -25,7 +25,7 @@ async fn expire(client: &Client, id: JobId) {
         .unwrap();
 }
 
-async fn adopt(store: &Store) -> Adopted {
+async fn adopt(store: &Store) -> AdoptionResult {
     let orders = orders(store, 60_000).await;
     crate::support::claims::adopt(store, Fence(rand()), &orders, 10, 3, None)
         .await
@@ -252,7 +252,7 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
         .await
         .unwrap()
         .get(0);
-    let Claimed::Orphans(until) = ask(Some(ended)).await else {
+    let ClaimResult::Orphans(until) = ask(Some(ended)).await else {
         panic!("the lease ended at that time");
     };
     assert!(until > ended);

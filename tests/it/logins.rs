@@ -369,7 +369,7 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
     enqueue_sql(&client, "'x', queue => 'mail'").await;
     let store = login.worker("w", &["mail"]).await;
     let job = claim(&store, 1).await.remove(0);
-    let of = |handler| rouse::store::StateOf {
+    let of = |handler| rouse::store::StateScope {
         id: job.id,
         fence: job.fence,
         handler,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use rouse::job::{Fence, LaneId};
-use rouse::store::{ClaimOrder, Looking, Peek, Store};
+use rouse::store::{ClaimOrder, Peek, PeekParams, Store};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::{Client, IsolationLevel, Transaction};
@@ -39,7 +39,7 @@ impl Looker {
     }
 
     async fn peek_within(&self, within: Option<Duration>) -> Peek {
-        let looking = Looking {
+        let looking = PeekParams {
             lanes: &self.lanes,
             catalog_after: 0,
             catalog_sum: self.catalog_sum,
@@ -293,7 +293,7 @@ async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
     let (db, other) = (TestDb::new().await, TestDb::new().await);
     let looker = Looker::new(&db).await;
     let writers = async || {
-        let looking = Looking {
+        let looking = PeekParams {
             lanes: &[],
             catalog_after: 0,
             catalog_sum: 0,

@@ -11,7 +11,7 @@ mod page;
 
 use rouse::job::cron::DueTimes;
 use rouse::job::firing::{Decision, fire};
-use rouse::store::{DueSchedule, Fired, Store};
+use rouse::store::{DueSchedule, ScheduleDecision, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -87,9 +87,9 @@ async fn decided(store: &Store) -> Vec<(DueSchedule, Decision)> {
 
 /// Writes decisions; returns the names of the schedules for which they apply.
 async fn write(store: &Store, decided: &[(DueSchedule, Decision)]) -> Vec<String> {
-    let fired: Vec<Fired<'_>> = decided
+    let fired: Vec<ScheduleDecision<'_>> = decided
         .iter()
-        .map(|(due, decision)| Fired {
+        .map(|(due, decision)| ScheduleDecision {
             due,
             decision,
             refused: None,

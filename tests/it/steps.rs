@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::{AbortReason, Fence, JobId, RecordedStep};
-use rouse::store::{Locked, NotMine};
+use rouse::store::{Locked, LostJob};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -162,7 +162,7 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     enqueue(&client, "x", json!({})).await;
     let job = claim(&owner, 1).await.remove(0);
     let (id, fence) = (job.id, job.fence);
-    let refusal = |reason| Err(NotMine(reason));
+    let refusal = |reason| Err(LostJob(reason));
 
     let wrong = Fence(fence.0 ^ 1);
     let taken = AbortReason::TakenByAnotherWorker;
@@ -170,9 +170,9 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         let outcome = store.record_step(id, fence, "s", "1").await.unwrap();
         assert_eq!(outcome, refusal(taken));
         let outcome = recorded_steps(store, id, fence).await;
-        assert_eq!(outcome, Err(NotMine(taken)));
+        assert_eq!(outcome, Err(LostJob(taken)));
         let outcome = store.recorded_step(id, fence, "s").await.unwrap();
-        assert_eq!(outcome, Err(NotMine(taken)));
+        assert_eq!(outcome, Err(LostJob(taken)));
     }
     assert_eq!(
         refused(&client).await,
@@ -239,7 +239,7 @@ async fn an_unrecorded_step_is_never_reported_as_recorded() {
         .unwrap();
     let wrong = Fence(job.fence.0 ^ 1);
     let outcome = owner.record_step(job.id, wrong, "s", "1").await.unwrap();
-    assert_eq!(outcome, Err(NotMine(AbortReason::Error)));
+    assert_eq!(outcome, Err(LostJob(AbortReason::Error)));
     assert!(recorded(&client, job.id.0).await.is_empty());
 }
 
@@ -353,7 +353,7 @@ async fn one_call_returns_the_steps_of_several_jobs() {
         steps.collect::<Vec<_>>(),
         [
             Ok(done("\"c\"")),
-            Err(NotMine(AbortReason::TakenByAnotherWorker)),
+            Err(LostJob(AbortReason::TakenByAnotherWorker)),
             Ok(HashMap::new()),
             Ok(done("\"a\""))
         ]

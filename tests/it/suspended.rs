@@ -12,7 +12,7 @@ use rouse::job::{
     ErrorKind, JobId, JsonText, NewJob, NewJobKind, Outcome, RecordedStep, Suspension, Usage, Wait,
     WaitKind,
 };
-use rouse::store::{ClaimedJob, Locked, NotMine, Ran, Settled, Store};
+use rouse::store::{ClaimedJob, GuestRun, Locked, LostJob, SettleResult, Store};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
@@ -52,7 +52,12 @@ fn call(step: &str, payload: Value) -> NewJob {
     }
 }
 
-async fn settle(store: &Store, job: &ClaimedJob, outcome: Outcome, jobs: Vec<NewJob>) -> Settled {
+async fn settle(
+    store: &Store,
+    job: &ClaimedJob,
+    outcome: Outcome,
+    jobs: Vec<NewJob>,
+) -> SettleResult {
     let settlement = settlement_with(job, outcome, jobs);
     store.settle(&[settlement], Locked::Wait).await.unwrap()
 }
@@ -142,7 +147,7 @@ async fn the_usage_of_a_suspended_attempt_is_kept() {
     let id = enqueue(&client, "x", json!(1)).await;
     let job = claim_one(&store).await;
     let mut ended = settlement(&job, sleep(in_an_hour()));
-    ended.ran = Some(Ran {
+    ended.guest_run = Some(GuestRun {
         usage: Usage::default(),
         digest: [7; 32],
     });
@@ -214,11 +219,11 @@ async fn waits_of_another_workers_job_are_refused() {
     let thief = db.worker().await;
     let steps = ["s".to_owned()];
     let taken = thief.take_signal(job.id, job.fence, "s", "go", None).await;
-    assert!(matches!(taken, Ok(Err(NotMine(_)))), "{taken:?}");
+    assert!(matches!(taken, Ok(Err(LostJob(_)))), "{taken:?}");
     let calls = thief.returned_calls(job.id, job.fence, &steps, 1).await;
-    assert!(matches!(calls, Ok(Err(NotMine(_)))), "{calls:?}");
+    assert!(matches!(calls, Ok(Err(LostJob(_)))), "{calls:?}");
     let parents = thief.parent_ends(job.id, job.fence, None).await;
-    assert!(matches!(parents, Ok(Err(NotMine(_)))), "{parents:?}");
+    assert!(matches!(parents, Ok(Err(LostJob(_)))), "{parents:?}");
     let sleep = settlement(&job, sleep(in_an_hour()));
     let settled = thief.settle(&[sleep], Locked::Wait).await.unwrap();
     assert!(settled.accepted.is_empty());

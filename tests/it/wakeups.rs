@@ -413,7 +413,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
         id: jobs[0].id,
         fence: jobs[0].fence,
         started_after: None,
-        ran: None,
+        guest_run: None,
         handler: None,
         outcome: Outcome::Released,
         jobs: Vec::new(),

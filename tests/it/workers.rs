@@ -31,7 +31,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         id: job.id,
         fence: job.fence,
         started_after: Some(Duration::ZERO),
-        ran: None,
+        guest_run: None,
         handler: None,
         outcome: Outcome::Succeeded(JsonText("1".into())),
         jobs: Vec::new(),

@@ -13,7 +13,7 @@ use super::target::Target;
 use super::text::as_json;
 use crate::config::Environment;
 use crate::duration;
-use crate::store::{Enqueue, Enqueued};
+use crate::store::{EnqueueRequest, EnqueueResult};
 
 /// Options of `rouse enqueue`.
 #[derive(Debug, ClapArgs)]
@@ -112,7 +112,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let after = after(args.after)?;
     let has_key = args.unique_key.is_some();
     let done = store
-        .enqueue(&Enqueue {
+        .enqueue(&EnqueueRequest {
             handler: args.handler,
             payload,
             queue: args.queue,
@@ -155,7 +155,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Why no job was added.
-fn earlier(done: &Enqueued, has_key: bool) -> String {
+fn earlier(done: &EnqueueResult, has_key: bool) -> String {
     let id = done.id;
     match (has_key, done.differs.is_empty()) {
         (false, _) => format!("a gate has merged it with job {id}"),

@@ -43,7 +43,7 @@ pub struct Adoption {
 
 /// The answer to a list of adoptions. A job in neither list was adopted, renewed or locked by others meanwhile.
 #[derive(Debug, Default)]
-pub struct Adopted {
+pub struct AdoptionResult {
     /// Claimed again.
     pub claimed: Vec<ClaimedJob>,
     /// Not claimed: they wait, or have failed.
@@ -95,9 +95,13 @@ impl Store {
     }
 
     /// Takes over orphans. The jobs that are claimed get this fence.
-    pub async fn adopt(&self, fence: Fence, adoptions: &[Adoption]) -> Result<Adopted, StoreError> {
+    pub async fn adopt(
+        &self,
+        fence: Fence,
+        adoptions: &[Adoption],
+    ) -> Result<AdoptionResult, StoreError> {
         if adoptions.is_empty() {
-            return Ok(Adopted::default());
+            return Ok(AdoptionResult::default());
         }
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let records: Vec<AdoptionRecord> = adoptions.iter().map(AdoptionRecord::from).collect();
@@ -123,7 +127,7 @@ impl Store {
         for job in &mut claimed {
             job.ready_at = None;
         }
-        Ok(Adopted { claimed, lost })
+        Ok(AdoptionResult { claimed, lost })
     }
 }
 

@@ -74,7 +74,7 @@ impl From<&ClaimOrder> for OrderRecord {
 
 /// The answer to a claim.
 #[derive(Debug, Clone)]
-pub enum Claimed {
+pub enum ClaimResult {
     /// The claimed jobs; fewer than wanted if the lanes have no more, if the answer reached its maximum size, or because
     /// of gates.
     Jobs(Vec<ClaimedJob>, Vec<ClosedLane>),
@@ -83,7 +83,7 @@ pub enum Claimed {
     Orphans(SystemTime),
 }
 
-impl Claimed {
+impl ClaimResult {
     /// The jobs; empty if there are orphans.
     pub fn jobs(self) -> Vec<ClaimedJob> {
         match self {
@@ -192,7 +192,7 @@ impl Store {
         orders: &[ClaimOrder],
         wanted: usize,
         checked_at: Option<SystemTime>,
-    ) -> Result<Claimed, StoreError> {
+    ) -> Result<ClaimResult, StoreError> {
         self.claim_orders(fence, orders, wanted, checked_at, false)
             .await
     }
@@ -205,7 +205,7 @@ impl Store {
         orders: &[ClaimOrder],
         wanted: usize,
         checked_at: Option<SystemTime>,
-    ) -> Result<Claimed, StoreError> {
+    ) -> Result<ClaimResult, StoreError> {
         self.claim_orders(fence, orders, wanted, checked_at, true)
             .await
     }
@@ -217,7 +217,7 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
         in_batches: bool,
-    ) -> Result<Claimed, StoreError> {
+    ) -> Result<ClaimResult, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let places = orders.iter().map(|order| order.lane).zip(0_usize..);
         let places: HashMap<LaneId, usize> = places.collect();
@@ -251,12 +251,12 @@ impl Store {
                     by: row.try_get::<_, Option<_>>(18)?.unwrap_or_default(),
                 });
             } else {
-                return Ok(Claimed::Orphans(row.try_get(10)?));
+                return Ok(ClaimResult::Orphans(row.try_get(10)?));
             }
         }
         // The answer is by id.
         claimed.sort_by_key(|job| (places.get(&job.lane).copied(), job.turn));
-        Ok(Claimed::Jobs(claimed, closed))
+        Ok(ClaimResult::Jobs(claimed, closed))
     }
 
     /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. Two round trips.

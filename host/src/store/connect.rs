@@ -25,7 +25,7 @@ use tokio_postgres::{
 };
 
 use backoff::Backoff;
-pub use backoff::{Away, NotOpened, Reach, backoff};
+pub use backoff::{Away, OpenError, Reach, backoff};
 use conninfo::Params;
 pub use error::ConnectError;
 use error::next_step;
@@ -146,9 +146,9 @@ impl Connector {
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
         let opened = self.backoff.open(self.timeout(), self.opening(), why);
         opened.await.map_err(|not| match not {
-            NotOpened::Failed(error) => ConnectError::failed(self.target(), &error),
-            NotOpened::Silent(waited) => self.timed_out(waited),
-            NotOpened::Away(away) => ConnectError::Away {
+            OpenError::Failed(error) => ConnectError::failed(self.target(), &error),
+            OpenError::Silent(waited) => self.timed_out(waited),
+            OpenError::Away(away) => ConnectError::Away {
                 target: self.target(),
                 why: away.why,
             },

@@ -14,7 +14,7 @@ const HANDLED_MAX: i32 = 1000;
 
 /// The result of one call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Enforced {
+pub struct Enforcement {
     /// How many deadlines were handled; 0: there are none to handle now.
     pub handled: i32,
     /// Deadlines were handled up to this time, by the database's clock.
@@ -45,7 +45,7 @@ impl Store {
     pub async fn enforce_deadlines(
         &self,
         since: Option<SystemTime>,
-    ) -> Result<Enforced, StoreError> {
+    ) -> Result<Enforcement, StoreError> {
         let me = self.identity()?;
         let rows = self
             .query(
@@ -64,7 +64,7 @@ impl Store {
         let next_ms: Option<i64> = row.get(1);
         // A list that this host cannot read is that of newer functions: the events are missing in its log.
         let ended: Vec<EndedJob> = serde_json::from_value(row.get(3)).unwrap_or_default();
-        Ok(Enforced {
+        Ok(Enforcement {
             handled: row.get(0),
             looked_at: row.get(2),
             next_in: next_ms.map(|ms| Duration::from_millis(ms.try_into().unwrap_or(0))),

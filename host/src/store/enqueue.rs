@@ -7,7 +7,7 @@ use crate::job::JobId;
 
 /// The arguments of `rouse.enqueue` that the command line offers.
 #[derive(Debug, Clone, Default)]
-pub struct Enqueue {
+pub struct EnqueueRequest {
     /// The handler.
     pub handler: String,
     /// JSON.
@@ -46,7 +46,7 @@ pub struct Enqueue {
 
 /// The result of an enqueue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Enqueued {
+pub struct EnqueueResult {
     /// The job, or the one to which it has given way: that with its unique key, or the earlier one of a gate.
     pub id: JobId,
     /// False if that job was there before, and nothing was inserted.
@@ -57,7 +57,7 @@ pub struct Enqueued {
 
 impl Store {
     /// Enqueues one job, unless a live one has its unique key or a gate merges it with an earlier one.
-    pub async fn enqueue(&self, job: &Enqueue) -> Result<Enqueued, StoreError> {
+    pub async fn enqueue(&self, job: &EnqueueRequest) -> Result<EnqueueResult, StoreError> {
         let (payload, grants, after) = (
             JsonText(job.payload.clone()),
             job.grants.clone().map(JsonText),
@@ -84,7 +84,7 @@ impl Store {
         ];
         let rows = self.query(include_str!("enqueue.sql"), &args).await?;
         let row = rows.first().expect("the function returns one row");
-        Ok(Enqueued {
+        Ok(EnqueueResult {
             id: JobId(row.get(0)),
             created: row.get(1),
             differs: row.get(2),

@@ -57,7 +57,7 @@ pub struct Backfill {
 
 /// What a host has decided about a schedule.
 #[derive(Debug, Clone, Copy)]
-pub struct Fired<'a> {
+pub struct ScheduleDecision<'a> {
     /// The schedule as it was listed.
     pub due: &'a DueSchedule,
     /// The decision.
@@ -101,7 +101,10 @@ impl Store {
 
     /// Writes decisions in one transaction. Returns the names of the schedules for which they apply: not of those that
     /// have changed since they were listed, or that another host is firing.
-    pub async fn fire_schedules(&self, fired: &[Fired<'_>]) -> Result<Vec<String>, StoreError> {
+    pub async fn fire_schedules(
+        &self,
+        fired: &[ScheduleDecision<'_>],
+    ) -> Result<Vec<String>, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let changes: Vec<ChangeRecord<'_>> = fired.iter().map(ChangeRecord::from).collect();
         let firings: Vec<FiringRecord<'_>> = fired.iter().flat_map(firings).collect();
@@ -181,9 +184,9 @@ struct ChangeRecord<'a> {
     error: Option<&'a str>,
 }
 
-impl<'a> From<&Fired<'a>> for ChangeRecord<'a> {
-    fn from(fired: &Fired<'a>) -> Self {
-        let Fired {
+impl<'a> From<&ScheduleDecision<'a>> for ChangeRecord<'a> {
+    fn from(fired: &ScheduleDecision<'a>) -> Self {
+        let ScheduleDecision {
             due,
             decision,
             refused,
@@ -215,8 +218,8 @@ struct FiringRecord<'a> {
     error: Option<&'a str>,
 }
 
-fn firings<'a>(fired: &Fired<'a>) -> impl Iterator<Item = FiringRecord<'a>> {
-    let Fired {
+fn firings<'a>(fired: &ScheduleDecision<'a>) -> impl Iterator<Item = FiringRecord<'a>> {
+    let ScheduleDecision {
         due,
         decision,
         refused,

@@ -3,12 +3,12 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::{NotMine, Store, StoreError};
+use super::{LostJob, Store, StoreError};
 use crate::job::{Fence, JobId};
 
 /// The job on whose behalf a handler's state is accessed. The database knows its tenant.
 #[derive(Debug, Clone, Copy)]
-pub struct StateOf<'a> {
+pub struct StateScope<'a> {
     /// The job.
     pub id: JobId,
     /// Its fence.
@@ -19,7 +19,7 @@ pub struct StateOf<'a> {
 
 /// A value to store.
 #[derive(Debug, Clone, Copy)]
-pub struct StateSet<'a> {
+pub struct NewStateValue<'a> {
     /// Under this key.
     pub key: &'a str,
     /// The bytes.
@@ -63,9 +63,9 @@ impl StateWrite {
 }
 
 /// The row, unless it says that the job is no longer this worker's.
-fn mine(row: &Row) -> Result<&Row, NotMine> {
+fn check_held(row: &Row) -> Result<&Row, LostJob> {
     row.get::<_, Option<&str>>(0)
-        .map_or(Ok(row), |reason| Err(NotMine::read(reason)))
+        .map_or(Ok(row), |reason| Err(LostJob::read(reason)))
 }
 
 /// The only row of a function that returns one.
@@ -78,7 +78,7 @@ impl Store {
     /// Runs a statement whose first parameters are the worker, the job and its handler; `more` are the others.
     async fn query_state(
         &self,
-        of: StateOf<'_>,
+        scope: StateScope<'_>,
         sql: &str,
         more: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
@@ -87,9 +87,9 @@ impl Store {
         let mut params: Vec<(&(dyn ToSql + Sync), Type)> = vec![
             (&worker.incarnation.0, Type::INT8),
             (&key, Type::BYTEA),
-            (&of.id.0, Type::INT8),
-            (&of.fence.0, Type::INT8),
-            (&of.handler, Type::TEXT),
+            (&scope.id.0, Type::INT8),
+            (&scope.fence.0, Type::INT8),
+            (&scope.handler, Type::TEXT),
         ];
         params.extend_from_slice(more);
         self.query(sql, &params).await
@@ -98,28 +98,28 @@ impl Store {
     /// The value under a key, with its version.
     pub async fn get_state(
         &self,
-        of: StateOf<'_>,
+        scope: StateScope<'_>,
         key: &str,
-    ) -> Result<Result<Option<(Vec<u8>, i64)>, NotMine>, StoreError> {
+    ) -> Result<Result<Option<(Vec<u8>, i64)>, LostJob>, StoreError> {
         let rows = self
-            .query_state(of, include_str!("get_state.sql"), &[(&key, Type::TEXT)])
+            .query_state(scope, include_str!("get_state.sql"), &[(&key, Type::TEXT)])
             .await?;
-        let row = rows.first().map(mine).transpose();
+        let row = rows.first().map(check_held).transpose();
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
     }
 
     /// Up to `max` keys with this prefix, in the order of their bytes, after `after`.
     pub async fn state_keys(
         &self,
-        of: StateOf<'_>,
+        scope: StateScope<'_>,
         prefix: &str,
         after: Option<&str>,
         max: u32,
-    ) -> Result<Result<Vec<String>, NotMine>, StoreError> {
+    ) -> Result<Result<Vec<String>, LostJob>, StoreError> {
         let max = i32::try_from(max).unwrap_or(i32::MAX);
         let rows = self
             .query_state(
-                of,
+                scope,
                 include_str!("state_keys.sql"),
                 &[
                     (&prefix, Type::TEXT),
@@ -128,20 +128,20 @@ impl Store {
                 ],
             )
             .await?;
-        let keys = rows.iter().map(|row| Ok(mine(row)?.get(1)));
+        let keys = rows.iter().map(|row| Ok(check_held(row)?.get(1)));
         Ok(keys.collect())
     }
 
     /// Stores a value. If this returns [`StateWrite::Set`], it is committed.
     pub async fn set_state(
         &self,
-        of: StateOf<'_>,
-        set: StateSet<'_>,
-    ) -> Result<Result<StateWrite, NotMine>, StoreError> {
+        scope: StateScope<'_>,
+        set: NewStateValue<'_>,
+    ) -> Result<Result<StateWrite, LostJob>, StoreError> {
         let bytes_max = i64::try_from(set.bytes_max).unwrap_or(i64::MAX);
         let rows = self
             .query_state(
-                of,
+                scope,
                 include_str!("set_state.sql"),
                 &[
                     (&set.key, Type::TEXT),
@@ -153,18 +153,22 @@ impl Store {
                 ],
             )
             .await?;
-        Ok(mine(only(&rows)).map(StateWrite::read))
+        Ok(check_held(only(&rows)).map(StateWrite::read))
     }
 
     /// Removes a key; false if it did not exist.
     pub async fn delete_state(
         &self,
-        of: StateOf<'_>,
+        scope: StateScope<'_>,
         key: &str,
-    ) -> Result<Result<bool, NotMine>, StoreError> {
+    ) -> Result<Result<bool, LostJob>, StoreError> {
         let rows = self
-            .query_state(of, include_str!("delete_state.sql"), &[(&key, Type::TEXT)])
+            .query_state(
+                scope,
+                include_str!("delete_state.sql"),
+                &[(&key, Type::TEXT)],
+            )
             .await?;
-        Ok(mine(only(&rows)).map(|row| row.get(1)))
+        Ok(check_held(only(&rows)).map(|row| row.get(1)))
     }
 }

@@ -23,7 +23,7 @@ pub struct Listing {
 
 /// Jobs, and how far back the search went.
 #[derive(Debug, Clone)]
-pub struct Listed {
+pub struct JobList {
     /// The newest first.
     pub jobs: Vec<Value>,
     /// The oldest job that was examined, if there are more that were not.
@@ -32,7 +32,7 @@ pub struct Listed {
 
 impl Store {
     /// The newest jobs that match, live or finished, of the newest that are examined.
-    pub async fn jobs(&self, listing: &Listing) -> Result<Listed, StoreError> {
+    pub async fn jobs(&self, listing: &Listing) -> Result<JobList, StoreError> {
         let found = self
             .search_jobs_among(
                 &listing.filter,
@@ -44,7 +44,7 @@ impl Store {
         let rows = self
             .query(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])
             .await?;
-        Ok(Listed {
+        Ok(JobList {
             jobs: rows.iter().map(|row| row.get(0)).collect(),
             looked_back_to: found.looked_back_to,
         })

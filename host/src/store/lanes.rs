@@ -16,7 +16,7 @@ pub const CATALOG_WINDOW: i64 = 256;
 
 /// What a recovery of inboxes has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Recovered {
+pub struct InboxRecovery {
     /// The jobs that are in shared lanes now.
     pub moved: i32,
     /// Those of them that had been ready for more than a day.
@@ -153,7 +153,7 @@ impl Store {
         &self,
         wanted: i32,
         from: Option<(LaneId, i64)>,
-    ) -> Result<Recovered, StoreError> {
+    ) -> Result<InboxRecovery, StoreError> {
         let (inbox, turn) = from.map(|(inbox, turn)| (inbox.0, turn)).unzip();
         let worker = self.identity()?;
         let rows = self
@@ -172,7 +172,7 @@ impl Store {
             .first()
             .expect("a function with OUT parameters returns one row");
         let inbox: Option<i64> = row.get(2);
-        Ok(Recovered {
+        Ok(InboxRecovery {
             moved: row.get(0),
             late: row.get(1),
             next: inbox.map(LaneId).zip(row.get(3)),

@@ -7,7 +7,7 @@ use crate::job::JobId;
 
 /// What a look shows of a job.
 #[derive(Debug, Clone)]
-pub enum Looked {
+pub enum JobStatus {
     /// It has not ended: its row of `rouse.outcomes`, as JSON.
     Live(JsonText),
     /// It has ended; [`Store::outcomes`] reads how.
@@ -16,11 +16,11 @@ pub enum Looked {
 
 impl Store {
     /// Looks at jobs, without their results, which may be large. Jobs that do not exist are left out.
-    pub async fn look_at(&self, ids: &[i64]) -> Result<Vec<(JobId, Looked)>, StoreError> {
+    pub async fn look_at(&self, ids: &[i64]) -> Result<Vec<(JobId, JobStatus)>, StoreError> {
         let sql =
             "SELECT o.id, CASE WHEN NOT o.ended THEN to_jsonb(o) END FROM rouse.outcomes($1) AS o";
         let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)]).await?;
-        let looked = |live: Option<JsonText>| live.map_or(Looked::Ended, Looked::Live);
+        let looked = |live: Option<JsonText>| live.map_or(JobStatus::Ended, JobStatus::Live);
         Ok(rows
             .iter()
             .map(|row| (JobId(row.get(0)), looked(row.get(1))))

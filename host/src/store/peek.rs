@@ -10,7 +10,7 @@ use crate::job::LaneId;
 
 /// The parameters of a peek.
 #[derive(Debug, Clone, Copy)]
-pub struct Looking<'a> {
+pub struct PeekParams<'a> {
     /// Lanes that may have jobs after their cursors.
     pub lanes: &'a [ClaimOrder],
     /// The first position of the catalog of lanes to check.
@@ -57,7 +57,7 @@ pub struct Peek {
 
 impl Store {
     /// One read: it locks nothing, and never waits for a lock.
-    pub async fn peek(&self, looking: &Looking<'_>) -> Result<Peek, StoreError> {
+    pub async fn peek(&self, looking: &PeekParams<'_>) -> Result<Peek, StoreError> {
         let lanes: Vec<i64> = looking.lanes.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = looking.lanes.iter().map(|order| order.after).collect();
         let rows = self
@@ -95,7 +95,7 @@ impl Store {
         })
     }
 
-    /// The lanes of the ready jobs with ids after `after`, of the last `max` ids, and the last id that was assigned.
+    /// The lanes of the ready jobs with ids after `after`, of the last `limit` ids, and the last id that was assigned.
     /// Without `after`, only that id.
     pub async fn newest_lanes(
         &self,

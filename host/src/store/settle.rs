@@ -23,7 +23,7 @@ pub struct Settlement {
     /// From the claim to the actual start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
     /// The usage of the attempt, and the module. `None` if no guest ran.
-    pub ran: Option<Ran>,
+    pub guest_run: Option<GuestRun>,
     /// The handler that ran, if the job names another one.
     pub handler: Option<String>,
     /// The outcome.
@@ -48,7 +48,7 @@ impl Settlement {
 
 /// The guest that ran.
 #[derive(Debug, Clone, Copy)]
-pub struct Ran {
+pub struct GuestRun {
     /// The resources that it used.
     pub usage: Usage,
     /// The SHA-256 of the module's file.
@@ -66,7 +66,7 @@ pub enum Locked {
 
 /// The database's answer to a batch. A job in neither set has lost its lease.
 #[derive(Debug, Default)]
-pub struct Settled {
+pub struct SettleResult {
     /// Settled.
     pub accepted: HashSet<JobId>,
     /// Skipped because another transaction has locked the job.
@@ -81,7 +81,7 @@ impl Store {
         &self,
         batch: &[S],
         locked: Locked,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<SettleResult, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let jobs: Vec<NewJobRecord<'_>> =
             batch.iter().flat_map(|it| new_jobs(it.borrow())).collect();
@@ -99,7 +99,7 @@ impl Store {
                 ],
             )
             .await?;
-        let mut settled = Settled::default();
+        let mut settled = SettleResult::default();
         for row in &rows {
             let Some(id) = row.get::<_, Option<i64>>(0).map(JobId) else {
                 settled.has_releases = true;
@@ -204,13 +204,13 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
             }
             Outcome::Released => record.state = State::Queued.as_str(),
         }
-        if let Some(ran) = &settlement.ran {
-            record.cpu_us = Some(micros(ran.usage.cpu));
-            record.memory_peak_bytes = Some(count(ran.usage.memory_bytes_peak));
-            record.host_calls = Some(i32::try_from(ran.usage.host_calls).unwrap_or(i32::MAX));
-            record.bytes_in = Some(count(ran.usage.bytes_in));
-            record.bytes_out = Some(count(ran.usage.bytes_out));
-            record.digest = Some(&ran.digest);
+        if let Some(run) = &settlement.guest_run {
+            record.cpu_us = Some(micros(run.usage.cpu));
+            record.memory_peak_bytes = Some(count(run.usage.memory_bytes_peak));
+            record.host_calls = Some(i32::try_from(run.usage.host_calls).unwrap_or(i32::MAX));
+            record.bytes_in = Some(count(run.usage.bytes_in));
+            record.bytes_out = Some(count(run.usage.bytes_out));
+            record.digest = Some(&run.digest);
         }
         record
     }
@@ -227,7 +227,7 @@ mod tests {
             id: JobId(1),
             fence: Fence(1),
             started_after: None,
-            ran: None,
+            guest_run: None,
             handler: None,
             outcome: Outcome::Succeeded(JsonText("1".into())),
             jobs: vec![NewJob {

@@ -48,7 +48,7 @@ const RESPONSE_SLACK: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy)]
 pub struct Effects<'a> {
     /// What is committed with them.
-    pub with: With<'a>,
+    pub write: FencedWrite<'a>,
     /// The statements in order, of each outcome or of the step.
     pub calls: &'a [Vec<CheckedCall<'a>>],
     /// The limits of the handler.
@@ -60,7 +60,7 @@ pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
 
 /// What effects are committed with.
 #[derive(Debug, Clone, Copy)]
-pub enum With<'a> {
+pub enum FencedWrite<'a> {
     /// The outcomes of attempts that have succeeded.
     Outcomes(&'a [&'a Settlement]),
     /// The result of a step, JSON.
@@ -78,14 +78,14 @@ pub enum With<'a> {
 
 /// The effects are committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Committed {
+pub struct CommitResult {
     /// Some jobs that wait for this one are not released yet: [`Store::continue_releases`] goes on.
     pub has_releases: bool,
 }
 
 /// Why effects were not committed.
 #[derive(Debug)]
-pub enum NotCommitted {
+pub enum CommitError {
     /// The worker does not hold the job under this fence.
     Lost,
     /// The step is recorded already.
@@ -112,7 +112,7 @@ pub enum NotCommitted {
 
 /// What became of an attempt whose settlement was not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Confirmed {
+pub enum CommitStatus {
     /// The worker holds the job: nothing was committed.
     Held,
     /// The attempt has ended the job.
@@ -193,13 +193,13 @@ impl Store {
         &self,
         login: &Login,
         effects: Effects<'_>,
-    ) -> Result<Committed, NotCommitted> {
+    ) -> Result<CommitResult, CommitError> {
         let (worker, lists) = (
-            self.identity().map_err(NotCommitted::Store)?,
-            self.lists().await.map_err(NotCommitted::Store)?,
+            self.identity().map_err(CommitError::Store)?,
+            self.lists().await.map_err(CommitError::Store)?,
         );
         let Effects {
-            with,
+            write,
             calls,
             limits,
         } = effects;
@@ -211,8 +211,8 @@ impl Store {
         let (id, fence_number);
         let (fence, mut fence_params): (&str, Vec<(&(dyn ToSql + Sync), Type)>);
         fence_params = vec![(&incarnation, Type::INT8), (&key, Type::BYTEA)];
-        match &with {
-            With::Outcomes(all) => {
+        match &write {
+            FencedWrite::Outcomes(all) => {
                 settlements = all.iter().map(|one| (*one).into()).collect();
                 jobs = all.iter().flat_map(|one| new_jobs(one)).collect();
                 if settlements.len() > 1 {
@@ -222,7 +222,7 @@ impl Store {
                 fence_params.push((&settlements, lists.array_type("settlement")));
                 fence_params.push((&jobs, lists.array_type("new_job")));
             }
-            With::Step {
+            FencedWrite::Step {
                 id: job,
                 fence: number,
                 name,
@@ -240,7 +240,7 @@ impl Store {
             let of_one = of_one.iter().map(|(statement, call)| {
                 let values = statement.bind(&call.params.0);
                 let values =
-                    values.map_err(|why| NotCommitted::Statement(misbound(statement, why)))?;
+                    values.map_err(|why| CommitError::Statement(misbound(statement, why)))?;
                 Ok((*statement, values))
             });
             of_one.collect()
@@ -248,7 +248,7 @@ impl Store {
         let bound: Vec<Vec<(&CheckedStatement, Vec<TextParam>)>> =
             bound.collect::<Result<_, _>>()?;
 
-        let mut session = login.session().await.map_err(NotCommitted::Failed)?;
+        let mut session = login.session().await.map_err(CommitError::Failed)?;
         let settings = settings(limits.statement_timeout, lock_wait);
         let start = transaction_start("READ WRITE", &settings);
         let often = run_often(calls);
@@ -297,12 +297,12 @@ impl Store {
                 None => Ok(fenced),
                 Some(why) => Err(why),
             },
-            Err(silent) => Err(NotCommitted::Failed(silent)),
+            Err(silent) => Err(CommitError::Failed(silent)),
         };
         let fenced = match refused {
             Ok(fenced) => fenced,
             Err(why) => {
-                if matches!(&why, NotCommitted::Failed(error) if error.class() == SqlErrorClass::Away)
+                if matches!(&why, CommitError::Failed(error) if error.class() == SqlErrorClass::Away)
                 {
                     login.note_away(began);
                 } else if is_usable {
@@ -326,7 +326,7 @@ impl Store {
             Ok(committed) => committed.map_err(|error| SqlError::from(&error)),
             Err(_) => {
                 login.note_away(began);
-                return Err(NotCommitted::InDoubt(login.silent(RESPONSE_TIMEOUT)));
+                return Err(CommitError::InDoubt(login.silent(RESPONSE_TIMEOUT)));
             }
         };
         match &committed {
@@ -335,7 +335,7 @@ impl Store {
             _ => {}
         }
         match committed {
-            Ok(()) => Ok(Committed {
+            Ok(()) => Ok(CommitResult {
                 has_releases: has_releases.unwrap_or(false),
             }),
             Err(error) => Err(after_commit(error, calls)),
@@ -349,7 +349,7 @@ impl Store {
         id: JobId,
         fence: Fence,
         attempt: Attempt,
-    ) -> Result<Confirmed, StoreError> {
+    ) -> Result<CommitStatus, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -364,9 +364,9 @@ impl Store {
             )
             .await?;
         Ok(match rows.first().map(|row| row.get::<_, &str>(0)) {
-            Some("held") => Confirmed::Held,
-            Some("settled") => Confirmed::Settled,
-            Some(_) | None => Confirmed::Lost,
+            Some("held") => CommitStatus::Held,
+            Some("settled") => CommitStatus::Settled,
+            Some(_) | None => CommitStatus::Lost,
         })
     }
 }
@@ -438,26 +438,26 @@ fn refusal(
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
     answers: Vec<Answers>,
     calls: &[Vec<CheckedCall<'_>>],
-) -> Option<NotCommitted> {
+) -> Option<CommitError> {
     if let Err(error) = started {
-        return Some(NotCommitted::Failed((&error).into()));
+        return Some(CommitError::Failed((&error).into()));
     }
     if let Err(error) = fenced {
         let error = SqlError::from(error);
         return Some(match error.code() {
-            "RW007" => NotCommitted::Lost,
-            "RW008" => NotCommitted::Recorded,
-            "RW001" | "RW002" | "RW004" => NotCommitted::Over,
+            "RW007" => CommitError::Lost,
+            "RW008" => CommitError::Recorded,
+            "RW001" | "RW002" | "RW004" => CommitError::Over,
             // lock_not_available
-            "55P03" => NotCommitted::Locked(error),
-            _ if error.is_partition_missing => NotCommitted::NoPartition,
-            code if is_about_data(code) => NotCommitted::Refused(error.message),
-            _ => NotCommitted::Failed(error),
+            "55P03" => CommitError::Locked(error),
+            _ if error.is_partition_missing => CommitError::NoPartition,
+            code if is_about_data(code) => CommitError::Refused(error.message),
+            _ => CommitError::Failed(error),
         });
     }
     for ((settings, answers), calls) in answers.into_iter().zip(calls) {
         if let Some(Err(error)) = settings {
-            return Some(NotCommitted::Failed((&error).into()));
+            return Some(CommitError::Failed((&error).into()));
         }
         for (answer, (statement, _)) in answers.into_iter().zip(calls) {
             let rows = match answer {
@@ -465,7 +465,7 @@ fn refusal(
                 Answer::Rows(rows) => rows,
             };
             if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
-                return Some(NotCommitted::Statement(SqlFailure {
+                return Some(CommitError::Statement(SqlFailure {
                     statement: statement.name.clone(),
                     code: SqlFailure::ROWS.into(),
                     message: format!("expected {expected} rows, got {rows}"),
@@ -477,23 +477,23 @@ fn refusal(
     None
 }
 
-fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> NotCommitted {
+fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> CommitError {
     error.statement = Some(statement.name.clone());
     match error.class() {
-        SqlErrorClass::Data => NotCommitted::Statement(error.failure(statement)),
+        SqlErrorClass::Data => CommitError::Statement(error.failure(statement)),
         SqlErrorClass::Conflict
         | SqlErrorClass::Away
         | SqlErrorClass::Misfit
-        | SqlErrorClass::Temporary => NotCommitted::Failed(error),
+        | SqlErrorClass::Temporary => CommitError::Failed(error),
     }
 }
 
 /// An error as the answer to COMMIT: a deferred constraint is the fault of some statement, and nothing is committed. A
 /// lost connection leaves it open.
-fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> NotCommitted {
+fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> CommitError {
     let calls: Vec<CheckedCall<'_>> = calls.iter().flatten().copied().collect();
     match (error.class(), calls.last()) {
-        (SqlErrorClass::Away, _) => NotCommitted::InDoubt(error),
+        (SqlErrorClass::Away, _) => CommitError::InDoubt(error),
         (SqlErrorClass::Data, Some((last, _))) => {
             let names: Vec<&str> = calls.iter().map(|(it, _)| it.name.as_str()).collect();
             let mut failure = error.failure(last);
@@ -502,9 +502,9 @@ fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> NotCommitted
                 _ => format!("one of {}", names.join(", ")),
             };
             failure.permanent = calls.iter().all(|(it, _)| it.on_error == OnError::Fail);
-            NotCommitted::Statement(failure)
+            CommitError::Statement(failure)
         }
-        (_, _) => NotCommitted::Failed(error),
+        (_, _) => CommitError::Failed(error),
     }
 }
 

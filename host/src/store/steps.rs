@@ -12,9 +12,9 @@ use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep, WaitKind};
 
 /// The job is no longer this worker's, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotMine(pub AbortReason);
+pub struct LostJob(pub AbortReason);
 
-impl NotMine {
+impl LostJob {
     pub(super) fn read(reason: &str) -> Self {
         Self(AbortReason::parse(reason).unwrap_or(AbortReason::Error))
     }
@@ -32,9 +32,9 @@ pub struct RecordedSteps {
 }
 
 /// The rows of an answer, unless the first one says that the job is no longer this worker's.
-pub(super) fn mine(rows: &[Row]) -> Result<&[Row], NotMine> {
+pub(super) fn check_held(rows: &[Row]) -> Result<&[Row], LostJob> {
     let refusal = rows.first().and_then(|row| row.get::<_, Option<&str>>(0));
-    refusal.map_or(Ok(rows), |reason| Err(NotMine::read(reason)))
+    refusal.map_or(Ok(rows), |reason| Err(LostJob::read(reason)))
 }
 
 impl Store {
@@ -44,7 +44,7 @@ impl Store {
         &self,
         jobs: &[(JobId, Fence)],
         mut known: Vec<RecordedSteps>,
-    ) -> Result<Vec<Result<RecordedSteps, NotMine>>, StoreError> {
+    ) -> Result<Vec<Result<RecordedSteps, LostJob>>, StoreError> {
         known.resize_with(jobs.len(), RecordedSteps::default);
         let mut refused = HashMap::new();
         let mut asked: Vec<usize> = (0..jobs.len()).collect();
@@ -58,7 +58,7 @@ impl Store {
                     continue;
                 };
                 if let Some(reason) = row.get::<_, Option<&str>>(1) {
-                    refused.insert(index, NotMine::read(reason));
+                    refused.insert(index, LostJob::read(reason));
                 } else if !known[index].add(row) {
                     known[index] = RecordedSteps::default();
                     again.push(index);
@@ -103,7 +103,7 @@ impl Store {
         id: JobId,
         fence: Fence,
         step: &str,
-    ) -> Result<Result<Option<Vec<u8>>, NotMine>, StoreError> {
+    ) -> Result<Result<Option<Vec<u8>>, LostJob>, StoreError> {
         let results = self.recorded_results(id, fence, &[step]).await?;
         Ok(results.map(|mut results| results.remove(step)))
     }
@@ -115,7 +115,7 @@ impl Store {
         id: JobId,
         fence: Fence,
         steps: &[&str],
-    ) -> Result<Result<HashMap<String, Vec<u8>>, NotMine>, StoreError> {
+    ) -> Result<Result<HashMap<String, Vec<u8>>, LostJob>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -133,7 +133,7 @@ impl Store {
             let (name, result): (String, String) = (row.get(1), row.get(2));
             (name, result.into_bytes())
         };
-        Ok(mine(&rows).map(|rows| rows.iter().map(read).collect()))
+        Ok(check_held(&rows).map(|rows| rows.iter().map(read).collect()))
     }
 
     /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns.
@@ -144,7 +144,7 @@ impl Store {
         fence: Fence,
         step: &str,
         output: &str,
-    ) -> Result<Result<(), NotMine>, StoreError> {
+    ) -> Result<Result<(), LostJob>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -160,7 +160,7 @@ impl Store {
             )
             .await?;
         let refusal: Option<&str> = rows.first().and_then(|row| row.get(0));
-        Ok(refusal.map_or(Ok(()), |reason| Err(NotMine::read(reason))))
+        Ok(refusal.map_or(Ok(()), |reason| Err(LostJob::read(reason))))
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::steps::mine;
-use super::{NotMine, Store, StoreError};
+use super::steps::check_held;
+use super::{LostJob, Store, StoreError};
 use crate::job::{Fence, JobId, JsonText, ParentEnd, ReturnedCall};
 
 impl Store {
@@ -20,7 +20,7 @@ impl Store {
         step: &str,
         name: &str,
         until: Option<SystemTime>,
-    ) -> Result<Result<Option<Vec<u8>>, NotMine>, StoreError> {
+    ) -> Result<Result<Option<Vec<u8>>, LostJob>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -36,14 +36,14 @@ impl Store {
                 ],
             )
             .await?;
-        match mine(&rows).map(<[Row]>::first) {
+        match check_held(&rows).map(<[Row]>::first) {
             Ok(None) => Ok(Ok(None)),
             Ok(Some(row)) => match row.get::<_, Option<String>>(1) {
                 Some(result) => Ok(Ok(Some(result.into_bytes()))),
                 // It is large.
                 None => self.recorded_step(id, fence, step).await,
             },
-            Err(not_mine) => Ok(Err(not_mine)),
+            Err(lost) => Ok(Err(lost)),
         }
     }
 
@@ -55,7 +55,7 @@ impl Store {
         fence: Fence,
         steps: &[String],
         bytes_max: usize,
-    ) -> Result<Result<HashMap<String, ReturnedCall>, NotMine>, StoreError> {
+    ) -> Result<Result<HashMap<String, ReturnedCall>, LostJob>, StoreError> {
         let worker = self.identity()?;
         let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
         let rows = self
@@ -71,9 +71,9 @@ impl Store {
                 ],
             )
             .await?;
-        let rows = match mine(&rows) {
+        let rows = match check_held(&rows) {
             Ok(rows) => rows,
-            Err(not_mine) => return Ok(Err(not_mine)),
+            Err(lost) => return Ok(Err(lost)),
         };
         let mut calls = HashMap::new();
         let mut large = Vec::new();
@@ -92,9 +92,9 @@ impl Store {
         while !large.is_empty() {
             let results = match self.recorded_results(id, fence, &large).await? {
                 // A step outlives its job.
-                Ok(results) if results.is_empty() => return Ok(Err(NotMine::read("not_found"))),
+                Ok(results) if results.is_empty() => return Ok(Err(LostJob::read("not_found"))),
                 Ok(results) => results,
-                Err(not_mine) => return Ok(Err(not_mine)),
+                Err(lost) => return Ok(Err(lost)),
             };
             for (step, result) in results {
                 calls.insert(step, ReturnedCall::Done(result));
@@ -110,7 +110,7 @@ impl Store {
         id: JobId,
         fence: Fence,
         after: Option<&str>,
-    ) -> Result<Result<Vec<ParentEnd>, NotMine>, StoreError> {
+    ) -> Result<Result<Vec<ParentEnd>, LostJob>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -130,6 +130,6 @@ impl Store {
             state: row.get(3),
             output: row.get::<_, Option<JsonText>>(4),
         };
-        Ok(mine(&rows).map(|rows| rows.iter().map(parent).collect()))
+        Ok(check_held(&rows).map(|rows| rows.iter().map(parent).collect()))
     }
 }

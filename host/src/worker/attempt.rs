@@ -40,7 +40,7 @@ use crate::job::{
     RunEnd, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, RunReport};
-use crate::store::{ClaimedJob, Ran, Settlement};
+use crate::store::{ClaimedJob, GuestRun, Settlement};
 use crate::traces::{AttemptTrace, TracedJob};
 
 /// The state that all attempts of one worker share.
@@ -182,13 +182,13 @@ async fn run_traced(
         handler, policy, ..
     } = &started.terms;
     let tries = tries(&claim.job, &started.terms);
-    let ran = report.used.map(|usage| Ran {
+    let guest_run = report.used.map(|usage| GuestRun {
         usage,
         digest: handler.module.digest.0,
     });
     let details = AttemptDetails {
         started_after: started.after,
-        ran,
+        guest_run,
         jobs: report.jobs,
         trace,
     };
@@ -511,7 +511,7 @@ struct AttemptDetails {
     /// From the arrival of the claim to the start.
     started_after: Duration,
     /// `None` if no guest ran.
-    ran: Option<Ran>,
+    guest_run: Option<GuestRun>,
     /// The jobs that it enqueues.
     jobs: Vec<NewJob>,
     trace: AttemptTrace,
@@ -633,7 +633,7 @@ fn unsettled(
         id: job.id,
         fence: job.fence,
         started_after: details.as_ref().map(|details| details.started_after),
-        ran: details.as_ref().and_then(|details| details.ran),
+        guest_run: details.as_ref().and_then(|details| details.guest_run),
         handler: is_bound.then(|| meters.handler.clone()),
         outcome,
         trace: if jobs.is_empty() {

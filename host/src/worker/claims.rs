@@ -23,7 +23,8 @@ use super::unbound::Unbound;
 use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, StoreError, fills_an_answer,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, StoreError,
+    fills_an_answer,
 };
 
 /// The maximum number of claims of one look for queued jobs. Each one after the first follows one that was not filled
@@ -349,8 +350,8 @@ impl<'a> Claims<'a> {
         // If it was committed all the same, its jobs are adopted, and adoptions take no turns.
         let claimed = claimed.inspect_err(|_| self.lanes.not_claimed(&orders))?;
         let (mut jobs, closed) = match claimed {
-            Claimed::Jobs(jobs, closed) => (jobs, closed),
-            Claimed::Orphans(until) => {
+            ClaimResult::Jobs(jobs, closed) => (jobs, closed),
+            ClaimResult::Orphans(until) => {
                 self.lanes.not_claimed(&orders);
                 return Ok(Found {
                     orphans: Some(until),

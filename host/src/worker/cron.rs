@@ -14,7 +14,7 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
-use crate::store::{Backfill, DueSchedule, Fired, StoreError};
+use crate::store::{Backfill, DueSchedule, ScheduleDecision, StoreError};
 
 /// A host looks at least this often: a new schedule whose notification was lost, or a clock of the database that was
 /// set, is noticed after this time.
@@ -168,7 +168,7 @@ async fn fire_all(
     decided: &[(DueSchedule, Decision)],
 ) -> Result<bool, StoreError> {
     let mut progress = false;
-    let mut batch: Vec<Fired<'_>> = Vec::new();
+    let mut batch: Vec<ScheduleDecision<'_>> = Vec::new();
     let mut size = 0;
     // Last, because each may wait for a lock.
     let mut locking = Vec::new();
@@ -179,7 +179,7 @@ async fn fire_all(
                 "this schedule has no next due time: {why}"
             );
         }
-        let fired = Fired {
+        let fired = ScheduleDecision {
             due,
             decision,
             refused: None,
@@ -208,7 +208,7 @@ async fn fire_all(
 
 /// Writes a batch. If the database refuses a job of it, or one waits for another transaction, each schedule is written
 /// alone.
-async fn fire_batch(shared: &Shared, batch: &[Fired<'_>]) -> Result<bool, StoreError> {
+async fn fire_batch(shared: &Shared, batch: &[ScheduleDecision<'_>]) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(fired) => {
             debug!(schedules = fired.len(), of = batch.len(), "fired schedules");
@@ -226,7 +226,7 @@ async fn fire_batch(shared: &Shared, batch: &[Fired<'_>]) -> Result<bool, StoreE
 
 /// Writes one schedule. If the database refuses its job, the error is stored in its row. If another transaction has
 /// locked its previous job, or enqueues a job of the same key of a gate, the next round tries again.
-async fn fire_one(shared: &Shared, one: &Fired<'_>) -> Result<bool, StoreError> {
+async fn fire_one(shared: &Shared, one: &ScheduleDecision<'_>) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(&[*one]).await {
         Ok(fired) => Ok(!fired.is_empty()),
         Err(error) if is_refusal(&error) => refuse(shared, one, &error).await,
@@ -239,11 +239,15 @@ async fn fire_one(shared: &Shared, one: &Fired<'_>) -> Result<bool, StoreError> 
 }
 
 /// The due times of this schedule get no job. The next ones are tried again.
-async fn refuse(shared: &Shared, one: &Fired<'_>, error: &StoreError) -> Result<bool, StoreError> {
+async fn refuse(
+    shared: &Shared,
+    one: &ScheduleDecision<'_>,
+    error: &StoreError,
+) -> Result<bool, StoreError> {
     let name = &one.due.schedule.name;
     warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
     let why = error.to_string();
-    let refused = Fired {
+    let refused = ScheduleDecision {
         refused: Some(&why),
         ..*one
     };

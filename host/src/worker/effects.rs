@@ -19,8 +19,8 @@ use super::sql::{Statements, is_misfit};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
-    CheckedCall, Committed, Confirmed, Effects, NotCommitted, QueryError, SqlError, StoreError,
-    With,
+    CheckedCall, CommitError, CommitResult, CommitStatus, Effects, FencedWrite, QueryError,
+    SqlError, StoreError,
 };
 
 pub(super) use together::{Success, Waiting, commit as commit_with_others};
@@ -114,7 +114,7 @@ async fn commit(
         };
         let checked = [checked];
         let effects = Effects {
-            with: With::Outcomes(&[&one.settlement]),
+            write: FencedWrite::Outcomes(&[&one.settlement]),
             calls: &checked,
             limits: &granted.limits,
         };
@@ -123,7 +123,7 @@ async fn commit(
             .commit_effects(&statements.login, effects)
             .await
         {
-            Ok(Committed { has_releases }) => {
+            Ok(CommitResult { has_releases }) => {
                 if has_releases {
                     shared.releases.notify_one();
                 }
@@ -134,41 +134,41 @@ async fn commit(
         };
         match failure {
             // It may have been committed since it was looked up.
-            NotCommitted::Lost if one.unanswered => {
+            CommitError::Lost if one.unanswered => {
                 let accepted = confirmed(shared, one).await;
                 settler::report(shared, one, accepted.unwrap_or(false));
                 return Ok(());
             }
-            NotCommitted::Lost | NotCommitted::Over => {
-                if matches!(failure, NotCommitted::Over) {
+            CommitError::Lost | CommitError::Over => {
+                if matches!(failure, CommitError::Over) {
                     shared.presence.heartbeat_now.notify_one();
                 }
                 settler::report(shared, one, false);
                 return Ok(());
             }
-            NotCommitted::InDoubt(error) => {
+            CommitError::InDoubt(error) => {
                 info!(job.id = one.settlement.id.0, handler = %handler.manifest.name, %error, "the answer to a commit with effects was lost; looking it up");
                 one.unanswered = true;
             }
-            NotCommitted::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
-            NotCommitted::Recorded => unreachable!("an outcome records no step"),
-            NotCommitted::NoPartition => prepare_partitions(shared).await,
-            NotCommitted::Refused(why) => {
+            CommitError::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
+            CommitError::Recorded => unreachable!("an outcome records no step"),
+            CommitError::NoPartition => prepare_partitions(shared).await,
+            CommitError::Refused(why) => {
                 return Err(RunEnd::SettlementRefused(format!(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }
             // As in the settler: it is no fault of the attempt.
-            NotCommitted::Locked(error) => {
+            CommitError::Locked(error) => {
                 debug!(job.id = one.settlement.id.0, %error, "another transaction holds up a commit with effects; trying again");
                 tokio::time::sleep(settler::retry_after(locked)).await;
                 locked += 1;
             }
-            NotCommitted::Store(error) => {
+            CommitError::Store(error) => {
                 debug!(%error, "cannot commit effects; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
             }
-            NotCommitted::Failed(error) => {
+            CommitError::Failed(error) => {
                 match after_failure(shared, handler, error, &mut conflicts).await {
                     Then::Again => {}
                     Then::Parked => return Err(RunEnd::Parked),
@@ -193,9 +193,9 @@ async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     loop {
         match shared.store.confirm(id, fence, one.attempt).await {
-            Ok(Confirmed::Held) => return None,
-            Ok(Confirmed::Settled) => return Some(true),
-            Ok(Confirmed::Lost) => return Some(false),
+            Ok(CommitStatus::Held) => return None,
+            Ok(CommitStatus::Settled) => return Some(true),
+            Ok(CommitStatus::Lost) => return Some(false),
             Err(error) if shared.is_incarnation_over(&error) => return Some(false),
             Err(error) => {
                 debug!(job.id = id.0, %error, "cannot look up a commit; trying again");
@@ -239,8 +239,8 @@ impl AttemptJournal {
         loop {
             // It waits for the transaction in question.
             let answer = match store.confirm(id, fence, attempt).await {
-                Ok(Confirmed::Held) => store.recorded_step(id, fence, step).await,
-                Ok(Confirmed::Settled | Confirmed::Lost) => self.lost().await,
+                Ok(CommitStatus::Held) => store.recorded_step(id, fence, step).await,
+                Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,
                 Err(error) => Err(error),
             };
             if let Some(result) = self.answer(answer).await {
@@ -260,7 +260,7 @@ impl AttemptJournal {
         let (mut conflicts, mut locked) = (0, 0);
         loop {
             let effects = Effects {
-                with: With::Step {
+                write: FencedWrite::Step {
                     id: self.id,
                     fence: self.fence,
                     name: step,
@@ -276,32 +276,32 @@ impl AttemptJournal {
             };
             match failure {
                 // By a try that was not answered.
-                NotCommitted::Recorded => return Ok(()),
-                NotCommitted::Lost => self.lost().await,
-                NotCommitted::Over => {
+                CommitError::Recorded => return Ok(()),
+                CommitError::Lost => self.lost().await,
+                CommitError::Over => {
                     // The next heartbeat aborts the attempt.
                     self.shared.presence.heartbeat_now.notify_one();
                     pending::<()>().await;
                 }
-                NotCommitted::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
-                NotCommitted::Refused(why) => return Err(SqlRefusal::Refused(why)),
-                NotCommitted::NoPartition => prepare_partitions(&self.shared).await,
-                NotCommitted::Locked(error) => {
+                CommitError::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
+                CommitError::Refused(why) => return Err(SqlRefusal::Refused(why)),
+                CommitError::NoPartition => prepare_partitions(&self.shared).await,
+                CommitError::Locked(error) => {
                     debug!(job.id = self.id.0, %error, "another transaction holds up a step with effects; trying again");
                     tokio::time::sleep(settler::retry_after(locked)).await;
                     locked += 1;
                 }
-                NotCommitted::Store(error) => {
+                CommitError::Store(error) => {
                     let answer: Result<_, StoreError> = Err(error);
                     self.answer::<()>(answer).await;
                 }
-                NotCommitted::InDoubt(error) => {
+                CommitError::InDoubt(error) => {
                     info!(job.id = self.id.0, %error, "the answer to a commit with effects was lost; looking it up");
                     if self.is_recorded(step, self.attempt()).await {
                         return Ok(());
                     }
                 }
-                NotCommitted::Failed(error) => {
+                CommitError::Failed(error) => {
                     if let Some(refusal) = self.refusal(error, &mut conflicts).await {
                         return Err(refusal);
                     }

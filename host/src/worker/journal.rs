@@ -15,7 +15,7 @@ use super::reach::warn_unless_unreachable;
 use super::recorded::recorded;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
 use crate::sandbox::{Handler, Journal, JournalFuture, Meter, SqlStore, StateStore, WaitStore};
-use crate::store::{ClaimedJob, NotMine, RecordedSteps, Report, StoreError};
+use crate::store::{ClaimedJob, LostJob, RecordedSteps, Report, StoreError};
 
 /// The wait after a temporary failure.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -128,7 +128,7 @@ impl AttemptJournal {
         call: impl Fn() -> F,
     ) -> Result<T, String>
     where
-        F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
+        F: Future<Output = Result<Result<T, LostJob>, StoreError>>,
     {
         loop {
             let permit = limit.acquire().await;
@@ -149,11 +149,11 @@ impl AttemptJournal {
     /// waits for the abort signal.
     pub(super) async fn answer<T>(
         &self,
-        answer: Result<Result<T, NotMine>, StoreError>,
+        answer: Result<Result<T, LostJob>, StoreError>,
     ) -> Option<T> {
         match answer {
             Ok(Ok(answer)) => Some(answer),
-            Ok(Err(NotMine(reason))) => {
+            Ok(Err(LostJob(reason))) => {
                 self.shared.leases.lose(self.id, self.fence, reason);
                 pending().await
             }

@@ -17,7 +17,7 @@ use super::lanes::After;
 use super::look_plan::{LookPlan, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
-use crate::store::{ClaimOrder, Looking, Peek, StoreError};
+use crate::store::{ClaimOrder, Peek, PeekParams, StoreError};
 
 /// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago, in a claim of their
 /// own: more are no short claim.
@@ -331,7 +331,7 @@ impl<'a> Looks<'a> {
         let lanes = &self.claims.lanes;
         self.shared
             .store
-            .peek(&Looking {
+            .peek(&PeekParams {
                 lanes: peeked,
                 catalog_after: lanes.read_after(),
                 catalog_sum: lanes.read_sum(),

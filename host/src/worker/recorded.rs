@@ -9,13 +9,13 @@ use tokio::sync::oneshot;
 pub(super) use self::kept::Kept;
 use super::Shared;
 use crate::job::{Fence, JobId};
-use crate::store::{NotMine, RecordedSteps, StoreError};
+use crate::store::{LostJob, RecordedSteps, StoreError};
 
 /// The maximum number of jobs in one call. Each has at most 1,000 steps, with 1 KiB of result, unless an operator allows
 /// more: 16 MiB.
 const JOBS_MAX: usize = 16;
 
-type Steps = Result<RecordedSteps, NotMine>;
+type Steps = Result<RecordedSteps, LostJob>;
 
 /// Jobs whose steps no call has asked for yet.
 #[derive(Default)]

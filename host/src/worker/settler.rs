@@ -397,8 +397,8 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         id, fence, outcome, ..
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
-    if let (Some(lane), Some(ran)) = (&one.charged, &one.settlement.ran) {
-        shared.costs.record(&lane.queue, lane.id, ran.usage.cpu);
+    if let (Some(lane), Some(run)) = (&one.charged, &one.settlement.guest_run) {
+        shared.costs.record(&lane.queue, lane.id, run.usage.cpu);
     }
     free(shared, one.frees);
     if !accepted {

@@ -2,11 +2,11 @@
 
 use super::journal::AttemptJournal;
 use crate::sandbox::{Expected, JournalFuture, NewValue, StateStore, StoredValue, WriteOutcome};
-use crate::store::{StateOf, StateSet, StateWrite};
+use crate::store::{NewStateValue, StateScope, StateWrite};
 
 impl AttemptJournal {
-    fn state_of(&self) -> StateOf<'_> {
-        StateOf {
+    fn state_scope(&self) -> StateScope<'_> {
+        StateScope {
             id: self.id,
             fence: self.fence,
             handler: &self.handler.manifest.name,
@@ -20,7 +20,7 @@ impl StateStore for AttemptJournal {
             let store = &self.shared.store;
             let found = self
                 .call(&self.shared.calls.state, || {
-                    store.get_state(self.state_of(), key)
+                    store.get_state(self.state_scope(), key)
                 })
                 .await?;
             Ok(found.map(|(value, version)| StoredValue { value, version }))
@@ -36,7 +36,7 @@ impl StateStore for AttemptJournal {
         Box::pin(async move {
             let store = &self.shared.store;
             self.call(&self.shared.calls.state, || {
-                store.state_keys(self.state_of(), prefix, after, max)
+                store.state_keys(self.state_scope(), prefix, after, max)
             })
             .await
         })
@@ -45,7 +45,7 @@ impl StateStore for AttemptJournal {
     fn set<'a>(&'a self, new: NewValue<'a>) -> JournalFuture<'a, Result<WriteOutcome, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            let set = StateSet {
+            let set = NewStateValue {
                 key: new.key,
                 value: new.value,
                 // The same in every repetition: if an answer is lost, the database recognises the write by it.
@@ -62,7 +62,7 @@ impl StateStore for AttemptJournal {
                 return Ok(
                     match self
                         .call(&self.shared.calls.state, || {
-                            store.set_state(self.state_of(), set)
+                            store.set_state(self.state_scope(), set)
                         })
                         .await?
                     {
@@ -81,7 +81,7 @@ impl StateStore for AttemptJournal {
         Box::pin(async move {
             let store = &self.shared.store;
             self.call(&self.shared.calls.state, || {
-                store.delete_state(self.state_of(), key)
+                store.delete_state(self.state_scope(), key)
             })
             .await
         })

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use rouse::job::Fence;
-use rouse::store::Looking;
+use rouse::store::PeekParams;
 use rouse::worker::Settings;
 use serde_json::json;
 
@@ -35,7 +35,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
             .unwrap();
     }
     let orders = orders(&store, 60_000).await;
-    let looking = Looking {
+    let looking = PeekParams {
         lanes: &orders,
         catalog_after: 0,
         catalog_sum: 0,
@@ -60,7 +60,7 @@ async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_re
         format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
     until_true(&client, &run_out).await;
     let since = Some(SystemTime::now() - Duration::from_secs(5));
-    let recent = Looking {
+    let recent = PeekParams {
         orphaned_since: since,
         ..looking
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::{AfterLoss, Attempt, Fence, SILENT_FOR};
-use rouse::store::{Adopted, Locked, Stats, Store, WorkerKey};
+use rouse::store::{AdoptionResult, Locked, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::json;
 
@@ -35,7 +35,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let first = claim(&store, 1).await.remove(0);
     let adopted = adopt(&next).await;
     assert!(adopted.claimed.is_empty(), "its lease has not expired");
-    let reported = |adopted: &Adopted| {
+    let reported = |adopted: &AdoptionResult| {
         let [adoption] = adopted.lost[..] else {
             panic!("one job: {adopted:?}");
         };

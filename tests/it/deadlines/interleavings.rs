@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::store::{Looking, Peek, Store};
+use rouse::store::{Peek, PeekParams, Store};
 use tokio_postgres::Client;
 
 use super::{enforce, enforced, one, pass};
@@ -12,7 +12,7 @@ use crate::support::worker::{enqueue_sql, events, show};
 const HOUR: &str = "'x', job_timeout => '1 hour'";
 
 async fn peek(store: &Store) -> Peek {
-    let looking = Looking {
+    let looking = PeekParams {
         lanes: &[],
         catalog_after: 0,
         catalog_sum: 0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::{ErrorKind, Fence, Outcome};
-use rouse::store::{Locked, Recovered, Registration, Stats, WorkerKey};
+use rouse::store::{InboxRecovery, Locked, Registration, Stats, WorkerKey};
 use serde_json::json;
 use tokio::sync::Barrier;
 
@@ -12,7 +12,7 @@ use super::{declare_dead, direct, enqueue, inbox, lanes, register, with_handlers
 use crate::support::claims::{adopt, claim, claim_one, error, orders, settlement};
 use crate::support::worker::enqueue_sql;
 
-const NOTHING: Recovered = Recovered {
+const NOTHING: InboxRecovery = InboxRecovery {
     moved: 0,
     late: 0,
     next: None,
@@ -74,7 +74,7 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
         moved += call.await.unwrap();
     }
     // A call that finds the inbox or all rows locked ends early, and the next round continues.
-    while let recovered @ Recovered { moved: 1.., .. } =
+    while let recovered @ InboxRecovery { moved: 1.., .. } =
         others[0].recover_direct(1000, None).await.unwrap()
     {
         moved += recovered.moved;

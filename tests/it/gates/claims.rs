@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::{Claimed, ClaimedJob, ClosedLane, Locked, Store};
+use rouse::store::{ClaimResult, ClaimedJob, ClosedLane, Locked, Store};
 use tokio::sync::Barrier;
 
 use crate::support::TestDb;
@@ -59,8 +59,8 @@ async fn claim_and_closed(store: &Store, wanted: usize) -> (Vec<ClaimedJob>, Vec
         .await
         .unwrap()
     {
-        Claimed::Jobs(jobs, closed) => (jobs, closed),
-        Claimed::Orphans(_) => panic!("leases were not checked"),
+        ClaimResult::Jobs(jobs, closed) => (jobs, closed),
+        ClaimResult::Orphans(_) => panic!("leases were not checked"),
     }
 }
 
@@ -539,8 +539,8 @@ async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meant
             let checked_at = Some(std::time::SystemTime::UNIX_EPOCH);
             let claimed = store.claim(Fence(rand()), &orders, 10, checked_at).await;
             match claimed.unwrap() {
-                Claimed::Jobs(jobs, _) => jobs.len(),
-                Claimed::Orphans(_) => usize::MAX,
+                ClaimResult::Jobs(jobs, _) => jobs.len(),
+                ClaimResult::Orphans(_) => usize::MAX,
             }
         });
         until_true(&client, SOMEBODY_WAITS).await;

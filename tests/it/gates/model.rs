@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use rouse::job::Fence;
-use rouse::store::{ClaimOrder, Claimed, ClaimedJob, Locked, Store};
+use rouse::store::{ClaimOrder, ClaimResult, ClaimedJob, Locked, Store};
 use rouse_simulate::gates::{Gates, Key, Limit, Order, Rate, tokens};
 
 use crate::support::TestDb;
@@ -116,7 +116,7 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
         })
         .collect();
     let claimed = store.claim(Fence(rand()), &asked, wanted, None).await;
-    let Claimed::Jobs(jobs, closed) = claimed.unwrap() else {
+    let ClaimResult::Jobs(jobs, closed) = claimed.unwrap() else {
         panic!("leases were not checked");
     };
     let ids: Vec<_> = lanes.iter().map(|lane| lane.order.lane).collect();

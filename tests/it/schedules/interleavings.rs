@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rouse::store::connect::Connector;
-use rouse::store::{Fired, Store};
+use rouse::store::{ScheduleDecision, Store};
 use rouse::worker::Settings;
 use tokio::sync::Barrier;
 
@@ -89,7 +89,7 @@ async fn a_host_that_is_cut_off_between_listing_and_firing_leaves_the_due_time_t
     fire_due(&other).await;
     assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
     // It comes back, and still has its decision.
-    let fired = Fired {
+    let fired = ScheduleDecision {
         due: &listed[0].0,
         decision: &listed[0].1,
         refused: None,
@@ -124,7 +124,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
     let host = store.clone();
     let firing = tokio::spawn(async move {
         let decided = decided(&host).await;
-        let fired = Fired {
+        let fired = ScheduleDecision {
             due: &decided[0].0,
             decision: &decided[0].1,
             refused: None,
@@ -284,7 +284,7 @@ async fn a_host_cannot_fire_what_is_not_due() {
     let (_db, _client, store) = due("allow").await;
     let mut decided = decided(&store).await;
     decided[0].1.firings[0].due_at = decided[0].1.upcoming[0];
-    let fired = Fired {
+    let fired = ScheduleDecision {
         due: &decided[0].0,
         decision: &decided[0].1,
         refused: None,

@@ -1,7 +1,7 @@
 //! Concurrent writes of state, and writes of workers that have lost the job.
 
 use rouse::job::{AbortReason, Fence, JobId};
-use rouse::store::{ClaimedJob, Locked, NotMine, StateOf, StateSet, StateWrite, Store};
+use rouse::store::{ClaimedJob, Locked, LostJob, NewStateValue, StateScope, StateWrite, Store};
 use serde_json::json;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -17,16 +17,16 @@ async fn claimed(client: &Client, store: &Store) -> ClaimedJob {
     claim(store, 1).await.remove(0)
 }
 
-fn state_of(job: &ClaimedJob) -> StateOf<'static> {
-    StateOf {
+fn state_of(job: &ClaimedJob) -> StateScope<'static> {
+    StateScope {
         id: job.id,
         fence: job.fence,
         handler: "x",
     }
 }
 
-fn set_value(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
-    StateSet {
+fn set_value(key: &'static str, value: &'static [u8]) -> NewStateValue<'static> {
+    NewStateValue {
         key,
         value,
         version: (rand() & i64::MAX) | 1,
@@ -40,7 +40,7 @@ fn set_value(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
 fn write(
     store: &Store,
     job: &ClaimedJob,
-    set: StateSet<'static>,
+    set: NewStateValue<'static>,
 ) -> tokio::task::JoinHandle<StateWrite> {
     let (store, state) = (store.clone(), state_of(job));
     tokio::spawn(async move {
@@ -76,11 +76,11 @@ async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
         (claimed(&client, &owner).await, &owner),
         (claimed(&client, &other).await, &other),
     ];
-    let few_keys = |key| StateSet {
+    let few_keys = |key| NewStateValue {
         keys_max: 1,
         ..set_value(key, b"1")
     };
-    let few_bytes = |key| StateSet {
+    let few_bytes = |key| NewStateValue {
         bytes_max: 15,
         ..set_value(key, b"123456789")
     };
@@ -117,7 +117,7 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
     write(&store, &job, set_value("k", b"123")).await.unwrap();
     let open = holder.transaction().await.unwrap();
     open.batch_execute(LOCK_GROWTH).await.unwrap();
-    let no_room = StateSet {
+    let no_room = NewStateValue {
         bytes_max: 1,
         keys_max: 0,
         ..set_value("k", b"456")
@@ -137,14 +137,14 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
         claimed(&client, &owner).await,
         claimed(&client, &other).await,
     ];
-    let both = |sets: [StateSet<'static>; 2]| {
+    let both = |sets: [NewStateValue<'static>; 2]| {
         let writes = [
             write(&owner, &jobs[0], sets[0]),
             write(&other, &jobs[1], sets[1]),
         ];
         (writes, sets)
     };
-    let expecting = |expected, value| StateSet {
+    let expecting = |expected, value| NewStateValue {
         expected: Some(expected),
         ..set_value("k", value)
     };
@@ -195,8 +195,8 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
 /// The one write of the two that was made; the other got a conflict.
 async fn the_winner(
     writes: [tokio::task::JoinHandle<StateWrite>; 2],
-    sets: [StateSet<'static>; 2],
-) -> StateSet<'static> {
+    sets: [NewStateValue<'static>; 2],
+) -> NewStateValue<'static> {
     let mut winners = Vec::new();
     for (write, set) in writes.into_iter().zip(sets) {
         match write.await.unwrap() {
@@ -220,7 +220,7 @@ async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
     open.batch_execute("UPDATE rouse.handler_state SET value = '1'")
         .await
         .unwrap();
-    let set = StateSet {
+    let set = NewStateValue {
         bytes_max: 5,
         ..set_value("k", b"987654321")
     };
@@ -251,8 +251,8 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
         Ok(StateWrite::Set)
     );
 
-    let all_refuse = async |store: &Store, state: StateOf<'_>, reason| {
-        let no = NotMine(reason);
+    let all_refuse = async |store: &Store, state: StateScope<'_>, reason| {
+        let no = LostJob(reason);
         assert_eq!(store.get_state(state, "k").await.unwrap(), Err(no));
         assert_eq!(store.state_keys(state, "", None, 9).await.unwrap(), Err(no));
         assert_eq!(
@@ -261,14 +261,14 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
         );
         assert_eq!(store.delete_state(state, "k").await.unwrap(), Err(no));
     };
-    let wrong = StateOf {
+    let wrong = StateScope {
         fence: Fence(job.fence.0 ^ 1),
         ..here
     };
     let taken = AbortReason::TakenByAnotherWorker;
     all_refuse(&other, here, taken).await;
     all_refuse(&owner, wrong, taken).await;
-    let none = StateOf {
+    let none = StateScope {
         id: JobId(-1),
         ..here
     };

@@ -9,7 +9,7 @@ use rouse::job::{
     after_loss,
 };
 use rouse::store::{
-    Adopted, Adoption, ClaimOrder, ClaimedJob, NotMine, Orphan, Renewal, Settlement, Store,
+    Adoption, AdoptionResult, ClaimOrder, ClaimedJob, LostJob, Orphan, Renewal, Settlement, Store,
     StoreError,
 };
 use tokio_postgres::{Client, Transaction};
@@ -30,7 +30,7 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
         id: job.id,
         fence: job.fence,
         started_after: Some(Duration::from_millis(1)),
-        ran: None,
+        guest_run: None,
         handler: None,
         outcome,
         jobs: Vec::new(),
@@ -114,7 +114,7 @@ pub(crate) async fn adopt(
     wanted: usize,
     lost_max: u32,
     since: Option<SystemTime>,
-) -> Result<Adopted, StoreError> {
+) -> Result<AdoptionResult, StoreError> {
     let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
     let orphans = store.orphans(&lanes, None, wanted, since, u32::MAX).await?;
     let adoption = |orphan: Orphan| {
@@ -136,7 +136,7 @@ pub(crate) async fn recorded_steps(
     store: &Store,
     id: JobId,
     fence: Fence,
-) -> Result<HashMap<String, RecordedStep>, NotMine> {
+) -> Result<HashMap<String, RecordedStep>, LostJob> {
     let asked = [(id, fence)];
     let mut read = store.recorded_steps(&asked, Vec::new()).await.unwrap();
     read.remove(0).map(|read| Arc::unwrap_or_clone(read.steps))

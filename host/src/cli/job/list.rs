@@ -16,7 +16,7 @@ use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::store::{EXAMINED_MAX, Listed, Listing, Store};
+use crate::store::{EXAMINED_MAX, JobList, Listing, Store};
 
 /// The default number of jobs in a listing.
 const NEWEST: i32 = 20;
@@ -65,7 +65,7 @@ impl Args {
 /// Lists.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let Listed {
+    let JobList {
         mut jobs,
         looked_back_to,
     } = store

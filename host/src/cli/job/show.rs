@@ -22,7 +22,7 @@ use crate::cli::waiting::{Waiting, exit_code, is_live};
 use crate::cli::why::sentences;
 use crate::duration;
 use crate::job::JobId;
-use crate::store::{JobView, Looked, Store};
+use crate::store::{JobStatus, JobView, Store};
 
 /// Options of `rouse job show`.
 #[derive(Debug, ClapArgs)]
@@ -106,7 +106,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow::Result<bool> {
     while waiting.pause().await {
         let looked = store.look_at(&[id]).await?;
-        if !matches!(looked.first(), Some((_, Looked::Live(_)))) {
+        if !matches!(looked.first(), Some((_, JobStatus::Live(_)))) {
             return Ok(true);
         }
     }

@@ -58,7 +58,7 @@ impl Away {
 
 /// Why a connection was not opened.
 #[derive(Debug, thiserror::Error)]
-pub enum NotOpened<E> {
+pub enum OpenError<E> {
     /// Not tried: the backoff has not passed.
     #[error("{}", .0.why)]
     Away(Away),
@@ -74,7 +74,7 @@ pub enum NotOpened<E> {
 #[derive(Debug)]
 pub(super) struct Try<T, E> {
     started: Instant,
-    task: JoinHandle<Result<T, NotOpened<E>>>,
+    task: JoinHandle<Result<T, OpenError<E>>>,
 }
 
 impl<T, E> Try<T, E> {
@@ -87,7 +87,7 @@ impl<T, E> Try<T, E> {
     }
 
     /// Its result. Must not be called again after it has returned.
-    pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
+    pub(super) async fn end(&mut self) -> Result<T, OpenError<E>> {
         match (&mut self.task).await {
             Ok(opened) => opened,
             Err(error) => match error.try_into_panic() {
@@ -118,7 +118,7 @@ impl Backoff {
         timeout: Duration,
         opening: impl Future<Output = Result<T, E>> + Send + 'static,
         describe: impl FnOnce(&E) -> String + Send + 'static,
-    ) -> Result<T, NotOpened<E>>
+    ) -> Result<T, OpenError<E>>
     where
         T: Send + 'static,
         E: fmt::Display + Send + 'static,
@@ -133,21 +133,21 @@ impl Backoff {
         timeout: Duration,
         opening: impl Future<Output = Result<T, E>> + Send + 'static,
         describe: impl FnOnce(&E) -> String + Send + 'static,
-    ) -> Result<Try<T, E>, NotOpened<E>>
+    ) -> Result<Try<T, E>, OpenError<E>>
     where
         T: Send + 'static,
         E: fmt::Display + Send + 'static,
     {
-        let turn = self.turn().map_err(NotOpened::Away)?;
+        let turn = self.turn().map_err(OpenError::Away)?;
         let started = Instant::now();
         let task = tokio::spawn(async move {
             let opened = match tokio::time::timeout(timeout, opening).await {
-                Ok(opened) => opened.map_err(NotOpened::Failed),
-                Err(_) => Err(NotOpened::Silent(timeout)),
+                Ok(opened) => opened.map_err(OpenError::Failed),
+                Err(_) => Err(OpenError::Silent(timeout)),
             };
             match &opened {
                 Ok(_) => turn.succeeded(),
-                Err(NotOpened::Failed(error)) => turn.failed(describe(error)),
+                Err(OpenError::Failed(error)) => turn.failed(describe(error)),
                 Err(not) => turn.failed(not.to_string()),
             }
             opened
@@ -282,7 +282,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(20);
 
-    async fn fails(backoff: &Arc<Backoff>) -> Result<(), NotOpened<&'static str>> {
+    async fn fails(backoff: &Arc<Backoff>) -> Result<(), OpenError<&'static str>> {
         let failing = ready(Err::<(), _>("refused"));
         let describe = |why: &&str| (*why).to_string();
         backoff.open(TIMEOUT, failing, describe).await
@@ -304,16 +304,16 @@ mod tests {
         let backoff = Arc::new(Backoff::new("rouse"));
         assert!(matches!(
             fails(&backoff).await,
-            Err(NotOpened::Failed("refused"))
+            Err(OpenError::Failed("refused"))
         ));
-        let Err(NotOpened::Away(away_now)) = fails(&backoff).await else {
+        let Err(OpenError::Away(away_now)) = fails(&backoff).await else {
             panic!("it is not time");
         };
         assert_eq!((away_now.failures, away_now.why.as_str()), (1, "refused"));
         backoff.ready().await;
         // During a try, other callers fail at once.
         let trying = backoff.turn();
-        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
         drop(trying);
         assert_eq!(away(&backoff).map(|away| away.failures), Some(2));
         backoff.ready().await;
@@ -327,10 +327,10 @@ mod tests {
         let backoff = Arc::new(Backoff::new("rouse"));
         for _ in 0..6 {
             backoff.try_now();
-            assert!(matches!(fails(&backoff).await, Err(NotOpened::Failed(_))));
+            assert!(matches!(fails(&backoff).await, Err(OpenError::Failed(_))));
         }
         assert_eq!(away(&backoff).map(|away| away.failures), Some(6));
-        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
     }
 
     #[tokio::test]
@@ -339,7 +339,7 @@ mod tests {
         let _ = fails(&backoff).await;
         backoff.try_now();
         let hangs = backoff.turn().expect("it is time");
-        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
         backoff.try_now();
         let opening = ready(Ok::<_, &str>(()));
         let opened = backoff.open(TIMEOUT, opening, |_| String::new()).await;
@@ -372,7 +372,7 @@ mod tests {
                 .is_err(),
             "the caller gives up"
         );
-        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
         answer.send(()).expect("the try continues");
         let mut reach = backoff.reach();
         reach
@@ -386,7 +386,7 @@ mod tests {
         let backoff = Arc::new(Backoff::new("rouse"));
         let opening = pending::<Result<(), &str>>();
         let opened = backoff.open(Duration::from_millis(1), opening, |_| String::new());
-        assert!(matches!(opened.await, Err(NotOpened::Silent(_))));
+        assert!(matches!(opened.await, Err(OpenError::Silent(_))));
         let away_now = away(&backoff).expect("it is away");
         assert!(away_now.why.starts_with("no answer"), "{}", away_now.why);
     }

@@ -9,7 +9,7 @@ use deadpool_postgres::{ClientWrapper, Connect, Manager};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 
-use super::backoff::{Backoff, NotOpened, Try};
+use super::backoff::{Backoff, OpenError, Try};
 use super::{Tls, next_step, open};
 use crate::store::describe;
 
@@ -47,7 +47,7 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    async fn end(mut self) -> Result<ClientWrapper, NotOpened<Error>> {
+    async fn end(mut self) -> Result<ClientWrapper, OpenError<Error>> {
         let opening = self.opening.as_mut().expect("it is taken below only");
         let opened = opening.end().await;
         self.opening = None;
@@ -82,7 +82,7 @@ impl Opener {
     }
 
     /// An abandoned try, or a new one.
-    fn opening(&self) -> Result<Opening, NotOpened<Error>> {
+    fn opening(&self) -> Result<Opening, OpenError<Error>> {
         let mut abandoned = self.abandoned();
         // A try that hangs may do so until its time limit; the server may be back by now.
         abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSE_AGE_MAX);
@@ -101,7 +101,7 @@ impl Opener {
 
 impl managed::Manager for Opener {
     type Type = ClientWrapper;
-    type Error = NotOpened<Error>;
+    type Error = OpenError<Error>;
 
     async fn create(&self) -> Result<ClientWrapper, Self::Error> {
         loop {

@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use super::SqlError;
 use crate::store::RESPONSE_TIMEOUT;
-use crate::store::connect::{Connector, NotOpened, Pool, PooledClient};
+use crate::store::connect::{Connector, OpenError, Pool, PooledClient};
 
 /// How long a statement may take to end after the request to cancel it.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -181,8 +181,8 @@ impl Login {
             )));
         };
         let client = opened.map_err(|error| match error {
-            PoolError::Backend(NotOpened::Failed(error)) => SqlError::from(&error),
-            PoolError::Backend(NotOpened::Away(away)) => SqlError::no_answer(away.why),
+            PoolError::Backend(OpenError::Failed(error)) => SqlError::from(&error),
+            PoolError::Backend(OpenError::Away(away)) => SqlError::no_answer(away.why),
             other => SqlError::no_answer(other.to_string()),
         })?;
         Ok(Session {

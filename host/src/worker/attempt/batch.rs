@@ -17,7 +17,7 @@ use super::{
 };
 use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
 use crate::sandbox::{AbortHandle, RunReport};
-use crate::store::Ran;
+use crate::store::GuestRun;
 use crate::traces::AttemptTrace;
 
 /// One job of a batch.
@@ -187,13 +187,13 @@ async fn settle_end(
     let Terms {
         handler, policy, ..
     } = &started.terms;
-    let ran = usage.map(|usage| Ran {
+    let guest_run = usage.map(|usage| GuestRun {
         usage,
         digest: handler.module.digest.0,
     });
     let details = AttemptDetails {
         started_after: started.after,
-        ran,
+        guest_run,
         jobs: Vec::new(),
         // That of the batch has its own end.
         trace: AttemptTrace::default(),

@@ -9,7 +9,7 @@ use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
-use crate::store::{Adopted, Adoption, ClaimedJob, Orphan, StoreError, fills_an_answer};
+use crate::store::{Adoption, AdoptionResult, ClaimedJob, Orphan, StoreError, fills_an_answer};
 use crate::worker::events::{self, EventContext, Since};
 use crate::worker::lanes::Served;
 
@@ -90,7 +90,7 @@ impl Claims<'_> {
         let fence = Fence(rand::random());
         let sent = BootTime::now();
         let under_way = shared.leases.claiming();
-        let Adopted { claimed, lost } = shared.store.adopt(fence, &adoptions).await?;
+        let AdoptionResult { claimed, lost } = shared.store.adopt(fence, &adoptions).await?;
         counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
         for adoption in &lost {
             self.report_lost(adoption);

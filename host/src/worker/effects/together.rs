@@ -20,7 +20,7 @@ use super::super::sql::Statements;
 use super::checked;
 use crate::job::{RetryPolicy, RunEnd, SqlCall, Tries};
 use crate::sandbox::Handler;
-use crate::store::{Effects, NotCommitted, Settlement, With};
+use crate::store::{CommitError, Effects, FencedWrite, Settlement};
 
 const CHECKED: &str = "it was looked up before it waited";
 
@@ -339,7 +339,7 @@ impl Committer {
                         "a transaction with the effects of several jobs has failed; trying its halves"
                     );
                     is_whole = false;
-                    if let NotCommitted::InDoubt(_) = failure {
+                    if let CommitError::InDoubt(_) = failure {
                         // Each of them is looked up.
                         for success in &mut part {
                             if let Some(one) = &mut success.one {
@@ -358,14 +358,14 @@ impl Committer {
     }
 
     /// Returns whether there are releases to continue.
-    async fn commit_part(&self, part: &[Success]) -> Result<bool, NotCommitted> {
+    async fn commit_part(&self, part: &[Success]) -> Result<bool, CommitError> {
         let calls = part.iter().map(|it| checked(&self.statements, &it.calls));
         let calls: Vec<_> = calls.collect::<Option<_>>().expect(CHECKED);
         let settlements: Vec<&Settlement> = part.iter().map(|it| &it.one().settlement).collect();
         let committed = self.shared.store.commit_effects(
             &self.statements.login,
             Effects {
-                with: With::Outcomes(&settlements),
+                write: FencedWrite::Outcomes(&settlements),
                 calls: &calls,
                 limits: &part[0].handler.sql().expect(CHECKED).limits,
             },

@@ -10,7 +10,7 @@ use super::{
     BATCH_BYTES_MAX, BATCH_JOBS_MAX, Settler, Tried, Unsettled, give_up_lost, report, retry_after,
 };
 use crate::job::{AttemptError, ErrorKind, JobId, Outcome};
-use crate::store::{Locked, Settled, Settlement, StoreError};
+use crate::store::{Locked, SettleResult, Settlement, StoreError};
 use crate::worker::reach::warn_unless_unreachable;
 
 /// A batch that is being settled.
@@ -119,7 +119,7 @@ impl Settler<'_> {
     }
 
     /// Reports the outcomes of a part that the database has answered.
-    fn report_part(&mut self, part: Vec<Unsettled>, settled: &Settled) {
+    fn report_part(&mut self, part: Vec<Unsettled>, settled: &SettleResult) {
         if settled.has_releases {
             self.shared.releases.notify_one();
         }

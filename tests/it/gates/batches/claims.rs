@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::{ClaimOrder, Claimed, ClosedLane, Store};
+use rouse::store::{ClaimOrder, ClaimResult, ClosedLane, Store};
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
@@ -26,11 +26,11 @@ async fn claim(store: &Store, batches: usize) -> (Vec<usize>, Vec<ClosedLane>) {
         .collect();
     let claimed = store.claim_batches(Fence(rand()), &orders, batches, None);
     match claimed.await.unwrap() {
-        Claimed::Jobs(jobs, closed) => {
+        ClaimResult::Jobs(jobs, closed) => {
             let tenants = jobs.chunk_by(|one, other| one.tenant == other.tenant);
             (tenants.map(<[_]>::len).collect(), closed)
         }
-        Claimed::Orphans(_) => panic!("leases were not checked"),
+        ClaimResult::Orphans(_) => panic!("leases were not checked"),
     }
 }
 
