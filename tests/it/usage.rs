@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rouse::job::{Attempt, Outcome, Usage};
 use rouse::sandbox::{Catalog, Limits, Sandbox, Settings as SandboxSettings};
-use rouse::store::{JsonText, Locked, LogLine, Ran};
+use rouse::store::{GuestRun, JsonText, Locked, LogLine};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -91,7 +91,7 @@ async fn every_figure_of_a_settlement_is_stored_unchanged() {
     let jobs = claim(&store, 2).await;
     let done = || Outcome::Succeeded(JsonText("1".into()));
     let mut ran = settlement(&jobs[0], done());
-    ran.ran = Some(Ran {
+    ran.guest_run = Some(GuestRun {
         usage: Usage {
             cpu: Duration::from_micros(1500),
             memory_bytes_peak: 65_536,
