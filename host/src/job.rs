@@ -44,7 +44,7 @@ pub use sql::{OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits, Statement}
 pub use state::{Priority, State};
 pub use usage::Usage;
 pub use wait::{
-    BegunWait, NewJob, NewJobKind, ParentEnd, RecordedStep, ReturnedCall, Suspension, Wait,
+    NewJob, NewJobKind, ParentEnd, RecordedStep, RecordedWait, ReturnedCall, Suspension, Wait,
     WaitKind,
 };
 

@@ -59,7 +59,7 @@ pub struct Setting<T: 'static> {
     /// The key from which this one follows: a table that sets that key and not this one sets this one to twice as much.
     twice: Option<&'static str>,
     /// The default in words, if it is not a fixed number.
-    default_words: Option<&'static str>,
+    default_text: Option<&'static str>,
     /// The option of `rouse serve` and `rouse dev` that overrides it.
     option: Option<&'static str>,
     /// The field that holds it.
@@ -88,7 +88,7 @@ impl<T: Settable> Setting<T> {
             bounds,
             doc,
             twice: None,
-            default_words: None,
+            default_text: None,
             option: None,
             field,
         }
@@ -101,8 +101,8 @@ impl<T: Settable> Setting<T> {
     }
 
     /// With a default that is not a fixed number, in words.
-    pub const fn default_words(mut self, words: &'static str) -> Self {
-        self.default_words = Some(words);
+    pub const fn default_text(mut self, words: &'static str) -> Self {
+        self.default_text = Some(words);
         self
     }
 
@@ -169,7 +169,7 @@ impl<T: Settable> Setting<T> {
 
     /// The help of the option that overrides it.
     pub(crate) fn help(&self) -> String {
-        let default = match self.default_words {
+        let default = match self.default_text {
             Some(words) => words.to_owned(),
             None => self.default().to_string(),
         };
@@ -205,7 +205,7 @@ impl<T: Settable> Setting<T> {
     #[cfg(test)]
     pub(crate) fn row(&self) -> String {
         let default = self.default();
-        let default = match (self.twice, self.default_words, self.size(default)) {
+        let default = match (self.twice, self.default_text, self.size(default)) {
             (Some(key), _, _) => format!("2 × `{key}`"),
             (None, Some(words), _) => words.to_owned(),
             (None, None, Some(size)) => format!("`{}` ({size})", default.written()),
@@ -225,7 +225,7 @@ impl<T: Settable> Setting<T> {
     /// False if the default depends on the machine or on another setting.
     #[cfg(test)]
     pub(crate) fn has_fixed_default(&self) -> bool {
-        self.default_words.is_none()
+        self.default_text.is_none()
     }
 }
 

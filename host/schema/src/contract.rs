@@ -347,17 +347,17 @@ impl<'a> Writer<'a> {
             }));
         }
         if let Some(array) = &node.array {
-            for (place, id) in array.prefix_items.iter().enumerate() {
+            for (index, id) in array.prefix_items.iter().enumerate() {
                 if let Some(refuses) = self.refuses(*id, "@") {
-                    any.push(format!("exists({at}[{place}] ? ({refuses}))"));
+                    any.push(format!("exists({at}[{index}] ? ({refuses}))"));
                 }
             }
             if let Some(refuses) = array.items.and_then(|id| self.refuses(id, "@")) {
-                let places = match array.prefix_items.len() {
+                let indices = match array.prefix_items.len() {
                     0 => "*".to_owned(),
                     first => format!("{first} to last"),
                 };
-                any.push(format!("exists({at}[{places}] ? ({refuses}))"));
+                any.push(format!("exists({at}[{indices}] ? ({refuses}))"));
             }
         }
         any

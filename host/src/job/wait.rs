@@ -14,7 +14,7 @@ pub struct Suspension {
     /// What it waits for.
     pub wait: Wait,
     /// True if an earlier attempt has recorded that the wait began.
-    pub has_begun: bool,
+    pub is_recorded: bool,
 }
 
 /// What a suspended job waits for.
@@ -62,7 +62,7 @@ impl Suspension {
         if let Some(until) = self.until() {
             stored["until_ms"] = json!(unix_ms(until));
         }
-        if self.has_begun {
+        if self.is_recorded {
             stored["begun"] = json!(true);
         }
         JsonText(stored.to_string())
@@ -110,7 +110,7 @@ impl WaitKind {
 
 /// The recorded start of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BegunWait {
+pub struct RecordedWait {
     /// Its kind.
     pub kind: WaitKind,
     /// When it ends by itself, by the database's clock. `None`: never.
@@ -128,7 +128,7 @@ pub enum RecordedStep {
         result: Option<Vec<u8>>,
     },
     /// It waits.
-    Waits(BegunWait),
+    Waits(RecordedWait),
 }
 
 /// The end of a call.
@@ -225,7 +225,7 @@ mod tests {
         let calls = Wait::Calls {
             jobs: vec![JobId(3)],
         };
-        for (wait, has_begun, stored) in [
+        for (wait, is_recorded, stored) in [
             (
                 Wait::Sleep { until },
                 true,
@@ -245,7 +245,7 @@ mod tests {
             let suspension = Suspension {
                 step: "s".into(),
                 wait,
-                has_begun,
+                is_recorded,
             };
             let json: Value = serde_json::from_str(&suspension.to_json().0).expect("JSON");
             assert_eq!(json, stored);

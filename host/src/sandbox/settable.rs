@@ -254,7 +254,7 @@ impl Settable for Quota {
             |of: &mut Self| U64(&mut of.bytes_max),
             "Total size of its files; needs `mode = \"read-write\"`",
         )
-        .default_words("no limit"),
+        .default_text("no limit"),
         // Measuring a directory takes a few microseconds for each file.
         Setting::new(
             "files_max",
@@ -262,7 +262,7 @@ impl Settable for Quota {
             |of: &mut Self| U64(&mut of.files_max),
             "Files, directories and links in it; needs `mode = \"read-write\"`",
         )
-        .default_words("no limit, or `100000` if `bytes_max` is set"),
+        .default_text("no limit, or `100000` if `bytes_max` is set"),
     ];
 }
 

@@ -48,7 +48,7 @@ impl Store {
     /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
     /// from `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
     /// dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
-    pub async fn records_of_people(
+    pub async fn admin_records(
         &self,
         since: Duration,
         before: Option<&str>,
@@ -57,7 +57,7 @@ impl Store {
     ) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .query(
-                include_str!("records_of_people.sql"),
+                include_str!("admin_records.sql"),
                 &[
                     (&millis(since), Type::INT8),
                     (&before, Type::TEXT),

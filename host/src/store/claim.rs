@@ -219,8 +219,8 @@ impl Store {
         in_batches: bool,
     ) -> Result<ClaimResult, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
-        let places = orders.iter().map(|order| order.lane).zip(0_usize..);
-        let places: HashMap<LaneId, usize> = places.collect();
+        let positions = orders.iter().map(|order| order.lane).zip(0_usize..);
+        let positions: HashMap<LaneId, usize> = positions.collect();
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
@@ -255,7 +255,7 @@ impl Store {
             }
         }
         // The answer is by id.
-        claimed.sort_by_key(|job| (places.get(&job.lane).copied(), job.turn));
+        claimed.sort_by_key(|job| (positions.get(&job.lane).copied(), job.turn));
         Ok(ClaimResult::Jobs(claimed, closed))
     }
 

@@ -18,7 +18,7 @@ const NEWEST_UNSUCCESSFUL: i32 = 2_000;
 pub struct EndedCounts {
     /// The time, seconds since 1970.
     pub at: f64,
-    /// All ended jobs, since Postgres' statistics began.
+    /// All ended jobs, since Postgres' statistics started.
     pub ended: i64,
     /// Those that living workers count as failed. They report every 30 s.
     pub failed: i64,

@@ -290,7 +290,7 @@ impl Store {
             (started, fenced, run_all(&again, &prepared).await)
         };
         let timeout = limits.statement_timeout * STATEMENTS + RESPONSE_SLACK;
-        let began = Instant::now();
+        let started_at = Instant::now();
         let (answered, is_usable) = login.answer(&session, timeout, running).await;
         let refused = match answered {
             Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
@@ -304,7 +304,7 @@ impl Store {
             Err(why) => {
                 if matches!(&why, CommitError::Failed(error) if error.class() == SqlErrorClass::Away)
                 {
-                    login.note_away(began);
+                    login.note_away(started_at);
                 } else if is_usable {
                     let rollback = session.batch_execute("ROLLBACK");
                     let rolled_back = tokio::time::timeout(RESPONSE_TIMEOUT, rollback).await;
@@ -325,12 +325,12 @@ impl Store {
         let committed = match committed {
             Ok(committed) => committed.map_err(|error| SqlError::from(&error)),
             Err(_) => {
-                login.note_away(began);
+                login.note_away(started_at);
                 return Err(CommitError::InDoubt(login.silent(RESPONSE_TIMEOUT)));
             }
         };
         match &committed {
-            Err(error) if error.class() == SqlErrorClass::Away => login.note_away(began),
+            Err(error) if error.class() == SqlErrorClass::Away => login.note_away(started_at),
             _ if is_usable => session.end(),
             _ => {}
         }

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::{Store, StoreError};
-use crate::job::{AbortReason, BegunWait, Fence, JobId, RecordedStep, WaitKind};
+use crate::job::{AbortReason, Fence, JobId, RecordedStep, RecordedWait, WaitKind};
 
 /// The job is no longer this worker's, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,14 +47,15 @@ impl Store {
     ) -> Result<Vec<Result<RecordedSteps, LostJob>>, StoreError> {
         known.resize_with(jobs.len(), RecordedSteps::default);
         let mut refused = HashMap::new();
-        let mut asked: Vec<usize> = (0..jobs.len()).collect();
+        let mut requested: Vec<usize> = (0..jobs.len()).collect();
         // Nothing is known in the second round, so there is no third one.
-        while !asked.is_empty() {
-            let rows = self.read_steps(jobs, &known, &asked).await?;
+        while !requested.is_empty() {
+            let rows = self.read_steps(jobs, &known, &requested).await?;
             let mut again = Vec::new();
             for row in &rows {
-                let place = usize::try_from(row.get::<_, i64>(0) - 1).ok();
-                let Some(index) = place.and_then(|place| asked.get(place).copied()) else {
+                let position = usize::try_from(row.get::<_, i64>(0) - 1).ok();
+                let Some(index) = position.and_then(|position| requested.get(position).copied())
+                else {
                     continue;
                 };
                 if let Some(reason) = row.get::<_, Option<&str>>(1) {
@@ -64,7 +65,7 @@ impl Store {
                     again.push(index);
                 }
             }
-            asked = again;
+            requested = again;
         }
         let answers = known.into_iter().enumerate();
         Ok(answers
@@ -77,13 +78,13 @@ impl Store {
         &self,
         jobs: &[(JobId, Fence)],
         known: &[RecordedSteps],
-        asked: &[usize],
+        requested: &[usize],
     ) -> Result<Vec<Row>, StoreError> {
         let worker = self.identity()?;
-        let ids: Vec<i64> = asked.iter().map(|index| jobs[*index].0.0).collect();
-        let fences: Vec<i64> = asked.iter().map(|index| jobs[*index].1.0).collect();
+        let ids: Vec<i64> = requested.iter().map(|index| jobs[*index].0.0).collect();
+        let fences: Vec<i64> = requested.iter().map(|index| jobs[*index].1.0).collect();
         let until: Vec<Option<SystemTime>> =
-            asked.iter().map(|index| known[*index].until).collect();
+            requested.iter().map(|index| known[*index].until).collect();
         self.query(
             include_str!("recorded_steps.sql"),
             &[
@@ -231,7 +232,7 @@ fn read_step(
             bytes: usize::try_from(bytes).unwrap_or(0),
             result: result.map(String::into_bytes),
         },
-        None => RecordedStep::Waits(BegunWait {
+        None => RecordedStep::Waits(RecordedWait {
             kind: kind.and_then(WaitKind::parse).unwrap_or(WaitKind::Sleep),
             until: until_ms
                 .and_then(|ms| u64::try_from(ms).ok())

@@ -326,7 +326,7 @@ async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Mark
     let read = ui
         .reads
         .store
-        .records_of_people(AUDITED, before.as_deref(), of, ROWS);
+        .admin_records(AUDITED, before.as_deref(), of, ROWS);
     let rows = match read.await {
         Err(error) if error.is_about_data() => return Err(Problem::invalid(error.to_string())),
         rows => rows?.ok_or_else(|| Problem::forbidden("the audit"))?,

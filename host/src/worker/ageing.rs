@@ -125,9 +125,9 @@ impl Overdue {
         let last = orders
             .iter()
             .rposition(|order| claimed.contains_key(&order.lane));
-        for (place, order) in orders.iter().enumerate() {
-            let is_exhausted = is_all || Some(place) < last;
-            if order.overdue.is_none() || (!is_exhausted && Some(place) != last) {
+        for (index, order) in orders.iter().enumerate() {
+            let is_exhausted = is_all || Some(index) < last;
+            if order.overdue.is_none() || (!is_exhausted && Some(index) != last) {
                 continue;
             }
             let found = claimed.get(&order.lane).copied().unwrap_or(0);

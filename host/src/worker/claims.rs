@@ -193,7 +193,7 @@ impl<'a> Claims<'a> {
             let Some(until) = found.orphans.take() else {
                 break;
             };
-            let (since, began) = (self.checked_at, BootTime::now());
+            let (since, started_at) = (self.checked_at, BootTime::now());
             let rest = wanted.saturating_sub(found.jobs);
             found += self.adopt(rest, Some(since), until).await?;
             let rest = wanted.saturating_sub(found.jobs);
@@ -204,7 +204,7 @@ impl<'a> Claims<'a> {
             // would otherwise never claim anything. Leases that have expired since are found by the next claim. After
             // a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked again,
             // once.
-            let check = !is_last && BootTime::now().since(began) > SLOW_ADOPTION;
+            let check = !is_last && BootTime::now().since(started_at) > SLOW_ADOPTION;
             found += self.claim_queued(rest, after, check).await?;
         }
         Ok(found)
@@ -410,7 +410,7 @@ impl<'a> Claims<'a> {
             .iter()
             .partition(|order| self.lanes.has_jobs(order.lane));
         let known_count = known.len();
-        for (place, order) in known.into_iter().chain(idle).enumerate() {
+        for (index, order) in known.into_iter().chain(idle).enumerate() {
             let Some((handler, max)) = self.lanes.host_limit(order.lane) else {
                 continue;
             };
@@ -421,7 +421,7 @@ impl<'a> Claims<'a> {
             let max = order.max.map_or(*room, |max| max.min(*room));
             *room -= max;
             rooms.insert(order.lane, max);
-            if max == 0 && place < known_count {
+            if max == 0 && index < known_count {
                 full.push(*order);
             }
         }
@@ -465,17 +465,17 @@ impl<'a> Claims<'a> {
                 self.lanes.mark_active(*lane);
             }
         }
-        let mut of_handlers: HashMap<String, usize> = HashMap::new();
+        let mut by_handler: HashMap<String, usize> = HashMap::new();
         for (lane, claimed) in of_lanes {
             if let Some((handler, _)) = self.lanes.host_limit(lane) {
-                *of_handlers.entry(handler.to_owned()).or_default() += claimed;
+                *by_handler.entry(handler.to_owned()).or_default() += claimed;
             }
         }
         let slots = &self.shared.slots;
         let mut is_any = false;
         for lane in &limits.full {
             let has_room = self.lanes.host_limit(*lane).is_some_and(|(handler, max)| {
-                let claimed = of_handlers.get(handler).copied().unwrap_or(0);
+                let claimed = by_handler.get(handler).copied().unwrap_or(0);
                 slots.in_hand_of(handler) + claimed < max
             });
             is_any |= has_room && self.lanes.open(*lane);

@@ -18,12 +18,12 @@ const COSTS: std::ops::RangeInclusive<f64> = 0.0001..=10_000.0;
 /// jobs of other queues take.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    queues: Mutex<HashMap<String, OfQueue>>,
+    queues: Mutex<HashMap<String, QueueCosts>>,
 }
 
 /// Averages in microseconds.
 #[derive(Debug, Default)]
-struct OfQueue {
+struct QueueCosts {
     lanes: HashMap<LaneId, f64>,
     all: f64,
     /// How many attempts the average of all is of, up to `ALL`.
@@ -31,7 +31,7 @@ struct OfQueue {
 }
 
 impl Costs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, OfQueue>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, QueueCosts>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,22 +39,22 @@ impl Costs {
     pub(super) fn record(&self, queue: &str, lane: LaneId, cpu: Duration) {
         let us = cpu.as_secs_f64() * 1e6;
         let mut queues = self.lock();
-        let of_queue = queues.entry(queue.to_owned()).or_default();
-        of_queue.attempts = (of_queue.attempts + 1.0).min(ALL);
-        of_queue.all += (us - of_queue.all) / of_queue.attempts;
-        let average = of_queue.lanes.entry(lane).or_insert(us);
+        let costs = queues.entry(queue.to_owned()).or_default();
+        costs.attempts = (costs.attempts + 1.0).min(ALL);
+        costs.all += (us - costs.all) / costs.attempts;
+        let average = costs.lanes.entry(lane).or_insert(us);
         *average += (us - *average) * NEWEST;
     }
 
     /// What the next job of a lane of this queue costs, in average jobs: 1 if nothing is known.
     pub(super) fn cost(&self, queue: &str, lane: LaneId) -> f64 {
         let queues = self.lock();
-        let Some(of_queue) = queues.get(queue) else {
+        let Some(costs) = queues.get(queue) else {
             return 1.0;
         };
-        match of_queue.lanes.get(&lane) {
-            Some(average) if of_queue.all > 0.0 => {
-                (average / of_queue.all).clamp(*COSTS.start(), *COSTS.end())
+        match costs.lanes.get(&lane) {
+            Some(average) if costs.all > 0.0 => {
+                (average / costs.all).clamp(*COSTS.start(), *COSTS.end())
             }
             _ => 1.0,
         }
@@ -62,9 +62,9 @@ impl Costs {
 
     /// Forgets the lanes that this refuses.
     pub(super) fn retain(&self, keep: impl Fn(LaneId) -> bool) {
-        self.lock().retain(|_, of_queue| {
-            of_queue.lanes.retain(|lane, _| keep(*lane));
-            !of_queue.lanes.is_empty()
+        self.lock().retain(|_, costs| {
+            costs.lanes.retain(|lane, _| keep(*lane));
+            !costs.lanes.is_empty()
         });
     }
 }

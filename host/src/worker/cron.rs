@@ -86,7 +86,7 @@ impl Looks {
         (now.duration_since(for_all) < ALL_EVERY).then(|| last.saturating_sub(LATE).unwrap_or(last))
     }
 
-    /// A look that began at `now`, at this time of the database, has found none.
+    /// A look that started at `now`, at this time of the database, has found none.
     fn found_none(&mut self, now: Instant, at: Timestamp, since: Option<Timestamp>) {
         self.last = Some(at);
         if since.is_none() {
@@ -107,12 +107,12 @@ enum Round {
 
 /// Fires what is due.
 async fn round(shared: &Arc<Shared>, looks: &mut Looks) -> Result<Round, StoreError> {
-    let began = Instant::now();
-    let since = looks.since(began);
+    let started_at = Instant::now();
+    let since = looks.since(started_at);
     let due = shared.store.due_schedules(LISTED_MAX, since).await?;
     let next_in = due.next_in.unwrap_or(LOOK_EVERY);
     if due.schedules.is_empty() {
-        looks.found_none(began, due.now, since);
+        looks.found_none(started_at, due.now, since);
     }
     if due.schedules.is_empty() && due.backfills.is_empty() {
         return Ok(Round::Idle(next_in));

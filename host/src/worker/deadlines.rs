@@ -55,7 +55,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
 /// The looks that have left nothing to handle.
 #[derive(Debug, Default)]
 struct Looks {
-    /// When the last one for all deadlines began.
+    /// When the last one for all deadlines started.
     for_all: Option<Instant>,
     /// When the last one was, by the database's clock: after a suspension of the machine, this is long ago.
     last: Option<SystemTime>,
@@ -68,7 +68,7 @@ impl Looks {
         (now.duration_since(for_all) < ALL_EVERY).then(|| last - LATE)
     }
 
-    /// A look that began at `now`, at this time of the database, has left nothing to handle.
+    /// A look that started at `now`, at this time of the database, has left nothing to handle.
     fn found_nothing(&mut self, now: Instant, at: SystemTime, since: Option<SystemTime>) {
         self.last = Some(at);
         if since.is_none() {
@@ -80,8 +80,8 @@ impl Looks {
 /// Handles all deadlines that have passed. Returns the time until the next one passes, if there is one.
 async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>, StoreError> {
     loop {
-        let began = Instant::now();
-        let since = looks.since(began);
+        let started_at = Instant::now();
+        let since = looks.since(started_at);
         let enforced = shared.store.enforce_deadlines(since).await?;
         for missed in &enforced.ended {
             events::missed_deadline(&shared.settings.worker_id, missed);
@@ -91,7 +91,7 @@ async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>,
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {
-            looks.found_nothing(began, enforced.looked_at, since);
+            looks.found_nothing(started_at, enforced.looked_at, since);
             return Ok(enforced.next_in);
         }
     }

@@ -118,7 +118,7 @@ impl Settable for Policy {
             |of: &mut Self| U32(of.concurrency.get_or_insert_default()),
             "How many attempts of the handler may run at the same time on one host; for a pattern, of each of its handlers",
         )
-        .default_words("as many as there are slots"),
+        .default_text("as many as there are slots"),
         Setting::new(
             "job_delay",
             0..=HOUR_MS,

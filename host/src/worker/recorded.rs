@@ -39,10 +39,10 @@ impl Waiting {
     /// Takes the question about this job, and others that wait. Empty if another call has taken that question.
     fn take(&self, job: (JobId, Fence)) -> Vec<Question> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(place) = waiting.iter().position(|question| question.job == job) else {
+        let Some(index) = waiting.iter().position(|question| question.job == job) else {
             return Vec::new();
         };
-        let mut taken = vec![waiting.swap_remove(place)];
+        let mut taken = vec![waiting.swap_remove(index)];
         // Those of attempts that were aborted in the meantime are dropped.
         waiting.retain(|question| !question.answer.is_closed());
         let others = waiting.len().min(JOBS_MAX - 1);

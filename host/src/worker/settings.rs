@@ -72,12 +72,12 @@ pub enum QueueOrder {
 impl Settings {
     /// True if slots wait after some attempts.
     pub fn has_job_delay(&self) -> bool {
-        let of_handlers = self
+        let by_handler = self
             .overrides
             .0
             .values()
             .filter_map(|set| set.time("job_delay"));
-        of_handlers
+        by_handler
             .chain([self.job_delay])
             .any(|delay| !delay.is_zero())
     }

@@ -295,8 +295,8 @@ impl<'a> Settler<'a> {
 
     /// Tries outcomes that are held up, for as long as new ones can wait.
     async fn try_held_up(&mut self) {
-        let began = Instant::now();
-        while began.elapsed() < held_up::TRIED_FOR
+        let started_at = Instant::now();
+        while started_at.elapsed() < held_up::TRIED_FOR
             && let Some(part) = self.held_up.take_due(Instant::now())
         {
             self.settle(part.outcomes, Tried::HeldUp(part.times)).await;

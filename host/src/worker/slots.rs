@@ -40,13 +40,13 @@ struct Inner {
     taken: Duration,
     taken_at: Instant,
     /// The running attempts, and the claims in line, of handlers of which this host runs a limited number.
-    of_handlers: HashMap<Arc<str>, OfHandler>,
+    by_handler: HashMap<Arc<str>, HandlerCounts>,
     /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
     notify_below: usize,
 }
 
 #[derive(Debug, Default)]
-struct OfHandler {
+struct HandlerCounts {
     running: usize,
     waiting: usize,
 }
@@ -85,9 +85,9 @@ impl Inner {
             let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_TIMEOUT;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self
-                    .of_handlers
+                    .by_handler
                     .get(&limit.handler)
-                    .map_or(0, |of| of.running);
+                    .map_or(0, |counts| counts.running);
                 running < limit.max
             });
             !is_late && has_room
@@ -95,12 +95,12 @@ impl Inner {
         self.waiting.iter().position(may_start)
     }
 
-    fn count(&mut self, limit: Option<&HostLimit>, change: impl Fn(&mut OfHandler)) {
+    fn count(&mut self, limit: Option<&HostLimit>, change: impl Fn(&mut HandlerCounts)) {
         if let Some(limit) = limit {
-            let of = self.of_handlers.entry(limit.handler.clone()).or_default();
-            change(of);
-            if of.running + of.waiting == 0 {
-                self.of_handlers.remove(&limit.handler);
+            let counts = self.by_handler.entry(limit.handler.clone()).or_default();
+            change(counts);
+            if counts.running + counts.waiting == 0 {
+                self.by_handler.remove(&limit.handler);
             }
         }
     }
@@ -126,7 +126,7 @@ impl Slots {
                 ended: 0,
                 taken: Duration::ZERO,
                 taken_at: Instant::now(),
-                of_handlers: HashMap::new(),
+                by_handler: HashMap::new(),
                 notify_below: 0,
             }),
             freed: Notify::new(),
@@ -156,8 +156,8 @@ impl Slots {
     /// The number of claimed jobs of a limited handler whose attempt has not ended.
     pub(super) fn in_hand_of(&self, handler: &str) -> usize {
         let inner = self.lock();
-        let of = inner.of_handlers.get(handler);
-        of.map_or(0, |of| of.running + of.waiting)
+        let counts = inner.by_handler.get(handler);
+        counts.map_or(0, |counts| counts.running + counts.waiting)
     }
 
     /// The number of running attempts.
@@ -214,7 +214,7 @@ impl Slots {
                 true => inner.place_ahead(&claim),
                 false => inner.waiting.len(),
             };
-            inner.count(claim.host_limit.as_ref(), |of| of.waiting += 1);
+            inner.count(claim.host_limit.as_ref(), |counts| counts.waiting += 1);
             inner.waiting.insert(place, claim);
         }
         let more = inner.waiting.len().min(self.max - inner.running);
@@ -231,15 +231,15 @@ impl Slots {
         let mut inner = self.lock();
         if let Some(ended) = ended {
             inner.ended += 1;
-            inner.count(ended.host_limit, |of| of.running -= 1);
+            inner.count(ended.host_limit, |counts| counts.running -= 1);
         }
         let next = inner
             .startable()
             .and_then(|place| inner.waiting.remove(place));
         match &next {
-            Some(claim) => inner.count(claim.host_limit.as_ref(), |of| {
-                of.waiting -= 1;
-                of.running += 1;
+            Some(claim) => inner.count(claim.host_limit.as_ref(), |counts| {
+                counts.waiting -= 1;
+                counts.running += 1;
             }),
             None => inner.free_one(),
         }
@@ -251,9 +251,8 @@ impl Slots {
     /// False if there is none.
     fn take_free_slot(&self) -> bool {
         let mut inner = self.lock();
-        let is_any = !inner.of_handlers.is_empty()
-            && inner.running < self.max
-            && inner.startable().is_some();
+        let is_any =
+            !inner.by_handler.is_empty() && inner.running < self.max && inner.startable().is_some();
         inner.take(usize::from(is_any));
         is_any
     }
@@ -262,7 +261,7 @@ impl Slots {
     pub(super) fn crashed(&self, host_limit: Option<&HostLimit>) {
         let mut inner = self.lock();
         inner.ended += 1;
-        inner.count(host_limit, |of| of.running -= 1);
+        inner.count(host_limit, |counts| counts.running -= 1);
         inner.free_one();
         self.changed(inner);
     }
@@ -276,7 +275,7 @@ impl Slots {
             all.into_iter().partition(|claim| claim.received <= then);
         inner.waiting = rest;
         for claim in &late {
-            inner.count(claim.host_limit.as_ref(), |of| of.waiting -= 1);
+            inner.count(claim.host_limit.as_ref(), |counts| counts.waiting -= 1);
         }
         self.changed(inner);
         late.into_iter().flat_map(Claim::split).collect()

@@ -83,7 +83,7 @@ struct Waiting<L, S> {
     /// Those that go first, as they were closed.
     first: BTreeSet<(Number, L)>,
     /// The lanes of each member, as they were closed.
-    members: HashMap<S, OfMember<L>>,
+    members: HashMap<S, MemberLanes<L>>,
     /// The members by what they have had, and among equals by their first closing.
     order: BTreeMap<(u64, Number), S>,
     /// The number of lanes.
@@ -91,7 +91,7 @@ struct Waiting<L, S> {
 }
 
 #[derive(Debug)]
-struct OfMember<L> {
+struct MemberLanes<L> {
     had: u64,
     lanes: BTreeSet<(Number, L)>,
 }
@@ -544,18 +544,18 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
     }
 
     /// Changes the lanes of a member, or what it has had, and with that its place.
-    fn change(&mut self, member: &S, change: impl FnOnce(&mut OfMember<L>)) {
-        let mut of = self.members.remove(member).unwrap_or(OfMember {
+    fn change(&mut self, member: &S, change: impl FnOnce(&mut MemberLanes<L>)) {
+        let mut lanes = self.members.remove(member).unwrap_or(MemberLanes {
             had: 0,
             lanes: BTreeSet::new(),
         });
-        if let Some(place) = of.place() {
-            self.order.remove(&place);
+        if let Some(key) = lanes.sort_key() {
+            self.order.remove(&key);
         }
-        change(&mut of);
-        if let Some(place) = of.place() {
-            self.order.insert(place, member.clone());
-            self.members.insert(member.clone(), of);
+        change(&mut lanes);
+        if let Some(key) = lanes.sort_key() {
+            self.order.insert(key, member.clone());
+            self.members.insert(member.clone(), lanes);
         }
     }
 
@@ -564,19 +564,21 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
         let first = self.first.iter().map(|(_, lane)| *lane);
         let mut first: Vec<L> = first.take(lanes).collect();
         let members = self.order.values().take(lanes);
-        let members: Vec<&OfMember<L>> = members.filter_map(|it| self.members.get(it)).collect();
+        let members: Vec<&MemberLanes<L>> = members.filter_map(|it| self.members.get(it)).collect();
         for nth in 0..lanes {
-            let of_each = members.iter().filter_map(|of| of.lanes.iter().nth(nth));
-            first.extend(of_each.map(|(_, lane)| *lane));
+            let nth_lanes = members
+                .iter()
+                .filter_map(|member| member.lanes.iter().nth(nth));
+            first.extend(nth_lanes.map(|(_, lane)| *lane));
         }
         first.truncate(lanes);
         first
     }
 }
 
-impl<L: Ord> OfMember<L> {
+impl<L: Ord> MemberLanes<L> {
     /// `None` without lanes.
-    fn place(&self) -> Option<(u64, Number)> {
+    fn sort_key(&self) -> Option<(u64, Number)> {
         let (number, _) = self.lanes.first()?;
         Some((self.had, *number))
     }

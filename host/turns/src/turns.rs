@@ -215,25 +215,25 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         let mut parts = Vec::new();
         for queues in self.classes.values_mut() {
             let room = room - parts.len();
-            let mut places: HashMap<L, usize> = HashMap::new();
+            let mut indices: HashMap<L, usize> = HashMap::new();
             let of_class = parts.len();
             let mut left = wanted;
             while left > 0 {
                 let Some(lane) = queues.next() else {
                     break;
                 };
-                if places.len() == room && !places.contains_key(&lane) {
+                if indices.len() == room && !indices.contains_key(&lane) {
                     pay(queues, lane, &self.lanes, -1.0, -1.0);
                     break;
                 }
-                let place = *places.entry(lane).or_insert_with(|| {
+                let index = *indices.entry(lane).or_insert_with(|| {
                     let max = Some(0);
                     parts.push(Part { lane, max });
                     parts.len() - 1
                 });
                 let turns = burst.min(left);
                 left -= turns;
-                parts[place].max = parts[place].max.map(|max| max + turns);
+                parts[index].max = parts[index].max.map(|max| max + turns);
                 #[expect(clippy::cast_precision_loss, reason = "at most BURST_MAX")]
                 let turns = turns as f64;
                 let of_one = cost_of(&self.costs, lane);
@@ -245,7 +245,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
                     parts[of_class].max = None;
                     break;
                 }
-                if of_one < CHEAP && parts[place].max >= Some(CHEAP_TURNS_MAX) {
+                if of_one < CHEAP && parts[index].max >= Some(CHEAP_TURNS_MAX) {
                     break;
                 }
             }

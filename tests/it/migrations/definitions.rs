@@ -30,7 +30,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
         functions: &functions,
         protocols: (PROTOCOL, PROTOCOL + 1),
         // The privileges name functions without their parameters.
-        rights: &[],
+        privileges: &[],
     };
     // A host of this release keeps working while the next release is applied, and afterwards.
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -88,7 +88,7 @@ async fn an_upgraded_database_equals_a_new_one() {
     let (new, upgraded) = (TestDb::new().await, TestDb::unmigrated().await);
     let old = Sources {
         functions: &[ALL.functions[0], ALL.functions[1], OLD],
-        rights: &[],
+        privileges: &[],
         ..ALL
     };
     migrate_with(&upgraded.url(), old, TIMEOUT).await.unwrap();

@@ -103,8 +103,8 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
         }
         HirKind::Alternation(parts) => {
             out.push_str("(?:");
-            for (place, part) in parts.iter().enumerate() {
-                if place > 0 {
+            for (index, part) in parts.iter().enumerate() {
+                if index > 0 {
                     out.push('|');
                 }
                 write(part, out)?;

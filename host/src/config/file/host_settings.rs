@@ -53,7 +53,7 @@ impl Settable for HostSettings {
             |of: &mut Self| Usize(&mut of.worker.slots),
             "Attempts at the same time",
         )
-        .default_words("4 for each core")
+        .default_text("4 for each core")
         .option("--slots"),
         Setting::new(
             "poll_min",
@@ -106,14 +106,14 @@ impl Settable for HostSettings {
             |of: &mut Self| Mib(of.sandbox.memory_bytes_total_max.get_or_insert_default()),
             "Memory of all attempts together, MiB",
         )
-        .default_words("three quarters of the machine's"),
+        .default_text("three quarters of the machine's"),
         Setting::new(
             "invoke_max",
             0..=10_000,
             |of: &mut Self| Usize(of.invoke.max.get_or_insert_default()),
             "Invocations at the same time, in addition to the slots; 0: none",
         )
-        .default_words("as many as slots"),
+        .default_text("as many as slots"),
         Setting::new(
             "invoke_payload_bytes_max",
             2..=64 << 20,
@@ -132,7 +132,7 @@ impl Settable for HostSettings {
             |of: &mut Self| Usize(&mut of.sandbox.compilations_max),
             "Compilations at the same time",
         )
-        .default_words("one for each core, at most 4"),
+        .default_text("one for each core, at most 4"),
         Setting::new(
             "compile_cpu",
             1000..=HOUR_MS,

@@ -95,7 +95,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Sleep { until },
-            has_begun: begun.is_some(),
+            is_recorded: begun.is_some(),
         }))
     }
 
@@ -132,7 +132,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Signal { name, until },
-            has_begun: begun.is_some(),
+            is_recorded: begun.is_some(),
         }))
     }
 
@@ -169,7 +169,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step: first,
             wait: Wait::Calls { jobs: pending },
-            has_begun: true,
+            is_recorded: true,
         }))
     }
 

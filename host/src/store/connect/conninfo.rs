@@ -44,7 +44,7 @@ const VARIABLES: &[(&str, &str)] = &[
 ];
 
 /// Settings that can be ignored: they ask for the default behaviour, or tune features that are not used.
-const HARMLESS: [&str; 4] = [
+const IGNORED: [&str; 4] = [
     "client_encoding",
     "fallback_application_name",
     "sslcompression",
@@ -121,7 +121,7 @@ impl Params {
     }
 
     pub(super) fn refuse_unsupported(&mut self) -> Result<(), ConnectError> {
-        for name in HARMLESS {
+        for name in IGNORED {
             self.0.remove(name);
         }
         self.0

@@ -89,8 +89,8 @@ impl Opener {
         // While the server is away, callers fail at once.
         let is_away = self.backoff.is_away();
         let usable = |opening: &Opening| opening.has_ended() || !is_away;
-        if let Some(place) = abandoned.iter().position(usable) {
-            return Ok(abandoned.swap_remove(place));
+        if let Some(index) = abandoned.iter().position(usable) {
+            return Ok(abandoned.swap_remove(index));
         }
         drop(abandoned);
         let manager = self.manager.clone();

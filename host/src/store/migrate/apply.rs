@@ -65,7 +65,7 @@ pub(super) async fn apply(
             .batch_execute(include_str!("drop_vanished.sql"))
             .await
             .map_err(sql("drop vanished functions"))?;
-        for source in sources.rights {
+        for source in sources.privileges {
             transaction
                 .batch_execute(source.sql)
                 .await

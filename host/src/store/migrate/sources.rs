@@ -57,7 +57,7 @@ pub struct Sources<'a> {
     /// Functions, views and triggers, in an order in which they can be defined.
     pub functions: &'a [Source],
     /// Comments and rights, which are applied after vanished functions are dropped.
-    pub rights: &'a [Source],
+    pub privileges: &'a [Source],
 }
 
 impl Sources<'_> {
@@ -65,7 +65,7 @@ impl Sources<'_> {
     pub(super) fn digest(&self) -> String {
         let (oldest, newest) = self.protocols;
         let mut all = format!("protocols {oldest} to {newest}\n");
-        for source in self.functions.iter().chain(self.rights) {
+        for source in self.functions.iter().chain(self.privileges) {
             // Writing to a String cannot fail.
             let _ = write!(all, "{}\n{}\n", source.name, source.sql);
         }
@@ -140,7 +140,7 @@ pub const ALL: Sources<'static> = Sources {
         "wait",
         "why"
     ),
-    rights: sources!("comments", "grants"),
+    privileges: sources!("comments", "grants"),
 };
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.
@@ -169,9 +169,9 @@ mod tests {
             .map(|migration| format!("{}.sql", migration.name))
             .collect();
         assert_eq!(files("", |name| name.starts_with('0')), listed);
-        for (place, migration) in (1..).zip(ALL.migrations) {
-            assert_eq!(migration.version, place);
-            assert!(migration.name.starts_with(&format!("{place:04}_")));
+        for (number, migration) in (1..).zip(ALL.migrations) {
+            assert_eq!(migration.version, number);
+            assert!(migration.name.starts_with(&format!("{number:04}_")));
         }
     }
 
@@ -180,7 +180,7 @@ mod tests {
         let mut listed: Vec<String> = ALL
             .functions
             .iter()
-            .chain(ALL.rights)
+            .chain(ALL.privileges)
             .map(|migration| format!("{}.sql", migration.name.trim_start_matches("functions/")))
             .collect();
         listed.sort();

@@ -67,7 +67,7 @@ pub enum Unfit {
 }
 
 impl Login {
-    /// Checks a statement: its kind, its types, and the rights of the login. Changes nothing.
+    /// Checks a statement: its kind, its types, and the privileges of the login. Changes nothing.
     ///
     /// # Errors
     /// If it cannot be used.
@@ -143,7 +143,7 @@ async fn check(
     client.execute_typed(&prepare, &[]).await.map_err(unfit)?;
     let prepared = client.prepare(sql).await.map_err(unfit)?;
     let params = prepared.params().to_vec();
-    // EXPLAIN checks the rights that PREPARE does not, and runs nothing.
+    // EXPLAIN checks the privileges that PREPARE does not, and runs nothing.
     let nulls = vec!["NULL"; params.len()].join(", ");
     let explain = match params.len() {
         0 => "EXPLAIN EXECUTE rouse_check".to_owned(),
@@ -181,8 +181,8 @@ async fn check(
 fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
     let denied = message.strip_prefix("permission denied for ")?;
     let (kind, name) = denied.split_once(' ')?;
-    let (rights, on) = match kind {
-        "table" | "view" => (table_rights(name, sql), ""),
+    let (privileges, on) = match kind {
+        "table" | "view" => (table_privileges(name, sql), ""),
         "schema" => ("USAGE".to_owned(), "SCHEMA "),
         "sequence" => ("USAGE".to_owned(), "SEQUENCE "),
         "function" => ("EXECUTE".to_owned(), "FUNCTION "),
@@ -190,14 +190,14 @@ fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
     };
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     Some(format!(
-        "GRANT {rights} ON {on}{} TO {}",
+        "GRANT {privileges} ON {on}{} TO {}",
         quoted(name),
         quoted(user)
     ))
 }
 
-/// The rights on a table that a statement needs, if its words are what they seem to be.
-fn table_rights(table: &str, sql: &str) -> String {
+/// The privileges on a table that a statement needs, if its words are what they seem to be.
+fn table_privileges(table: &str, sql: &str) -> String {
     let words = sql.split(|it: char| !it.is_alphanumeric() && it != '_');
     let words: Vec<String> = words
         .filter(|word| !word.is_empty() && !word.eq_ignore_ascii_case("only"))
@@ -207,12 +207,13 @@ fn table_rights(table: &str, sql: &str) -> String {
     let has = |part: &str| text.contains(&format!(" {part} "));
     let table = table.to_lowercase();
     // The schema of the table may stand between.
-    let is_behind = |verb: &str| {
-        let places = words.iter().enumerate().filter(|(_, it)| **it == table);
-        places.into_iter().any(|(place, _)| {
+    let is_behind = |keyword: &str| {
+        let positions = words.iter().enumerate().filter(|(_, it)| **it == table);
+        positions.into_iter().any(|(position, _)| {
             let before = |end: usize| format!(" {}", words[..end].join(" "));
-            let verb = format!(" {verb}");
-            before(place).ends_with(&verb) || place > 0 && before(place - 1).ends_with(&verb)
+            let keyword = format!(" {keyword}");
+            before(position).ends_with(&keyword)
+                || position > 0 && before(position - 1).ends_with(&keyword)
         })
     };
     let merges = is_behind("merge into");
@@ -220,18 +221,18 @@ fn table_rights(table: &str, sql: &str) -> String {
     let changes = inserts && has("do update") || has("for update") || has("for share");
     let updates = changes || is_behind("update") || merges && has("then update");
     let deletes = is_behind("delete from") || merges && has("then delete");
-    let rights = [
+    let privileges = [
         ("SELECT", !inserts || updates || has("returning")),
         ("INSERT", inserts || merges && has("then insert")),
         ("UPDATE", updates),
         ("DELETE", deletes),
     ];
-    let rights: Vec<&str> = rights
+    let privileges: Vec<&str> = privileges
         .into_iter()
         .filter(|(_, is_needed)| *is_needed)
         .map(|(right, _)| right)
         .collect();
-    rights.join(", ")
+    privileges.join(", ")
 }
 
 /// True for the first line of a plan that changes rows, for instance `Update on orders  (cost=…`. A `SELECT INTO` has no

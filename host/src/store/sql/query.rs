@@ -54,12 +54,12 @@ impl Login {
             Ok(rows)
         };
         let timeout = limits.statement_timeout + RESPONSE_SLACK;
-        let began = Instant::now();
+        let started_at = Instant::now();
         let (answered, is_usable) = self.answer(&session, timeout, running).await;
         let rows = answered.map_err(QueryError::Failed).flatten();
         match &rows {
             Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {
-                self.note_away(began);
+                self.note_away(started_at);
             }
             _ if is_usable => session.end(),
             _ => {}

@@ -169,10 +169,10 @@ impl Login {
     }
 
     pub(super) async fn session(&self) -> Result<Session<'_>, SqlError> {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let opened = tokio::time::timeout(RESPONSE_TIMEOUT, self.pool.get()).await;
         if !matches!(opened, Ok(Ok(_))) {
-            self.note_away(began);
+            self.note_away(started_at);
         }
         let Ok(opened) = opened else {
             return Err(SqlError::no_answer(format!(
@@ -212,7 +212,7 @@ impl Login {
         timeout: Duration,
         running: impl Future<Output = T>,
     ) -> (Result<T, SqlError>, bool) {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let mut running = pin!(running);
         if let Ok(answer) = tokio::time::timeout(timeout, &mut running).await {
             return (Ok(answer), true);
@@ -224,7 +224,7 @@ impl Login {
         };
         let answer = tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await;
         if answer.is_err() {
-            self.note_away(began);
+            self.note_away(started_at);
         }
         (answer.map_err(|_| self.silent(timeout)), false)
     }

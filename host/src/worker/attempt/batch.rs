@@ -54,10 +54,10 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             break;
         }
     }
-    let began = Instant::now();
+    let started_at = Instant::now();
     for (claim, started) in members {
         let timeout = started.terms.policy.timeout;
-        if shared.stop.drain.is_cancelled() || began.elapsed() > timeout {
+        if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
             // Other slots, and other workers, can run it.
             settle_end(shared, claim, started, None, RunEnd::NotStarted).await;
         } else {

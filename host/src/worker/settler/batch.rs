@@ -66,14 +66,14 @@ impl Batch {
 /// name their job and not its fence.
 fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<Vec<T>> {
     let mut parts = VecDeque::from([Vec::with_capacity(outcomes.len())]);
-    let mut places: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
+    let mut part_indices: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
     for outcome in outcomes {
-        let place = places.entry(job(&outcome)).or_default();
-        if *place == parts.len() {
+        let part_index = part_indices.entry(job(&outcome)).or_default();
+        if *part_index == parts.len() {
             parts.push_back(Vec::new());
         }
-        parts[*place].push(outcome);
-        *place += 1;
+        parts[*part_index].push(outcome);
+        *part_index += 1;
     }
     parts
 }

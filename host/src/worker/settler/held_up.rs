@@ -68,8 +68,8 @@ impl<T> HeldUp<T> {
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Part<T>> {
         let parts = self.parts.iter().enumerate();
         let due = parts.filter(|(_, part)| part.retry_at <= now);
-        let (place, _) = due.min_by_key(|(_, part)| (part.times, part.retry_at))?;
-        Some(self.parts.swap_remove(place))
+        let (index, _) = due.min_by_key(|(_, part)| (part.times, part.retry_at))?;
+        Some(self.parts.swap_remove(index))
     }
 
     /// Those that were tried most often, if there are more than this; none otherwise.
@@ -106,12 +106,12 @@ mod tests {
 
     /// The times, in milliseconds, at which each of these outcomes was settled or tried alone, in a minute.
     fn tried_at(count: usize, is_locked: impl Fn(usize) -> bool) -> Vec<Vec<u128>> {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let mut held_up = HeldUp::new();
-        held_up.add((0..count).collect(), 0, began);
+        held_up.add((0..count).collect(), 0, started_at);
         let mut tried = vec![Vec::new(); count];
-        let mut now = began;
-        while now < began + Duration::from_secs(60) {
+        let mut now = started_at;
+        while now < started_at + Duration::from_secs(60) {
             let Some(part) = held_up.take_due(now) else {
                 now = held_up.next_at().expect("some are locked");
                 continue;
@@ -119,7 +119,7 @@ mod tests {
             let is_held_up = part.outcomes.iter().any(|one| is_locked(*one));
             if part.outcomes.len() == 1 || !is_held_up {
                 for one in &part.outcomes {
-                    tried[*one].push((now - began).as_millis());
+                    tried[*one].push((now - started_at).as_millis());
                 }
             }
             now += Duration::from_millis(match (is_held_up, part.outcomes.len()) {
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn new_outcomes_do_not_wait_for_those_that_are_held_up_for_long() {
-        let began = Instant::now();
-        let later = began + Duration::from_secs(1);
+        let started_at = Instant::now();
+        let later = started_at + Duration::from_secs(1);
         let mut held_up = HeldUp::new();
         for one in 0..100 {
-            held_up.add(vec![one], 1, began);
+            held_up.add(vec![one], 1, started_at);
         }
         held_up.add(vec![100, 101], 0, later);
         let next = held_up.take_due(later).map(|part| part.outcomes);

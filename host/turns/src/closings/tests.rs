@@ -2,18 +2,18 @@
 
 use super::*;
 
-type OfTest = Closings<u32, &'static str, u32, u64>;
+type TestClosings = Closings<u32, &'static str, u32, u64>;
 
 const CLASS: Class = [0, 0];
 
 /// Closes a lane, which is a member by itself.
-fn close(closings: &mut OfTest, lane: u32) {
+fn close(closings: &mut TestClosings, lane: u32) {
     closings.close_until_end(lane, CLASS, &["limit"], &lane, true);
 }
 
 #[test]
 fn an_end_opens_the_lanes_that_were_closed_first() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     for lane in [3, 1, 2] {
         close(&mut closings, lane);
     }
@@ -28,7 +28,7 @@ fn an_end_opens_the_lanes_that_were_closed_first() {
 
 #[test]
 fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     closings.close_until(1, 20, true);
     closings.close_until(2, 10, false);
     assert_eq!(closings.with_jobs().collect::<Vec<_>>(), [1]);
@@ -45,14 +45,14 @@ fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
 /// Serves the lane that goes first, one job at a time, and counts how often each member was served. The members have
 /// these shares, and so many lanes; a lane that is served closes after those that were not.
 fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     let mut counts = vec![0; members.len()];
     // By lane.
     let member_of: Vec<u32> = (0..)
         .zip(members)
         .flat_map(|(member, (_, lanes))| vec![member; *lanes])
         .collect();
-    let close = |closings: &mut OfTest, lane: u32, now: u64| {
+    let close = |closings: &mut TestClosings, lane: u32, now: u64| {
         let member = member_of[lane as usize];
         match at_a_rate {
             true => closings.close_until_start(lane, CLASS, &"limit", now + 1, &member, true),
@@ -72,9 +72,9 @@ fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
         }
         let first = *opened.last().expect("a lane");
         let member = member_of[first as usize];
-        let place = member as usize;
-        counts[place] += 1;
-        closings.take(&["limit"], &member, 1.0 / members[place].0);
+        let index = member as usize;
+        counts[index] += 1;
+        closings.take(&["limit"], &member, 1.0 / members[index].0);
         let others = opened.iter().filter(|lane| **lane != first);
         for lane in others.chain([&first]) {
             close(&mut closings, *lane, now);
@@ -107,7 +107,7 @@ fn a_member_has_its_share_of_a_limit_however_many_lanes_it_has() {
 
 #[test]
 fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     for lane in 1..=3 {
         closings.close_until_end(lane, CLASS, &["limit"], &7, true);
     }
@@ -131,8 +131,8 @@ fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
 /// As claims at different times tell them different times.
 #[test]
 fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
-    let mut closings = OfTest::default();
-    let close = |closings: &mut OfTest, lane: u32, at: u64| {
+    let mut closings = TestClosings::default();
+    let close = |closings: &mut TestClosings, lane: u32, at: u64| {
         closings.close_until_start(lane, CLASS, &"rate", at, &lane, true);
     };
     closings.take(&["rate"], &1, 1.0);
@@ -170,7 +170,7 @@ fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
 
 #[test]
 fn whoever_had_no_jobs_for_a_while_has_saved_nothing() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     for _ in 0..1000 {
         closings.take(&["limit"], &1, 1.0);
     }
@@ -188,7 +188,7 @@ fn whoever_had_no_jobs_for_a_while_has_saved_nothing() {
 /// As the sweep does, again and again.
 #[test]
 fn lanes_that_go_first_take_turns() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     let mut counts = vec![0; 10];
     (0..10).for_each(|lane| close(&mut closings, lane));
     for _ in 0..100 {
@@ -251,7 +251,7 @@ fn with_very_many_members_of_a_limit_all_start_again_together() {
 /// Otherwise a claim for each few of them would find that.
 #[test]
 fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim() {
-    let mut closings = OfTest::default();
+    let mut closings = TestClosings::default();
     let behind = |lane: u32| match lane {
         30.. => vec!["running"],
         _ => vec!["running", "rate"],

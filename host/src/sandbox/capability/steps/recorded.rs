@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
-use crate::job::{BegunWait, RecordedStep};
+use crate::job::{RecordedStep, RecordedWait};
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::capability::batch::NO_STEPS;
 use crate::sandbox::{Journal, Limits, WaitStore};
@@ -44,7 +44,7 @@ pub(in crate::sandbox::capability) enum StepStart {
     /// It is new.
     New,
     /// It waits.
-    Waits(BegunWait),
+    Waits(RecordedWait),
     /// It is done, with this result.
     Done(Vec<u8>),
 }
