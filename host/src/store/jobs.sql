@@ -14,15 +14,15 @@ FROM (
            w.requested_at, w.available_at, w.claimed_at, w.finished_at, w.wait,
            CASE WHEN w.error IS NOT NULL THEN jsonb_build_object('kind', w.error -> 'kind', 'message', left(w.error ->> 'message', 500)) END AS error,
            CASE WHEN w.lease_until < clock_timestamp() THEN w.lease_until END AS orphaned_at
-    FROM unnest($1) AS asked(id)
+    FROM unnest($1) AS requested(id)
     CROSS JOIN LATERAL (
         SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.uncounted, j.max_attempts,
                j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until, NULL::jsonb AS error,
                CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait
-        FROM rouse.job AS j WHERE j.id = asked.id
+        FROM rouse.job AS j WHERE j.id = requested.id
         UNION ALL
         SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.uncounted, f.max_attempts,
                f.requested_at, f.available_at, f.claimed_at, f.finished_at, NULL, f.error, NULL
-        FROM rouse.finished AS f WHERE f.id = asked.id) AS w
+        FROM rouse.finished AS f WHERE f.id = requested.id) AS w
     CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = w.lane LIMIT 1) AS l) AS j
 ORDER BY j.id DESC

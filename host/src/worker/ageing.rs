@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, ClaimedJob, OverdueFilter, OverdueLane};
 
-/// The maximum number of overdue jobs counted in one lane. Each short sweep counts again.
+/// The maximum number of overdue jobs that are counted in one lane. Each short sweep counts again.
 pub(super) const KNOWN_MAX: usize = 500;
 /// Jobs that become overdue within this time are counted in advance: it covers the time until the next count.
 pub(super) const KNOWN_AHEAD: Duration = Duration::from_millis(1500);
 /// The pause for a lane that returned fewer jobs than wanted: its next jobs are not overdue yet.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// A share of each claim. The fraction of a job that is left over is carried to the next claim.
+/// A share of each claim. The remaining fraction of a job is carried over to the next claim.
 #[derive(Debug)]
 pub(super) struct Share {
     percent: usize,
@@ -52,9 +52,9 @@ pub(super) struct Overdue {
 #[derive(Debug)]
 struct Known {
     lane: LaneId,
-    /// When its next job becomes overdue.
+    /// The time at which its next job becomes overdue.
     at: Instant,
-    /// How many of its next jobs are overdue, or will be soon.
+    /// The number of its next jobs that are overdue, or will be soon.
     left: usize,
     /// How long a job has to wait to be overdue.
     wait: Duration,
@@ -68,7 +68,7 @@ impl Overdue {
         }
     }
 
-    /// Replaces the lanes by new counts of the database, each with the wait after which jobs are overdue.
+    /// Replaces the lanes with new counts from the database, each with the wait after which jobs are overdue.
     pub(super) fn learn(&mut self, counts: &[(Duration, Vec<OverdueLane>)], now: Instant) {
         let known = |wait: Duration, lane: &OverdueLane| Known {
             lane: lane.lane,

@@ -2,8 +2,8 @@
 //!
 //! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
 //!
-//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves the
-//!    policy, attenuates the grants and begins to renew the lease.
+//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves
+//!    the policy, attenuates the grants and starts renewing the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
 //!    ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
@@ -131,7 +131,7 @@ impl Drop for Slot<'_> {
             return;
         }
         for (id, fence) in &self.current {
-            // The attempt will not be settled. Without renewals its lease runs out, and the job is adopted.
+            // The attempt will not be settled. Without renewals its lease expires, and the job is adopted.
             self.shared.leases.remove(*id, *fence);
         }
         self.shared.slots.crashed(self.host_limit.as_ref());
@@ -275,7 +275,7 @@ fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
     shared.catalog.current().get(name).cloned()
 }
 
-/// JSON is never empty, so an empty payload means that its row is gone.
+/// JSON is never empty, so an empty payload means that its row was deleted.
 fn require_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
     match job.payload.0.is_empty() {
         true => Err(RunEnd::PayloadRefused(
@@ -450,7 +450,7 @@ fn max_attempts(job: &ClaimedJob, policy: &Policy) -> u32 {
         + u32::try_from(job.uncounted).unwrap_or(0)
 }
 
-/// How many attempts have ended in an error, and how many may.
+/// The number of attempts that have ended in an error, and the maximum.
 fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     let max_attempts = terms.policy.retry.max_attempts;
     Tries {
@@ -461,7 +461,7 @@ fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     }
 }
 
-/// The same, from the job's row alone: without the settings of its handler.
+/// The same, from the job's row alone, without the settings of its handler.
 fn tries_of_row(job: &ClaimedJob) -> Tries {
     let failed = job.attempt.0 - job.uncounted;
     Tries {
@@ -505,7 +505,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// What the settlement of a started attempt contains besides the outcome.
+/// What the settlement of a started attempt contains in addition to the outcome.
 #[derive(Clone)]
 struct AttemptDetails {
     /// From the arrival of the claim to the start.
@@ -580,7 +580,7 @@ fn drop_attempt(
     shared.leases.remove(id, fence);
 }
 
-/// Passes an outcome to the settler. Waits while too many, or too many bytes, are not settled.
+/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes, are not settled.
 async fn send(shared: &Shared, one: Unsettled) {
     let Settlement {
         id, fence, outcome, ..
@@ -597,8 +597,7 @@ async fn send(shared: &Shared, one: Unsettled) {
         is_sent = send_once_it_fits(shared, one) => is_sent,
         () = settler::give_up_when_stopping(shared, id, fence) => unreachable!("it never returns"),
     };
-    // The settler outlives every attempt. If it did not, the lease would run out and another worker would adopt the
-    // job.
+    // The settler outlives every attempt. If it did not, the lease would expire and another worker would adopt the job.
     if !is_sent {
         shared.leases.remove(id, fence);
     }
@@ -606,7 +605,7 @@ async fn send(shared: &Shared, one: Unsettled) {
 
 /// False if the settler has ended.
 async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
-    // After an immediate stop, nothing of it is written any more.
+    // After an immediate stop, no outcome is written any more.
     let stop = &shared.stop.now;
     let _ = stop.run_until_cancelled(one.take_space(shared)).await;
     shared.attempts.settlements.send(one).await.is_ok()
@@ -624,7 +623,8 @@ fn unsettled(
     let trace = details
         .as_ref()
         .map_or_else(AttemptTrace::default, |details| details.trace.clone());
-    // A result that is not JSON, and a middleware, make a failure of a guest's success.
+    // The success of a guest becomes a failure if its result is not JSON, or if a middleware changes the end of the
+    // run.
     let jobs = details
         .as_mut()
         .filter(|_| outcome.enqueues())

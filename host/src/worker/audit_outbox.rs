@@ -1,12 +1,12 @@
-//! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox, and one host logs
-//! each.
+//! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox, and each is logged by
+//! one host.
 
 use super::reach::warn_unless_unreachable;
 use super::{Shared, events};
 
-/// Rows of one statement.
+/// The maximum number of rows in one statement.
 const ROWS_MAX: usize = 1000;
-/// Statements of one heartbeat: the rest waits for the next one.
+/// The maximum number of statements for one heartbeat: the rest waits for the next heartbeat.
 const STATEMENTS_MAX: usize = 10;
 
 /// Takes the actions out of the outbox and logs them.

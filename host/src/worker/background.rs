@@ -1,4 +1,4 @@
-//! The tasks that run beside the claimer.
+//! The tasks that run alongside the claimer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::store::connect::Connector;
 
-/// The tasks of one worker beside its claimer and its settler. They run until [`Background::stop`].
+/// The tasks of one worker other than its claimer and its settler. They run until [`Background::stop`].
 #[derive(Default)]
 pub(super) struct Background {
     tasks: TaskTracker,
@@ -39,7 +39,7 @@ impl Background {
         background.spawn(cron::run_forever(shared.clone()));
         background.spawn(declared::run_forever(shared.clone()));
         background.spawn(progress::run_forever(shared.clone()));
-        // It ends by itself, so that a stop does not interrupt a write.
+        // It ends on its own, so that a stop does not interrupt a write.
         background.spawn_to_its_end(logs::run_until(shared.clone(), background.stop.clone()));
         background.spawn(usage::run_forever(shared.clone()));
         background.spawn(slots::release_late_claims(shared.clone()));
@@ -68,8 +68,8 @@ impl Background {
         });
     }
 
-    /// Stops the worker at once when one of the tasks has panicked. A worker that, for instance, renews no leases any
-    /// more would look alive, and keep claiming jobs.
+    /// Stops the worker at once when one of the tasks has panicked. A worker that, for instance, no longer renews
+    /// leases would look alive, and keep claiming jobs.
     fn stop_after_a_panic(&self, worker: Stop) {
         let (stop, panicked) = (self.stop.clone(), self.panicked.clone());
         self.tasks.spawn(async move {

@@ -32,7 +32,7 @@ pub(super) async fn answer_forever(shared: Arc<Shared>) {
         if let Err(error) = answer_all(&shared).await {
             warn_unless_unreachable!(
                 error,
-                "cannot answer a challenge; its sender gets no answer"
+                "cannot answer a challenge; its sender gets no response"
             );
         }
     }

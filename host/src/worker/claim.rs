@@ -24,15 +24,15 @@ pub(super) struct Claim {
     pub(super) is_charged: bool,
     /// Its end may let other jobs start.
     pub(super) is_limited: bool,
-    /// How often such jobs start is limited, by the time of the claim.
+    /// The rate at which such jobs start is limited, by the time of the claim.
     pub(super) is_throttled: bool,
     /// Its handler, if this host limits how many of its attempts run at the same time.
     pub(super) host_limit: Option<HostLimit>,
-    /// Just before the claim was sent.
+    /// The time just before the claim was sent.
     pub(super) sent: BootTime,
-    /// When its answer arrived.
+    /// When the response to the claim arrived.
     pub(super) received: Instant,
-    /// How long it is valid without a renewal, from `sent` on.
+    /// The time after `sent` for which it is valid without a renewal.
     pub(super) lease: Duration,
 }
 

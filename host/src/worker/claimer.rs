@@ -26,8 +26,8 @@ const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 /// How often to check whether a heartbeat was answered.
 const HEARTBEAT_CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// The longest pause after a claim that has waited for a lock in vain. The next claim waits for the lock in the
-/// database, and continues as soon as it is free.
+/// The longest pause after a claim that has waited for a lock until its timeout. The next claim waits for the lock in
+/// the database, and continues as soon as it is free.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 struct Claimer<'a> {
@@ -65,7 +65,7 @@ impl Claimer<'_> {
         let stop = self.shared.stop.drain.clone();
         let mut trigger = Trigger::Poll;
         // A stop interrupts only the waits. Postgres would still execute an interrupted claim, and its jobs would wait
-        // until their leases run out.
+        // until their leases expire.
         loop {
             let wanted = async {
                 self.wait_for_heartbeat().await;
@@ -103,7 +103,7 @@ impl Claimer<'_> {
         }
     }
 
-    /// After a long silence, waits until a heartbeat was answered: until then, no claimed job would be started.
+    /// After a long silence, waits until a heartbeat is answered: until then, no claimed job would be started.
     async fn wait_for_heartbeat(&self) {
         while self.shared.leases.are_silent(BootTime::now()) {
             self.shared.presence.heartbeat_now.notify_one();
@@ -111,7 +111,7 @@ impl Claimer<'_> {
         }
     }
 
-    /// Waits until enough slots are free for a worthwhile claim. Returns how many jobs to claim.
+    /// Waits until enough slots are free for a worthwhile claim. Returns the number of jobs to claim.
     async fn wait_for_capacity(&mut self) -> usize {
         let slots = &self.shared.slots;
         loop {
@@ -151,12 +151,12 @@ impl Claimer<'_> {
         }
     }
 
-    /// Waits briefly for memory; other hosts can claim the jobs meanwhile.
+    /// Waits briefly for memory; other hosts can claim the jobs in the meantime.
     async fn wait_for_memory(&mut self) {
         if !std::mem::replace(&mut self.memory_is_short, true) {
             info!("claims paused: running attempts use nearly all of this host's memory");
         }
-        // Memory is freed when an attempt ends. It may be an invocation, which frees no slot.
+        // Memory is freed when an attempt ends. It may be an invocation, which does not free a slot.
         let _ = tokio::time::timeout(MEMORY_CHECK_EVERY, self.shared.slots.freed()).await;
         if !self.shared.sandbox.memory_is_short() {
             self.memory_is_short = false;
@@ -213,7 +213,7 @@ impl Claimer<'_> {
             .store(false, Ordering::Relaxed);
         // Called for the heartbeat that it triggers.
         self.shared.is_incarnation_over(error);
-        // The first failure may be due to one broken connection of the pool.
+        // The first failure may be due to one broken connection in the pool.
         if self.failures > 0 {
             self.warned |= !error.is_unreachable() && !error.is_cut_off();
             let mut wait = backoff(self.failures - 1, rand::random());
@@ -230,7 +230,7 @@ impl Claimer<'_> {
             let retry = async {
                 tokio::select! {
                     () = self.shared.store.ready(), if error.is_unreachable() => {}
-                    // Even if no new connection can be opened, one of the pool may be free again.
+                    // Even if no new connection can be opened, one in the pool may be free again.
                     () = tokio::time::sleep(wait) => {}
                     // If the listening connection is open again, the server is reachable.
                     () = self.shared.wakeups.notified() => {}
@@ -240,7 +240,7 @@ impl Claimer<'_> {
         }
         self.failures += 1;
         match error.is_silence() && self.looks.was_restarting() {
-            // Another restart would be as slow.
+            // Another restart would be just as slow.
             true => self.looks.restart_failed(),
             // The remembered state of the database may be wrong.
             false => self.looks.start_over(),

@@ -27,19 +27,19 @@ use crate::store::{
     fills_an_answer,
 };
 
-/// The maximum number of claims of one look for queued jobs. Each one after the first follows one that was not filled
-/// and that lanes had shared: the lanes that had fewer jobs than their part are left out, so that it soon covers the
+/// The maximum number of claims for queued jobs in one look. Each claim after the first follows one that several lanes
+/// shared and that was not filled. It leaves out the lanes that had fewer jobs than their share, so it soon covers the
 /// later classes, too.
 const CLAIMS_PER_LOOK: usize = 4;
 
-/// After an adoption that took longer, leases are checked again before queued jobs are claimed.
+/// After an adoption that takes longer than this, leases are checked again before queued jobs are claimed.
 const SLOW_ADOPTION: Duration = Duration::from_millis(500);
 
 /// A claim within the limits of this host.
 struct HostLimits {
     /// The orders with the rooms of their lanes.
     orders: Vec<ClaimOrder>,
-    /// How many jobs each lane of a limited handler may take.
+    /// The number of jobs that each lane of a limited handler may take.
     rooms: HashMap<LaneId, usize>,
     /// The lanes that got no room.
     full: Vec<LaneId>,
@@ -53,16 +53,16 @@ pub(super) struct Found {
     /// The number of jobs found; a batch counts as one. It leaves out jobs that are given back again and again because
     /// their handler is missing.
     pub(super) jobs: usize,
-    /// There may be more jobs: an answer ended because of its size, a lane has used up its part of the claim, or an
+    /// There may be more jobs: a response ended because of its size, a lane has used up its share of the claim, or an
     /// adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
-    /// Other lanes may have jobs, even if this look has found none: some were opened, because others of their limits had
-    /// room, or no jobs any more; or the last claim has closed lanes, and has left out some that are known to have jobs.
+    /// Other lanes may have jobs, even if this look has found none. Either some lanes were opened, because other lanes
+    /// behind their limits had room or no more jobs; or the last claim has closed lanes, and has left out some that are
+    /// known to have jobs.
     pub(super) has_others: bool,
     /// The number of lanes that the claims have closed.
     closed: usize,
-    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time, by the database's
-    /// clock.
+    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time (database clock).
     orphans: Option<SystemTime>,
 }
 
@@ -94,10 +94,10 @@ pub(super) struct Claims<'a> {
     sources: Vec<String>,
     /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
-    /// The last search by source found nothing, and is not repeated before this time, unless a notification announces a
+    /// The last search by source found nothing, and is not retried before this time, unless a notification announces a
     /// job.
     by_source_at: Instant,
-    /// The handlers of which this host runs a limited number at the same time.
+    /// The handlers whose concurrent attempts this host limits.
     host_limits: HashMap<String, HostLimit>,
     /// The handlers that take batches of jobs.
     take_batches: HashSet<String>,
@@ -148,8 +148,8 @@ impl<'a> Claims<'a> {
         self.checked_at = SystemTime::UNIX_EPOCH;
     }
 
-    /// How many jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede them,
-    /// and orphans do not wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
+    /// The number of jobs to claim beyond the free slots. Zero while there are orphans: queued jobs may not precede
+    /// them, and orphans do not wait in line ([`Self::adopt`]). Also zero if slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
         let now = Instant::now();
         let (ended, taken) = self.shared.slots.ended(now);
@@ -165,8 +165,8 @@ impl<'a> Claims<'a> {
         self.prefetch.claim_max()
     }
 
-    /// Queries the overdue jobs of lanes that wait behind other lanes, and of keys of fair queues, from `after` on in
-    /// each.
+    /// Queries the overdue jobs of lanes that wait behind other lanes, and of keys of fair queues, starting after
+    /// `after` in each.
     pub(super) async fn find_overdue(&mut self, after: After) -> Result<(), StoreError> {
         let mut asked = self.lanes.starving(after);
         if let Some(wait) = self.shared.settings.promote_after {
@@ -200,10 +200,10 @@ impl<'a> Claims<'a> {
             if found.is_cut || rest == 0 {
                 break;
             }
-            // Without the check: if leases of lanes that only others may adopt from expire continually, this worker
-            // would otherwise never claim anything. Leases that have expired since are found by the next claim. After
-            // a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked again,
-            // once.
+            // Without the check: if leases in lanes that only other workers may adopt from expire continually, this
+            // worker would otherwise never claim anything. Leases that have expired since are found by the next claim.
+            // After a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked
+            // again, once.
             let check = !is_last && BootTime::now().since(started_at) > SLOW_ADOPTION;
             found += self.claim_queued(rest, after, check).await?;
         }
@@ -247,7 +247,7 @@ impl<'a> Claims<'a> {
             let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
             found += claimed;
             finds_closed = claimed.closed > 0 && claimed.jobs == 0;
-            // The next look follows at once. That ends: each such claim closes a lane.
+            // The next look follows at once. This cannot go on forever, because each such claim closes a lane.
             has_others = claimed.closed > 0 && is_partial;
             if !is_partial || claimed.is_cut || found.orphans.is_some() {
                 break;
@@ -347,7 +347,7 @@ impl<'a> Claims<'a> {
                 store.claim_batches(fence, &asked, wanted, checked_at).await
             }
         };
-        // If it was committed all the same, its jobs are adopted, and adoptions take no turns.
+        // If it was committed nevertheless, its jobs are adopted, and adoptions take no turns.
         let claimed = claimed.inspect_err(|_| self.lanes.not_claimed(&orders))?;
         let (mut jobs, closed) = match claimed {
             ClaimResult::Jobs(jobs, closed) => (jobs, closed),
@@ -361,7 +361,7 @@ impl<'a> Claims<'a> {
         };
         if check {
             self.orphans_left = false;
-            // Without a job, the time of the answer is unknown.
+            // Without a job, the time of the response is unknown.
             self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
         }
         let is_cut = self.record_size(&jobs);
@@ -392,8 +392,8 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// Restricts a claim to as many jobs of each handler as may start on this host. Lanes whose handler has no room are
-    /// closed until one of its attempts has ended. `None` if no handler is limited.
+    /// Restricts a claim to the number of jobs of each handler that may start on this host. Lanes whose handler has no
+    /// room are closed until one of its attempts has ended. `None` if no handler is limited.
     fn keep_host_limits(
         &mut self,
         orders: &mut Vec<ClaimOrder>,
@@ -444,9 +444,9 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// After a claim within these limits: lanes that took all they were given may have more jobs, and the lanes that
-    /// got nothing are open if others have left them room. `batches`: how many each lane has taken, if jobs start in
-    /// batches. True if there are any of the latter.
+    /// After a claim within these limits: lanes that used up their room may have more jobs, and lanes that got no room
+    /// are opened if others have left them some. `batches`: the number of batches that each lane has taken, if jobs
+    /// start in batches. True if any lane was opened.
     fn open_with_room(
         &mut self,
         limits: &HostLimits,
@@ -483,7 +483,7 @@ impl<'a> Claims<'a> {
         is_any
     }
 
-    /// Sets what the jobs of these lanes cost, where their queues charge CPU time.
+    /// Sets the cost of the jobs of these lanes, if their queues charge CPU time.
     fn set_costs(&mut self, jobs: &[ClaimedJob]) {
         if !self.lanes.serves_fair() {
             return;

@@ -1,4 +1,4 @@
-//! What the jobs of a lane cost, for fair queues that charge CPU time.
+//! The costs of the jobs of a lane, for fair queues that charge CPU time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,14 +8,14 @@ use crate::job::LaneId;
 
 /// The share of the newest attempt in the average of a lane.
 const NEWEST: f64 = 0.125;
-/// The number of attempts in the average of a queue. If it followed single attempts, those that a key had just run would
-/// make its next ones cheaper or dearer.
+/// The number of attempts in the average of a queue. If it followed individual attempts, those that a key had just run
+/// would change the cost of its next ones.
 const ALL: f64 = 1000.0;
 /// The least and the most that a job may cost, compared with the average of its queue: a millisecond next to ten seconds.
 const COSTS: std::ops::RangeInclusive<f64> = 0.0001..=10_000.0;
 
-/// The average CPU time of the last attempts of each lane, by queue: the keys of a queue share its turns, whatever the
-/// jobs of other queues take.
+/// The average CPU time of the last attempts of each lane, by queue: the keys of a queue share its turns, regardless of
+/// the CPU time of other queues.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     queues: Mutex<HashMap<String, QueueCosts>>,
@@ -26,7 +26,7 @@ pub(super) struct Costs {
 struct QueueCosts {
     lanes: HashMap<LaneId, f64>,
     all: f64,
-    /// How many attempts the average of all is of, up to `ALL`.
+    /// The number of attempts in `all`, up to `ALL`.
     attempts: f64,
 }
 
@@ -46,7 +46,7 @@ impl Costs {
         *average += (us - *average) * NEWEST;
     }
 
-    /// What the next job of a lane of this queue costs, in average jobs: 1 if nothing is known.
+    /// The cost of the next job of a lane of this queue, in average jobs: 1 if nothing is known.
     pub(super) fn cost(&self, queue: &str, lane: LaneId) -> f64 {
         let queues = self.lock();
         let Some(costs) = queues.get(queue) else {
@@ -60,7 +60,7 @@ impl Costs {
         }
     }
 
-    /// Forgets the lanes that this refuses.
+    /// Keeps only the lanes for which `keep` returns true.
     pub(super) fn retain(&self, keep: impl Fn(LaneId) -> bool) {
         self.lock().retain(|_, costs| {
             costs.lanes.retain(|lane, _| keep(*lane));

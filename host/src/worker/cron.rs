@@ -1,7 +1,8 @@
 //! Fires schedules: enqueues their jobs when they are due.
 //!
 //! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets one of them
-//! write the outcome of a due time. Nothing is kept in between: a host that dies leaves the due time to the others.
+//! write the outcome of a due time. Nothing is kept in memory in between: if a host dies, the others handle the due
+//! time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,15 +17,16 @@ use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
 use crate::store::{Backfill, DueSchedule, ScheduleDecision, StoreError};
 
-/// A host looks at least this often: a new schedule whose notification was lost, or a clock of the database that was
-/// set, is noticed after this time.
+/// The longest time between two looks: within this time, a host notices a new schedule whose notification was lost, or
+/// a change of the database's clock.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// How many schedules are listed, and fired, at once. A transaction of this size takes some ten milliseconds.
+/// The maximum number of schedules that are listed, and fired, at once. A transaction of this size takes tens of
+/// milliseconds.
 const LISTED_MAX: i32 = 250;
-/// How many due times one transaction handles.
+/// The maximum number of due times that one transaction handles.
 const FIRED_MAX: usize = 500;
 /// The time between two looks for all due schedules. The others leave out those that were due long before the last look
-/// that found none: while a transaction is open all day, the index keeps an entry of each firing.
+/// that found none: while a transaction is open all day, the index keeps an entry for each firing.
 const ALL_EVERY: Duration = Duration::from_secs(600);
 /// How long before that look a schedule may have been due that was not visible then: its transaction was open.
 const LATE: Duration = Duration::from_secs(60);
@@ -70,17 +72,17 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// The looks that found no due schedule.
+/// The times of the looks that found no due schedule.
 #[derive(Debug, Default)]
 struct Looks {
-    /// When the last one for all was.
+    /// The time of the last look for all schedules.
     for_all: Option<Instant>,
-    /// When the last one was, by the database's clock: after a suspension of the machine, this is long ago.
+    /// The time of the last look (database clock): after the machine was suspended, this is long ago.
     last: Option<Timestamp>,
 }
 
 impl Looks {
-    /// Which schedules to look for: those that were due after this time; `None`: all.
+    /// The time after which the schedules to look for were due. `None` means any time.
     fn since(&self, now: Instant) -> Option<Timestamp> {
         let (for_all, last) = (self.for_all?, self.last?);
         (now.duration_since(for_all) < ALL_EVERY).then(|| last.saturating_sub(LATE).unwrap_or(last))
@@ -134,7 +136,8 @@ async fn round(shared: &Arc<Shared>, looks: &mut Looks) -> Result<Round, StoreEr
 type Decided = Vec<(DueSchedule, Decision)>;
 type BackfillStep = (Backfill, Result<(Vec<jiff::Timestamp>, bool), String>);
 
-/// Computes away from the threads of other tasks. After a panic, nothing is decided: the next round tries again.
+/// Computes on a separate thread, so that it does not block other tasks. After a panic, nothing is decided: the next
+/// round tries again.
 async fn blocking<T: Default + Send + 'static>(decide: impl FnOnce() -> T + Send + 'static) -> T {
     let decided = spawn_blocking(decide).await;
     decided.unwrap_or_else(|panic| {
@@ -231,7 +234,7 @@ async fn fire_one(shared: &Shared, one: &ScheduleDecision<'_>) -> Result<bool, S
         Ok(fired) => Ok(!fired.is_empty()),
         Err(error) if is_refusal(&error) => refuse(shared, one, &error).await,
         Err(error) if error.is_locked() => {
-            debug!(schedule = one.due.schedule.name, %error, "another transaction holds up the job of this schedule");
+            debug!(schedule = one.due.schedule.name, %error, "another transaction blocks the job of this schedule");
             Ok(false)
         }
         Err(error) => Err(error),

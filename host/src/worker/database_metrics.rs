@@ -17,10 +17,10 @@ use crate::store::{Depth, FairAge, StoreError};
 
 /// Prometheus scrapes every 15 to 60 s.
 const EVERY: Duration = Duration::from_secs(15);
-/// The queries take at most 1/20 of the time, however expensive they are.
+/// The queries take at most 5 % of the time, however expensive they are.
 const SHARE: u32 = 20;
-/// The maximum number of pairs of queue and handler that a host ever shows. Each is four series, which stay on the page
-/// until the host ends. `rouse.backlog` shows all pairs.
+/// The maximum number of pairs of queue and handler that a host ever shows. Each pair is four time series, which stay
+/// on the page until the host ends. `rouse.backlog` shows all pairs.
 const PAIRS_MAX: usize = 1_000;
 /// The maximum number of keys of fair queues that a host ever shows by name.
 const KEYS_MAX: usize = 100;
@@ -73,7 +73,7 @@ async fn refresh(shared: &Shared, pairs: &mut Pairs, ages: &mut Ages) -> Result<
 #[derive(Default)]
 struct Ages {
     shown: HashMap<[String; 3], f64>,
-    /// How many of them are keys with a name of their own.
+    /// The number of these that are keys shown by name.
     keys: usize,
 }
 
@@ -121,12 +121,12 @@ type Pair = (String, String);
 #[derive(Default)]
 struct Pairs {
     shown: HashSet<Pair>,
-    /// A warning was logged that there are more pairs.
+    /// A warning that there are more pairs was logged.
     has_warned: bool,
 }
 
 impl Pairs {
-    /// Returns which of these depths are shown, and which pairs on the page have no jobs any more.
+    /// Returns the depths that are shown, and the pairs on the page that no longer have jobs.
     fn update(&mut self, depths: Vec<Depth>) -> (Vec<Depth>, Vec<Pair>) {
         let mut gone = self.shown.clone();
         let mut shown = Vec::with_capacity(depths.len());

@@ -1,8 +1,8 @@
-//! Ends jobs whose job timeout is over.
+//! Ends jobs whose job timeout has expired.
 //!
 //! Any host does it, whether or not it serves the job: when the next deadline that it knows of passes, and every 15 s
-//! (`Intervals::deadlines`). The looks of an idle host also notice that a new one has passed. The task of `releases.rs`
-//! would not do: it acts only on request.
+//! (`Intervals::deadlines`). The looks of an idle host also notice that a new one has passed. The task in `releases.rs`
+//! cannot do this: it acts only on request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,11 +12,13 @@ use super::events;
 use super::reach::warn_unless_unreachable;
 use crate::store::StoreError;
 
-/// The shortest wait between two calls: with many deadlines, each host handles those of this time at once.
+/// The shortest wait between two calls: with many deadlines, each host handles those that pass within this time
+/// together.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The time between two looks for all deadlines that have passed. The others leave out those that passed long before
-/// the look before: while a transaction is open all day, the index keeps what was handled since then.
+/// The time between two looks for all deadlines that have passed. The other looks leave out those that passed long
+/// before the previous look: while a transaction is open all day, the index keeps entries for the deadlines that were
+/// handled since then.
 const ALL_EVERY: Duration = Duration::from_secs(600);
 
 /// How long before the previous look a deadline may have passed that was not visible then: its transaction was open.
@@ -36,7 +38,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                 if !shared.is_incarnation_over(&error) {
                     warn_unless_unreachable!(
                         error,
-                        "cannot end jobs whose job timeout is over; trying again in a second"
+                        "cannot end jobs whose job timeout has expired; trying again in a second"
                     );
                 }
                 RETRY_AFTER
@@ -52,17 +54,17 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// The looks that have left nothing to handle.
+/// The times of the looks that left nothing to handle.
 #[derive(Debug, Default)]
 struct Looks {
-    /// When the last one for all deadlines started.
+    /// The start of the last look for all deadlines.
     for_all: Option<Instant>,
-    /// When the last one was, by the database's clock: after a suspension of the machine, this is long ago.
+    /// The time of the last look (database clock): after the machine was suspended, this is long ago.
     last: Option<SystemTime>,
 }
 
 impl Looks {
-    /// For which deadlines to look: those that passed after this time; `None`: all.
+    /// The time after which the deadlines to look for passed. `None` means any time.
     fn since(&self, now: Instant) -> Option<SystemTime> {
         let (for_all, last) = (self.for_all?, self.last?);
         (now.duration_since(for_all) < ALL_EVERY).then(|| last - LATE)
@@ -87,7 +89,7 @@ async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>,
             events::missed_deadline(&shared.settings.worker_id, missed);
         }
         if enforced.handled > 0 {
-            // Their ends may have left jobs that wait for them, also those that a limited login does not see.
+            // Jobs may wait for those that it has ended, including those that a limited login cannot see.
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {

@@ -1,7 +1,7 @@
 //! Sets what modules declare in the database: their gates (`declared_gates.rs`) and their schedules.
 //!
-//! Schedules: every host reports in its capabilities which schedules its operator allows, and all decide by the reports
-//! of all live workers, so that it does not matter which host acts.
+//! Schedules: every host reports in its capabilities which schedules its operator allows, and all hosts decide by the
+//! reports of all live workers, so that it does not matter which of them acts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::store::connect::backoff;
 /// The interval of further looks: another host may have ended.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
 
-/// Looks at the start, after each change of this host's capabilities, and from time to time, until the worker ends.
+/// Looks when it starts, after each change to this host's capabilities, and periodically, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut gates = DeclaredGates::default();
     let mut failures = 0;
@@ -43,7 +43,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         failures = if has_failed { failures + 1 } else { 0 };
         let wait = match failures {
             0 => LOOK_EVERY,
-            // Meanwhile, jobs of these handlers start without their gates.
+            // Until then, jobs of these handlers start without their gates.
             _ => backoff(failures - 1, rand::random()),
         };
         tokio::select! {
@@ -62,7 +62,7 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
             Change::Put(wanted) => {
                 let schedule = format!("{} {}", wanted.schedule.cron, wanted.schedule.time_zone);
                 let put = shared.store.put_module_schedule(handler, &wanted).await;
-                // Another host may have acted first, or a login has a schedule of this name.
+                // Another host may have acted first, or a login may have a schedule of this name.
                 if let Ok("unchanged" | "foreign") = put.as_deref() {
                     continue;
                 }
@@ -76,7 +76,7 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
         match done {
             Ok(done) => info!(handler, done, "changed the schedule that a module declares"),
             Err(error) if error.is_transient() || error.is_over() => return Err(error),
-            // One that the database refuses does not prevent the others.
+            // If the database refuses one, the others are still created.
             Err(error) => {
                 warn!(handler, %error, "the schedule that a module declares cannot be created")
             }

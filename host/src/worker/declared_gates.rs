@@ -1,8 +1,8 @@
 //! Sets the gates that the modules of this host declare.
 //!
 //! Of several hosts with different versions of a module, the one that has loaded its version last decides: a host sends
-//! the gates of a handler when it starts and when they change, and not again. So hosts do not undo the changes of each
-//! other from time to time.
+//! the gates of a handler when it starts and when they change, and not again. So hosts do not keep undoing each other's
+//! changes.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl DeclaredGates {
                 Err(error) if error.is_transient() || error.is_over() || error.is_locked() => {
                     return Err(error);
                 }
-                // One that the database refuses does not prevent the others.
+                // If the database refuses one, the others are still set.
                 Err(error) => {
                     warn!(handler, %error, "the gates that a module declares cannot be set; trying again in 5 minutes");
                 }

@@ -1,8 +1,9 @@
-//! Direct dispatch: recovers the jobs of workers that are gone.
+//! Direct dispatch: recovers the jobs of workers that are dead or have stopped.
 //!
-//! Any worker does it, when it starts and every two minutes (`Intervals::recovery`), whether or not it serves the queue. A
-//! worker that stops empties its inboxes itself, and the one that declares another dead empties the first jobs of its
-//! inboxes: what is left for this task are long inboxes, late commits, and handlers that a live worker has lost.
+//! Any worker does this, when it starts and every two minutes (`Intervals::recovery`), whether or not it serves the
+//! queue. A worker that stops empties its inboxes itself, and a worker that declares another one dead moves the first
+//! jobs out of its inboxes. The rest is left for this task: long inboxes, late commits, and handlers that a live worker
+//! has lost.
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use tracing::{info, warn};
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// Jobs per call, which takes some ten milliseconds.
+/// The number of jobs per call, which takes tens of milliseconds.
+
 const BATCH: i32 = 1_000;
 
 /// Recovers inboxes until the worker ends.

@@ -165,7 +165,7 @@ where
             let had = shared.had(member);
             let classes = self.waiting.get_mut(limit).into_iter();
             for of_class in classes.flat_map(BTreeMap::values_mut) {
-                of_class.change(member, |of| of.had = had);
+                of_class.change(member, |lanes| lanes.had = had);
             }
         }
     }
@@ -178,11 +178,11 @@ where
     {
         let before = std::mem::take(&mut self.shared);
         for (limit, member) in members {
-            if let Some(of) = before.get(limit)
-                && let Some(had) = of.had.get(&member)
+            if let Some(old) = before.get(limit)
+                && let Some(had) = old.had.get(&member)
             {
                 let kept = self.shared.entry(limit.clone()).or_default();
-                kept.clock = of.clock;
+                kept.clock = old.clock;
                 kept.had.insert(member, *had);
             }
         }
@@ -523,12 +523,12 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
             self.first.insert((number, lane));
             return;
         }
-        self.change(&waiter.member, |of| {
+        self.change(&waiter.member, |member| {
             // Others of its lanes keep their place.
-            if of.lanes.is_empty() {
-                of.had = had;
+            if member.lanes.is_empty() {
+                member.had = had;
             }
-            of.lanes.insert((number, lane));
+            member.lanes.insert((number, lane));
         });
     }
 
@@ -538,8 +538,8 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
             self.first.remove(&(number, lane));
             return;
         }
-        self.change(&waiter.member, |of| {
-            of.lanes.remove(&(number, lane));
+        self.change(&waiter.member, |member| {
+            member.lanes.remove(&(number, lane));
         });
     }
 

@@ -1,7 +1,7 @@
 //! The path of a batch: one attempt at several jobs of a tenant.
 //!
-//! The guest gives each job its outcome. If it does not survive, the jobs that have none are run again, one by one, so
-//! that one bad job does not fail the others. Their leases are renewed all the time.
+//! The guest gives each job its outcome. If it dies, the jobs without an outcome are run again, one by one, so that one
+//! bad job does not fail the others. Their leases are renewed throughout.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ type Member = (Claim, Started);
 /// Takes the jobs of a batch from their claim to the settler. Returns how long the slot has to wait before the next job.
 pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     let claims = claim.split();
-    // Together: each may have to wait for an answer about its lease.
+    // Together: each may have to wait for the renewal of its lease.
     let starts = join_all(claims.iter().map(|claim| start(shared, claim))).await;
     let mut members: Vec<Member> = Vec::new();
     for (claim, started) in claims.into_iter().zip(starts) {
@@ -195,7 +195,7 @@ async fn settle_end(
         started_after: started.after,
         guest_run,
         jobs: Vec::new(),
-        // That of the batch has its own end.
+        // The trace of the batch ends separately.
         trace: AttemptTrace::default(),
     };
     let tries = tries(&claim.job, &started.terms);
@@ -244,7 +244,7 @@ fn end_of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
     }
 }
 
-/// The usage of each of so many jobs. The peak memory is that of all of them.
+/// The usage of each of this many jobs. The peak memory is that of all of them.
 fn share(usage: Usage, jobs: usize) -> Usage {
     let jobs = u32::try_from(jobs).unwrap_or(u32::MAX).max(1);
     Usage {

@@ -1,4 +1,4 @@
-//! Adopts jobs whose worker is gone.
+//! Adopts jobs whose worker is dead or has stopped.
 
 use std::time::SystemTime;
 
@@ -35,9 +35,9 @@ impl Claims<'_> {
         let found = match self.adopt_from_all(wanted, since).await {
             Ok(found) => found,
             Err(error) if error.is_transient() => return Err(error),
-            // An orphan that cannot be adopted must not block the other claims.
+            // An orphan that cannot be adopted must not block other claims.
             Err(error) => {
-                error!(%error, "cannot adopt jobs whose worker is gone; trying again within seconds");
+                error!(%error, "cannot adopt the jobs of dead workers; retrying within seconds");
                 Found::default()
             }
         };

@@ -29,8 +29,8 @@ pub(super) fn whole(orders: &[ClaimOrder], size: usize, wanted: usize) -> Vec<Cl
 }
 
 impl Claims<'_> {
-    /// Divides the lanes of a claim by whether their jobs start in batches. Lanes of an earlier class stay ahead of
-    /// those of later ones.
+    /// Groups the lanes of a claim by the size of the batches in which their jobs start. Lanes of an earlier class stay
+    /// ahead of those of later ones.
     pub(super) fn by_batch(&self, orders: Vec<ClaimOrder>) -> Vec<Alike> {
         let mut alike: Vec<(Option<Class>, Alike)> = Vec::new();
         for order in orders {
@@ -56,7 +56,7 @@ impl Claims<'_> {
         alike.into_iter().map(|(_, alike)| alike).collect()
     }
 
-    /// How many batches of each lane these jobs make.
+    /// The number of batches of each lane that these jobs make.
     pub(super) fn count_batches(&self, jobs: &[ClaimedJob], size: usize) -> HashMap<LaneId, usize> {
         let mut counts = HashMap::new();
         let mut last: Option<(&ClaimedJob, usize)> = None;
@@ -74,7 +74,7 @@ impl Claims<'_> {
         counts
     }
 
-    /// Puts jobs together that start in one attempt.
+    /// Puts jobs together that start in the same attempt.
     pub(super) fn in_batches(&self, claims: Vec<Claim>, size: usize) -> Vec<Claim> {
         let mut batches: Vec<Claim> = Vec::new();
         for claim in claims {
@@ -90,7 +90,7 @@ impl Claims<'_> {
         batches
     }
 
-    /// True if two jobs can be in one attempt: they are of one lane and tenant, and have no limits of their own.
+    /// True if two jobs can run in the same attempt: they have the same lane and tenant, and no limits of their own.
     fn join(&self, first: &ClaimedJob, job: &ClaimedJob) -> bool {
         first.lane == job.lane
             && first.tenant == job.tenant

@@ -8,9 +8,9 @@ use crate::job::{Fence, LaneId};
 use crate::sandbox::BootTime;
 use crate::store::StoreError;
 
-/// A search by source that finds nothing is repeated after this multiple of its duration.
+/// A search by source that finds nothing is retried after this multiple of its duration.
 const BY_SOURCE_SHARE: u32 = 20;
-/// The longest wait before it is repeated.
+/// The longest wait before it is retried.
 const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl Claims<'_> {
@@ -51,7 +51,7 @@ impl Claims<'_> {
             true => started + pause_after(started.elapsed()),
             false => started,
         };
-        // The sources take turns in being the first.
+        // The sources take turns going first.
         self.sources.rotate_left(1);
         let is_cut = self.record_size(&jobs);
         let jobs = self
@@ -64,7 +64,8 @@ impl Claims<'_> {
         })
     }
 
-    /// The sources whose handlers may start another attempt on this host, and how many jobs of them may be claimed.
+    /// The sources whose handlers may start another attempt on this host, and the number of their jobs that may be
+    /// claimed.
     fn sources_with_room(&self, wanted: usize) -> (Vec<String>, usize) {
         let bound = &self.shared.settings.sources;
         let room = |source: &String| {

@@ -44,7 +44,7 @@ impl Claims<'_> {
             .iter()
             .filter_map(|(source, name)| Some((source, served(name)?)))
             .collect();
-        // Which of them runs is not known before the claim.
+        // The handler that will run is not known before the claim.
         let bound_lease_ms = bound
             .iter()
             .map(|(_, handler)| lease_ms(&policy(handler)))
@@ -88,8 +88,8 @@ impl Claims<'_> {
             let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
             names.retain(|name| served(name).is_some());
             self.lease_shards(&names, &bound);
-            // The leases were checked for other lanes. The claims must not overlook orphans of those that are served only
-            // now, for instance because the statements of their handler were accepted.
+            // The leases were checked for other lanes. The claims must not overlook orphans in lanes that are newly
+            // served, for instance because the statements of their handler were accepted.
             self.checked_at = SystemTime::UNIX_EPOCH;
         }
         match are_known {
@@ -99,7 +99,7 @@ impl Claims<'_> {
         self.chosen_by = Some((handlers, sql, me));
     }
 
-    /// Sets of which queues shards are leased: the sharded ones that are served, if there is a handler for any job.
+    /// Sets the queues whose shards are leased: the sharded queues that are served, if there is a handler for any job.
     fn lease_shards(&self, handlers: &[&str], bound: &[(&String, &Arc<Handler>)]) {
         let settings = &self.shared.settings;
         let sharded = self.lanes.sharded().iter();
@@ -128,7 +128,7 @@ impl Claims<'_> {
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
-        // All of them, whatever the first returns.
+        // All of them, regardless of what the first returns.
         let is_new = self.lanes.set_fair(catalog.fair)
             | self.lanes.set_gates(catalog.gates)
             | self.lanes.set_sharded(catalog.sharded);

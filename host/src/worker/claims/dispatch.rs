@@ -12,7 +12,7 @@ use crate::worker::leases::UnderWay;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
 
-/// Which place in line the jobs of a claim get.
+/// The place in line that the jobs of a claim get.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum InLine<'a> {
     /// Adopted jobs: at the end. Nothing goes ahead of them.

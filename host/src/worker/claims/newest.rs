@@ -1,7 +1,7 @@
-//! Finds jobs of lanes that had none, while a worker is busy with other lanes of fair queues, and if it serves so many
-//! lanes that only sweeps read all of them.
+//! Finds jobs in lanes that had none, while a worker is busy with other lanes of fair queues, or serves so many lanes
+//! that only sweeps read all of them.
 //!
-//! The sweep finds them too, but only once a second. Nobody notifies a busy worker.
+//! The sweep finds them too, but only once a second, and a busy worker receives no notifications.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use crate::store::StoreError;
 
 /// The interval of these searches.
 const EVERY: Duration = Duration::from_millis(5);
-/// How often a search also reads the jobs of somewhat longer ago, whose transactions have taken some time.
+/// The interval at which a search also reads slightly older jobs, whose transactions took longer.
 const FURTHER_EVERY: Duration = Duration::from_millis(25);
-/// Each search reads at most so many of the last ids. It skips older jobs, which the next sweep finds.
+/// Each search reads at most this many of the last ids. It skips older jobs, which the next sweep finds.
 const IDS_MAX: i32 = 2_000;
 
-/// From which job on the newest jobs are read.
+/// The ids after which the newest jobs are read.
 #[derive(Debug)]
 pub(super) struct Newest {
     next_at: Instant,
@@ -26,7 +26,7 @@ pub(super) struct Newest {
     further_at: Instant,
     /// When [`Self::further`] is updated next.
     look_back_at: Instant,
-    /// The same at two times that are further back.
+    /// The same for two earlier times.
     further: [Option<i64>; 2],
 }
 
