@@ -1,8 +1,8 @@
 //! Runs the SQL statements of attempts: queries, effects that are committed with a step, and effects that are committed
 //! with the outcome. Outcomes of one handler share transactions (`together.rs`).
 //!
-//! A commit whose answer is lost is looked up before anything is tried again: the fence and the finished row say what
-//! became of it.
+//! If the response to a commit is lost, the commit is looked up before it is retried: the fence and the finished row
+//! show whether it took effect.
 
 mod together;
 
@@ -25,7 +25,7 @@ use crate::store::{
 
 pub(super) use together::{Success, Waiting, commit as commit_with_others};
 
-/// How many times a transaction is tried that is in the way of others. After that the attempt fails, and counts.
+/// The maximum number of tries of a transaction that conflicts with others. After that the attempt fails, and counts.
 const CONFLICTS_MAX: u32 = 5;
 
 /// The wait after a conflict. Each further one doubles it.
@@ -34,9 +34,9 @@ const CONFLICT_RETRY_AFTER: Duration = Duration::from_millis(10);
 /// The wait after a lost connection, and before a commit in doubt is looked up again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// What follows from a failure.
+/// The consequence of a failure.
 enum Then {
-    /// The same again.
+    /// The same call is retried.
     Again,
     /// The handler is parked.
     Parked,
@@ -44,7 +44,7 @@ enum Then {
     Failed(SqlFailure),
 }
 
-/// Decides what follows from a failure that is not the fault of a statement's data. Waits if it is tried again.
+/// Decides the consequence of a failure that is not caused by a statement's data. Waits if the call is retried.
 async fn after_failure(
     shared: &Shared,
     handler: &Handler,
@@ -55,7 +55,7 @@ async fn after_failure(
         SqlErrorClass::Conflict if *conflicts < CONFLICTS_MAX => {
             let wait = CONFLICT_RETRY_AFTER * (1 << *conflicts);
             *conflicts += 1;
-            debug!(handler = %handler.manifest.name, %error, "another transaction is in the way; trying again");
+            debug!(handler = %handler.manifest.name, %error, "conflict with another transaction; trying again");
             tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.5))).await;
             Then::Again
         }
@@ -97,7 +97,7 @@ async fn commit(
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
         }
-        // A try before was not answered.
+        // An earlier try was not answered.
         if one.unanswered
             && let Some(accepted) = confirmed(shared, one).await
         {
@@ -158,9 +158,9 @@ async fn commit(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }
-            // As in the settler: it is no fault of the attempt.
+            // As in the settler: it is not the fault of the attempt.
             CommitError::Locked(error) => {
-                debug!(job.id = one.settlement.id.0, %error, "another transaction holds up a commit with effects; trying again");
+                debug!(job.id = one.settlement.id.0, %error, "another transaction blocks a commit with effects; trying again");
                 tokio::time::sleep(settler::retry_after(locked)).await;
                 locked += 1;
             }
@@ -182,13 +182,13 @@ async fn commit(
 /// Creates today's partition of the history. If that fails, waits.
 async fn prepare_partitions(shared: &Shared) {
     if let Err(error) = shared.store.prepare_partitions().await {
-        warn!(%error, "cannot make today's partition of the history");
+        warn!(%error, "cannot create today's partition of the history");
         tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
-/// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; then its lease
-/// decides whether it is tried again.
+/// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; its lease then
+/// decides whether the commit is retried.
 async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     loop {
@@ -215,7 +215,7 @@ impl AttemptJournal {
         statements.zip(self.handler.sql()).ok_or(SqlRefusal::Parked)
     }
 
-    /// What a guest gets after a failure; `None`: the same again.
+    /// What a guest gets after a failure. `None` if the call is retried.
     async fn refusal(&self, error: SqlError, conflicts: &mut u32) -> Option<SqlRefusal> {
         match after_failure(&self.shared, &self.handler, error, conflicts).await {
             Then::Again => None,
@@ -275,7 +275,7 @@ impl AttemptJournal {
                 Err(failure) => failure,
             };
             match failure {
-                // By a try that was not answered.
+                // An earlier, unanswered try has recorded it.
                 CommitError::Recorded => return Ok(()),
                 CommitError::Lost => self.lost().await,
                 CommitError::Over => {
@@ -287,7 +287,7 @@ impl AttemptJournal {
                 CommitError::Refused(why) => return Err(SqlRefusal::Refused(why)),
                 CommitError::NoPartition => prepare_partitions(&self.shared).await,
                 CommitError::Locked(error) => {
-                    debug!(job.id = self.id.0, %error, "another transaction holds up a step with effects; trying again");
+                    debug!(job.id = self.id.0, %error, "another transaction blocks a step with effects; trying again");
                     tokio::time::sleep(settler::retry_after(locked)).await;
                     locked += 1;
                 }

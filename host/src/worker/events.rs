@@ -1,6 +1,6 @@
 //! Logs every transition of a job as a structured event. The target is `rouse::job`; the fields are `event`, `job.id`,
-//! `handler`, `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. An admin action has no claim, and names the
-//! login instead. docs/reference/events.md lists all events.
+//! `handler`, `attempt`, `worker.id` and, starting with the claim, `elapsed_ms`. An admin action has no claim, and
+//! names the login instead. docs/reference/events.md lists all events.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +26,7 @@ pub(super) struct EventContext<'a> {
     pub(super) since: Since,
 }
 
-/// The start of `elapsed_ms`.
+/// The time from which `elapsed_ms` is counted.
 #[derive(Clone, Copy)]
 pub(super) enum Since {
     /// Just before this worker sent the claim.
@@ -72,7 +72,7 @@ pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation)
     );
 }
 
-/// True if routine events of single jobs are logged.
+/// True if routine events of individual jobs are logged.
 pub(super) fn routine_events_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
@@ -154,7 +154,7 @@ pub(super) fn refused(context: EventContext<'_>) {
     );
 }
 
-/// The outcome was sent, but its answer was lost; a later try found that the claim is over.
+/// The outcome was sent, but the response was lost; a later try found that the claim has ended.
 pub(super) fn unconfirmed(context: EventContext<'_>) {
     event!(
         info,
@@ -164,7 +164,7 @@ pub(super) fn unconfirmed(context: EventContext<'_>) {
     );
 }
 
-/// The outcome could not be written before its lease ran out, or the host had to stop.
+/// The outcome could not be written before its lease expired, or the host had to stop.
 pub(super) fn given_up(context: EventContext<'_>) {
     event!(
         error,
@@ -242,7 +242,7 @@ pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
 
 /// The error for the log, as JSON. It leaves out the backtrace and the handler's details, which are stored with the
 /// attempt (`rouse job ID`): a backtrace would add two thousand characters to the line of each retry, and details can
-/// be of any size. The guest's standard error has been logged already.
+/// be of any size. The guest's standard error has already been logged.
 fn summary(error: &AttemptError) -> String {
     let short = AttemptError {
         kind: error.kind,

@@ -1,5 +1,5 @@
-//! Exemplars of a histogram: for each bucket the trace of the newest attempt in it, so that a peak in a chart leads to a
-//! trace. Only recorded traces count.
+//! Exemplars of a histogram: for each bucket the trace of the newest attempt in it, so that a peak in a chart can be
+//! traced to an attempt. Only recorded traces count.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ impl Exemplars {
         }
     }
 
-    /// Keeps an attempt of a handler.
+    /// Records an attempt of a handler.
     pub fn record(&self, handler: &str, exemplar: Exemplar) {
         let bucket = self.bucket(exemplar.seconds);
         let mut of = self.lock();
@@ -62,7 +62,7 @@ impl Exemplars {
 }
 
 impl Default for Exemplars {
-    /// With one bucket: nobody reads them.
+    /// With one bucket, for hosts on which nothing reads them.
     fn default() -> Self {
         Self::new(&[])
     }

@@ -12,14 +12,14 @@ use crate::store::{FairKeyStats, FairQueueStats};
 /// The maximum number of keys that are counted one by one, in all queues together: the first ones that had a turn, and
 /// later ones in place of idle ones. All other keys are counted together.
 const KEYS_MAX: usize = 100;
-/// The maximum size of these keys, bytes: the statistics of a worker have at most 64 KiB.
+/// The maximum size of these keys, bytes: the statistics of a worker are at most 64 KiB.
 const KEY_BYTES_MAX: usize = 16 << 10;
 /// A key is idle if it has no lanes with jobs, and none of its jobs was claimed for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(3600);
-/// How often idle keys are searched, if there is no room for another one.
+/// How often the host searches for idle keys while there is no room for another key.
 const SEARCH_EVERY: Duration = Duration::from_secs(60);
-/// The maximum number of keys that the metrics ever show by name. Each is four series, which stay on the page until the
-/// host ends.
+/// The maximum number of keys that the metrics ever show by name. Each key is four time series, which stay on the page
+/// until the host ends.
 const SHOWN_MAX: usize = 1000;
 /// The name under which other keys are counted.
 pub(super) const OTHERS: &str = "(other)";
@@ -38,7 +38,7 @@ pub(super) struct Fairness {
 
 #[derive(Debug)]
 struct Queue {
-    /// By what it is divided.
+    /// The value by which it is divided.
     dimension: &'static str,
     keys: HashMap<Arc<str>, Key>,
     others: Counts,
@@ -79,7 +79,8 @@ impl Counts {
 }
 
 impl Fairness {
-    /// Begins to count what a queue does that is divided by `dimension`, or goes on. Another division starts from zero.
+    /// Starts to count the claims in a queue that is divided by `dimension`, or continues. If the dimension has
+    /// changed, the counts start from zero.
     pub(super) fn watch(&mut self, queue: &str, dimension: &'static str) {
         if self
             .queues
@@ -103,7 +104,7 @@ impl Fairness {
         );
     }
 
-    /// Forgets the queues that this refuses.
+    /// Keeps only the queues for which `keep` returns true.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.queues.retain(|queue, _| keep(queue));
         self.count_keys();
@@ -146,7 +147,7 @@ impl Fairness {
         self.keys < KEYS_MAX && self.key_bytes + key.len() <= KEY_BYTES_MAX
     }
 
-    /// Begins to count a key by itself.
+    /// Starts to count a key separately.
     fn insert(&mut self, queue: &str, key: &Arc<str>, now: Instant) {
         let Some(known) = self.queues.get_mut(queue) else {
             return;
@@ -164,8 +165,8 @@ impl Fairness {
         known.keys.insert(key.clone(), of_key);
     }
 
-    /// Counts idle keys with the others from now on, with what was counted of them. The last key of a queue stays: the
-    /// report leaves out queues without one. In the metrics, what was counted keeps the name of its key.
+    /// Merges idle keys and their counts into the entry of the other keys. The last key of a queue stays: the report
+    /// leaves out queues without keys. In the metrics, the earlier counts keep the name of their key.
     fn drop_idle(&mut self, turns: &Turns, now: Instant) {
         if self.search_at.is_some_and(|at| now < at) {
             return;
@@ -202,7 +203,7 @@ impl Fairness {
         self.key_bytes = keys().map(|key| key.len()).sum();
     }
 
-    /// Counts the keys of a class that have jobs, and of which the next claim takes none: all except the `chosen` ones.
+    /// Counts the keys of a class that have jobs but none in the next claim: all except the `chosen` ones.
     pub(super) fn deferred(
         &mut self,
         class: Class,
@@ -260,7 +261,7 @@ impl Fairness {
             deficit,
         };
         let mut report = Vec::with_capacity(self.queues.len());
-        // There may be thousands of queues. At most KEYS_MAX of them have a key that is counted by itself.
+        // There may be thousands of queues. At most KEYS_MAX of them have a key that is counted separately.
         let counted = self.queues.iter();
         let counted = counted.filter(|(_, known)| !known.keys.is_empty());
         for (queue, known) in counted {

@@ -1,4 +1,4 @@
-//! Keeps this worker registered: the registration, the heartbeats, and a new incarnation if the old one is over.
+//! Keeps this worker registered: the registration, the heartbeats, and a new incarnation if the old one has ended.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -201,10 +201,11 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// Sends heartbeats until the worker ends, and registers it again if the database reports that its incarnation is over.
+/// Sends heartbeats until the worker ends, and registers it again if the database reports that its incarnation has
+/// ended.
 pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let mut heartbeats = Heartbeats::new(&shared, every);
-    // Admin actions that were taken while no host was running.
+    // Logs admin actions that were taken while no host was running.
     audit_outbox::log_all(&shared).await;
     loop {
         heartbeats.wait().await;
@@ -223,9 +224,10 @@ struct Heartbeats<'a> {
     draining: bool,
     /// Consecutive heartbeats that failed.
     failures: u32,
-    /// Since when the database does not know the worker; `None` while it does.
+    /// The time since which the database has not known the worker; `None` while it does.
     unknown_since: Option<Instant>,
-    /// The capabilities that the database has. They are sent only after a change, because they may be megabytes.
+    /// The capabilities that the database has. They are sent only after a change, because they may be several
+    /// megabytes.
     reported: Option<Value>,
 }
 
@@ -298,7 +300,7 @@ impl<'a> Heartbeats<'a> {
             Err(error) if error.is_over() || error.is_superseded() => {
                 self.replace(&error).await;
             }
-            // The capabilities are only shown to people. The heartbeat itself protects the jobs.
+            // The capabilities are informational. The heartbeat itself protects the jobs.
             Err(error) if error.is_about_data() && changed.is_some() => {
                 error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
                 self.reported = capabilities;
@@ -371,8 +373,8 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
             stats,
         );
-        // A database that has lost the registration may have an earlier one of this worker, with another key, that was
-        // over. It looks alive until its silence has lasted long enough.
+        // A database that has lost the registration may still have an earlier one of this worker, with another key,
+        // that had ended. It looks alive until its silence has lasted long enough.
         let silence_max = shared.settings.intervals.silence;
         let may_be_our_own = self
             .unknown_since
@@ -411,7 +413,7 @@ impl<'a> Heartbeats<'a> {
         self.shared.stop.now();
     }
 
-    /// How many cores this process has used since the last heartbeat, on average.
+    /// The average number of cores that this process has used since the last heartbeat.
     fn cpu_cores(&mut self) -> f64 {
         let (now, cpu) = (Instant::now(), cpu_time());
         let wall = (now - self.last_at).as_secs_f64().max(0.001);
@@ -421,23 +423,23 @@ impl<'a> Heartbeats<'a> {
     }
 }
 
-/// The wait after this many failed heartbeats: at most half of the silence after which the last loss of a job counts as a
-/// crash. While the server is unreachable, the store answers without trying it.
+/// The wait after this many failed heartbeats: at most half of the silence after which the last loss of a job counts as
+/// a crash. While the server is unreachable, the store fails at once without trying it.
 fn repeat_after(failures: u32, every: Duration) -> Duration {
     let longest = every.min(SILENT_FOR / 2);
     backoff(failures - 1, rand::random()).min(longest)
 }
 
-/// Shows how many timeouts caused this worker's timeout flag.
+/// Exports the number of timeouts that caused this worker's timeout flag.
 fn show_timeouts(timeouts: i64) {
     #[expect(clippy::cast_precision_loss, reason = "timeouts are few")]
     gauge!("rouse_worker_timeouts").set(timeouts as f64);
 }
 
-/// Loses all claims of this incarnation, which is over.
+/// Loses all claims of this incarnation, which has ended.
 async fn lose_claims(shared: &Arc<Shared>, why: &(dyn Display + Sync)) {
     let ids = shared.leases.lose_all(AbortReason::Error);
-    warn!(error = %why, job.ids = ?ids, "this incarnation of the worker is over; aborting its attempts");
+    warn!(error = %why, job.ids = ?ids, "this incarnation of the worker has ended; aborting its attempts");
     // Empties the line. These claims are no longer settled: they are free, or already belong to others.
     slots::release_all(shared).await;
 }

@@ -23,14 +23,14 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The wait after a lock timeout: a call that waits for a lock keeps other attempts from calling.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The limit of `rouse.progress`.
+/// The limit of the function `rouse.progress`.
 const STEP_CHARS_MAX: usize = 200;
 
 /// The maximum number of concurrent calls about steps, and of concurrent calls about state. It leaves some of the
 /// worker's few connections to claims, settlements and renewals.
 pub(super) const CALLS_MAX: usize = 2;
 
-/// The journal of one attempt. A call that the database does not answer is repeated until the worker no longer trusts
+/// The journal of one attempt. A call that the database does not answer is retried until the worker no longer trusts
 /// the lease; then the abort signal ends the wait.
 pub(super) struct AttemptJournal {
     pub(super) shared: Arc<Shared>,
@@ -40,17 +40,17 @@ pub(super) struct AttemptJournal {
     attempt: Attempt,
     live_usage: Arc<LiveUsage>,
     has_reported: AtomicBool,
-    /// The steps that it has read.
+    /// The recorded steps that it has read.
     read_steps: Mutex<Option<RecordedSteps>>,
-    /// The number of the last line of its log, and that of the run before: a batch that has crashed is run again, one by
-    /// one.
+    /// The number of the last line of its log, and that of the previous run: the jobs of a batch that has crashed are
+    /// run again one by one.
     lines: [AtomicU32; 2],
 }
 
 /// The usage of an attempt while it runs.
 pub(super) struct LiveUsage {
     since: Instant,
-    /// That of the last run. `None` until a guest exists.
+    /// The meter of the last run. `None` until a guest exists.
     meter: Mutex<Option<Arc<Meter>>>,
 }
 
@@ -118,10 +118,10 @@ impl AttemptJournal {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Repeats a call until the database answers it. `limit`: how many such calls there may be at once.
+    /// Retries a call until the database answers it. `limit`: the maximum number of concurrent calls of this kind.
     ///
     /// # Errors
-    /// If the database can never accept the data; a message for people.
+    /// If the database can never accept the data: a human-readable message.
     pub(super) async fn call<T, F>(
         &self,
         limit: &Semaphore,
@@ -145,7 +145,7 @@ impl AttemptJournal {
         }
     }
 
-    /// Returns the answer of the database, or `None` if the call has to be repeated. If the attempt has lost its job,
+    /// Returns the response of the database, or `None` if the call has to be retried. If the attempt has lost its job,
     /// waits for the abort signal.
     pub(super) async fn answer<T>(
         &self,
@@ -181,7 +181,7 @@ impl AttemptJournal {
 impl Journal for AttemptJournal {
     fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
         Box::pin(async {
-            // Only started attempts record steps, and none of them gives its number back.
+            // Only started attempts record steps, and a started attempt keeps its number.
             if self.attempt == Attempt(1) {
                 return Arc::default();
             }
@@ -204,7 +204,8 @@ impl Journal for AttemptJournal {
                 let answer = store.recorded_step(self.id, self.fence, step).await;
                 drop(call);
                 if let Some(result) = self.answer(answer).await {
-                    let gone = || format!("the recorded result of the step {step} is gone");
+                    let gone =
+                        || format!("the recorded result of the step {step} no longer exists");
                     return result.ok_or_else(gone);
                 }
             }

@@ -20,7 +20,7 @@ use shards::Shards;
 use shares::Shares;
 
 /// The maximum number of lanes in one claim: each costs an index lookup, even if it is empty. If more lanes are served,
-/// claims go to lanes that are known to have jobs.
+/// claims cover the lanes that are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
 
 /// The lanes, with a cursor for each. Cursors are hints: turns are assigned before they are committed, so a turn may
@@ -30,34 +30,34 @@ pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
     /// The number of lanes that are served as a whole.
     served: usize,
-    /// New lanes, of which it is not known whether they are served.
+    /// New lanes, for which it has not been decided yet whether they are served.
     unchosen: Vec<LaneId>,
     /// Lanes that are served by source.
     by_source: VecDeque<LaneId>,
-    /// Served lanes that are known to have jobs, and whose turn it is.
+    /// Served lanes that are known to have jobs, in their turns.
     active: Turns,
-    /// Lanes of fair queues that had no jobs until a moment ago, and of which no job has been claimed since.
+    /// Lanes of fair queues that had no jobs until a moment ago, and from which no job has been claimed since.
     woken: HashSet<LaneId>,
     /// The last lane that was probed.
     probed: Option<LaneId>,
     /// The last lane of a later class that was searched for overdue jobs.
     behind_after: Option<LaneId>,
-    /// The numbers of the catalog's rows in the window.
+    /// The numbers of the catalog rows in the window.
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
     /// How fair queues are shared.
     shares: Shares,
-    /// Which lanes are behind gates, and closed.
+    /// The lanes that are behind gates, and those that are closed.
     gates: Gates,
-    /// Which lanes of sharded queues are served.
+    /// The lanes of sharded queues that are served.
     shards: Shards,
 }
 
 /// The turn after which a lane is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
-    /// The cursor. Used during a backlog: jobs that are being committed now are far behind the backlog.
+    /// The cursor. Used during a backlog: jobs that are being committed now are far beyond the backlog.
     Cursor,
     /// The cursor of a moment ago. Used in a lane without a backlog: the cursor is among jobs that are being committed
     /// now, in any order.
@@ -105,7 +105,7 @@ struct Known {
     serving: Option<Serving>,
     /// The same, whether or not its shard is leased: its orphans are adopted in any case.
     adopts: Option<Serving>,
-    /// Where it takes its turns.
+    /// The class, queue and key with which it takes its turns.
     place: Place,
     /// The CPU time of its jobs counts for the share of its key.
     is_charged: bool,
@@ -119,14 +119,14 @@ struct Known {
     batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     max_at_once: Option<usize>,
-    /// What a job of it costs, in turns.
+    /// The cost of a job of this lane, in turns.
     cost: f64,
     /// The weight of its key.
     weight: f64,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], older first.
     recent: [i64; 2],
-    /// Up to where it was read at the last two sweeps, older first. `i64::MIN` if it was not served then.
+    /// The turns up to which it was read at the last two sweeps, older first. `i64::MIN` if it was not served then.
     marks: [i64; 2],
     /// The last turn that was ever claimed from it, or up to which it was found empty. Sweeps do not reset it.
     reached: i64,
@@ -275,8 +275,8 @@ impl Lanes {
         !self.by_source.is_empty()
     }
 
-    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns in
-    /// being the first. If there are more than fit one claim, each call returns other ones.
+    /// The lanes that are served by source, for the next claim, ordered by class. The lanes of a class take turns going
+    /// first. If there are more than fit into one claim, each call returns different ones.
     pub(super) fn by_source(&mut self) -> Vec<LaneId> {
         let count = self.by_source.len();
         let mut lanes: Vec<LaneId> = self
@@ -299,8 +299,8 @@ impl Lanes {
         lanes
     }
 
-    /// All lanes from which orphans are adopted, also of other shards and inboxes of other workers: those whose jobs
-    /// are taken by source, or the others.
+    /// All lanes from which orphans are adopted, including those in other shards and the inboxes of other workers:
+    /// either those whose jobs are taken by source, or the others.
     pub(super) fn adoptable(&self, by_source: bool) -> Vec<LaneId> {
         let is_wanted = |known: &&Known| {
             let adopts = known.adopts;

@@ -2,8 +2,8 @@
 //!
 //! A success waits here, not in its slot. A committer takes as many as fit into a transaction; while it commits, the
 //! next ones gather. If the transaction fails, for whatever reason, nothing of it is committed: its halves are tried,
-//! down to single successes, which [`super::commit`] commits or fails. So a bad effect costs the others a few
-//! milliseconds, and the locks of a transaction are held as briefly.
+//! down to individual successes, which [`super::commit`] commits or fails. So a bad effect delays the others by a few
+//! milliseconds only, and the locks of a transaction are held no longer than that.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
@@ -28,10 +28,12 @@ const CHECKED: &str = "it was looked up before it waited";
 /// fit.
 const WAITING_KIB_MAX: u32 = 64 << 10;
 
-/// What a waiting success counts for at least: so at most 512 wait. Four transactions at once take half of them.
+/// The minimum size that a waiting success counts for. So at most 512 wait, and four concurrent transactions take half
+/// of them.
 const WAITING_KIB_MIN: u32 = 128;
 
-/// The largest number of successes in one transaction. By then the transaction costs each of them little.
+/// The largest number of successes in one transaction. At this size, the cost of the transaction itself is small for
+/// each of them.
 const BATCH_MAX: usize = 64;
 
 /// The number in the first transaction.
@@ -40,13 +42,14 @@ const BATCH_FIRST: usize = 8;
 /// Results and parameters in one transaction.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// A transaction should take no longer, because it holds locks.
+/// A transaction should take no longer than this, because it holds locks.
 const TRANSACTION_MAX: Duration = Duration::from_millis(20);
 
-/// A success that takes longer to commit alone goes on in a task of its own: another transaction may have locked its job.
+/// A success that takes longer than this to commit alone continues in a task of its own: another transaction may have
+/// locked its job.
 const ALONE_MAX: Duration = Duration::from_millis(500);
 
-/// A transaction that takes longer does not hold up the successes that wait meanwhile: another one starts.
+/// After this time, a transaction no longer delays the successes that are waiting: another transaction starts.
 const JOINED_AFTER: Duration = Duration::from_millis(5);
 
 /// An attempt that has succeeded and has effects.
@@ -57,10 +60,10 @@ pub(in crate::worker) struct Success {
     /// `None` once it has been passed on.
     one: Option<Unsettled>,
     calls: Vec<SqlCall>,
-    /// They decide what follows if it fails after all.
+    /// They decide the outcome if it fails after all.
     tries: Tries,
     retry: RetryPolicy,
-    /// Its part of [`Waiting::space`], until it is committed or has failed.
+    /// Its share of [`Waiting::space`], until it is committed or has failed.
     space: Option<OwnedSemaphorePermit>,
 }
 
@@ -98,8 +101,8 @@ impl Success {
         settler::give_up_if_lost(&self.shared, self.one())
     }
 
-    /// Commits it in a transaction of its own, or settles it as what it is if that cannot be. Returns whether it is
-    /// committed.
+    /// Commits it in a transaction of its own. If that is not possible, settles it with the end that results. Returns
+    /// whether it is committed.
     async fn commit_alone(mut self) -> bool {
         let mut one = self.one.take().expect("it is passed on once");
         match super::commit(&self.shared, &self.handler, &mut one, &self.calls).await {
@@ -123,7 +126,7 @@ impl Success {
 }
 
 impl Drop for Success {
-    /// If the committer has panicked, the job is adopted once its lease has run out.
+    /// If the committer has panicked, the job is adopted once its lease has expired.
     fn drop(&mut self) {
         if let Some(one) = &self.one {
             let Settlement { id, fence, .. } = one.settlement;
@@ -141,8 +144,8 @@ pub(in crate::worker) struct Waiting {
 struct Gathered {
     successes: VecDeque<Success>,
     committers: usize,
-    /// How many fit into a transaction. Grows by one after each full one, and is halved after one of several that fails
-    /// or takes too long.
+    /// The number that fit into a transaction. It grows by one after each full transaction. It is halved after a
+    /// transaction with several successes that fails or takes too long.
     batch_max: usize,
 }
 
@@ -164,7 +167,7 @@ impl Waiting {
 }
 
 impl Gathered {
-    /// The successes of the next transaction; none if none wait.
+    /// The successes of the next transaction; empty if none wait.
     fn next(&mut self) -> Vec<Success> {
         let mut bytes = 0;
         let fit = self
@@ -198,8 +201,8 @@ impl Gathered {
     }
 }
 
-/// Commits a success with others of its handler. Returns as soon as there is space for it to wait. If there is none because
-/// the login of the handler is away, the job is given back: its slot is for others.
+/// Commits a success with others of its handler. Returns as soon as there is space for it to wait. If there is no space
+/// because the login of the handler does not answer, the job is given back, so that others can use its slot.
 pub(in crate::worker) async fn commit(mut success: Success) {
     let name = &success.handler.manifest.name;
     let statements = success.shared.sql.statements(name);
@@ -267,7 +270,7 @@ impl Committer {
                 let mut gathered = self.statements.waiting.gathered();
                 let batch = gathered.next();
                 if batch.is_empty() {
-                    // Under the same lock, so that nothing that comes now is left behind.
+                    // Under the same lock, so that no success that arrives now is left behind.
                     gathered.committers -= 1;
                     self.has_ended = true;
                     return;
@@ -313,7 +316,7 @@ impl Committer {
             part.retain(|success| !success.is_given_up());
             if part.len() < 2 {
                 for success in part {
-                    // It may take as long as its lease.
+                    // It may take as long as the lease.
                     self.shared.attempts.tasks.spawn(success.commit_alone());
                 }
                 continue;

@@ -1,4 +1,4 @@
-//! The lanes of the catalog, from which those that this worker serves are chosen.
+//! The lanes of the catalog, from which this worker chooses those that it serves.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -33,7 +33,7 @@ impl Lanes {
         self.newest.iter().sum()
     }
 
-    /// Makes the next reading cover the whole catalog: a lane may be committed long after it was numbered.
+    /// Makes the next read cover the whole catalog: a lane may be committed long after it was numbered.
     pub(in crate::worker) fn forget_catalog(&mut self) {
         self.catalog_end = 0;
         self.newest.clear();
@@ -91,7 +91,7 @@ impl Lanes {
     /// [`Self::serve`] for new lanes only: the others stay as they are.
     pub(in crate::worker) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         let mut new = std::mem::take(&mut self.unchosen);
-        // Those that come last go first.
+        // The last ones go first.
         new.sort_unstable_by_key(|id| Reverse(self.known.get(id).map(|known| known.lane.seq)));
         for id in new {
             let Some(known) = self.known.get_mut(&id) else {
@@ -150,7 +150,7 @@ impl Lanes {
         for id in gone {
             self.active.remove(id);
         }
-        // Those that come last go first.
+        // The last ones go first.
         active.sort_unstable_by(|left, right| right.cmp(left));
         for (_, id) in active {
             self.active.insert(id, known[&id].place.clone());
@@ -169,13 +169,13 @@ impl Lanes {
         }
     }
 
-    /// True if there are new lanes, of which it is not known whether they are served.
+    /// True if there are new lanes, for which it has not been decided yet whether they are served.
     pub(in crate::worker) fn has_unchosen(&self) -> bool {
         !self.unchosen.is_empty()
     }
 }
 
-/// Applies to a lane how it is served, and the settings, gates and shards of its queue.
+/// Sets how a lane is served, and applies the settings, gates and shards of its queue.
 fn choose(
     known: &mut Known,
     serving: Option<Serving>,

@@ -7,7 +7,7 @@ use crate::job::LaneId;
 use crate::store::{ClaimOrder, Peek};
 
 impl Lanes {
-    /// Makes the cursors at the previous call of this the recent ones.
+    /// Makes the cursors at the previous call of this method the recent ones.
     pub(in crate::worker) fn look_back(&mut self) {
         for known in self.known.values_mut() {
             known.recent = [known.recent[1], known.cursor];
@@ -22,7 +22,7 @@ impl Lanes {
             let [oldest, newer] = known.marks;
             let was_read = !self.gates.is_closed(*id) && !paused.contains(&*known.lane.queue);
             let is_empty = was_read && !self.active.contains(*id);
-            // An empty lane was read to its end from wherever the last sweep has set its cursor.
+            // An empty lane was read to its end, starting at the position to which the last sweep set its cursor.
             known.marks = [
                 newer,
                 if is_empty {
@@ -45,7 +45,7 @@ impl Lanes {
         }
     }
 
-    /// The restart was not answered: goes on from where it was a moment before.
+    /// The restart was not answered: restores the cursors from just before it.
     pub(in crate::worker) fn undo_restart(&mut self) {
         for known in self.known.values_mut() {
             if known.cursor == i64::MIN {
@@ -54,7 +54,7 @@ impl Lanes {
         }
     }
 
-    /// The lanes of which a peek has read that they have no ready jobs.
+    /// The lanes that a peek has found to have no ready jobs.
     pub(in crate::worker) fn empty(&self, peeked: &[ClaimOrder], peek: &Peek) -> Vec<LaneId> {
         let ready: HashSet<LaneId> = peek.ready.iter().copied().collect();
         let is_read = |id: &LaneId| {
@@ -68,8 +68,8 @@ impl Lanes {
 
     /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the last
     /// turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same
-    /// rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that
-    /// no claim could take, because their queue was paused meanwhile, or because of a gate.
+    /// rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that no claim could take, because their queue was paused in the meantime, or because of a gate.
+
     pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
         for id in empty {
             let Some(known) = self.known.get_mut(id) else {
