@@ -147,7 +147,7 @@ async fn commit(
                 return Ok(());
             }
             CommitError::InDoubt(error) => {
-                info!(job.id = one.settlement.id.0, handler = %handler.manifest.name, %error, "the answer to a commit with effects was lost; looking it up");
+                info!(job.id = one.settlement.id.0, handler = %handler.manifest.name, %error, "the response to a commit with effects was lost; looking it up");
                 one.unanswered = true;
             }
             CommitError::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
@@ -296,7 +296,7 @@ impl AttemptJournal {
                     self.answer::<()>(answer).await;
                 }
                 CommitError::InDoubt(error) => {
-                    info!(job.id = self.id.0, %error, "the answer to a commit with effects was lost; looking it up");
+                    info!(job.id = self.id.0, %error, "the response to a commit with effects was lost; looking it up");
                     if self.is_recorded(step, self.attempt()).await {
                         return Ok(());
                     }

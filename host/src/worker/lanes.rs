@@ -94,7 +94,7 @@ pub(super) struct Served {
     pub(super) is_charged: bool,
     /// The end of one of its jobs may let others start.
     pub(super) is_limited: bool,
-    /// How often its jobs start is limited.
+    /// The rate at which its jobs start is limited.
     pub(super) is_throttled: bool,
 }
 
@@ -109,11 +109,11 @@ struct Known {
     place: Place,
     /// The CPU time of its jobs counts for the share of its key.
     is_charged: bool,
-    /// The limits of running jobs that it is behind, by the name of their gate.
+    /// The limits on running jobs that it is behind, by the name of their gate.
     limits: Vec<(String, Limit)>,
-    /// The limit of how many attempts of its handler run on this host, by its name.
+    /// The limit on the number of attempts of its handler that run on this host, by its name.
     host_limit: Option<(String, Limit)>,
-    /// The limits of how often its jobs start, by the name of their gate.
+    /// The limits on the rate at which its jobs start, by the name of their gate.
     rates: Vec<(String, Limit)>,
     /// Its jobs start in batches, of at most this many.
     batch: Option<usize>,
@@ -145,7 +145,7 @@ impl Serving {
 }
 
 impl Known {
-    /// The limits of running jobs and attempts that it is behind, by their names.
+    /// The limits on running jobs and attempts that it is behind, by their names.
     fn limits_and_host_limit(&self) -> impl Iterator<Item = &(String, Limit)> {
         self.limits.iter().chain(&self.host_limit)
     }

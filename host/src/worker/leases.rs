@@ -1,11 +1,12 @@
 //! The leases of claims and running attempts.
 //!
-//! A lease is held from the arrival of its claim on, so that a change of the job is noticed while the claim waits for a
+//! A lease is held as soon as its claim arrives, so that a change to the job is noticed while the claim waits for a
 //! slot. An attempt whose job may have changed starts only after the database has confirmed it.
 //!
-//! The worker counts from before it sent a claim or a renewal, so that it stops trusting a lease before the database
-//! does. It counts in the same way from before it sent its last heartbeat: without another one it is declared dead, which
-//! frees its claims however long their leases. So it trusts no lease for longer than that.
+//! The worker counts from just before it sent a claim or a renewal, so that it stops trusting a lease before the
+//! database does. In the same way it counts from just before it sent its last heartbeat: without another one it is
+//! declared dead, which frees its claims regardless of their leases. So it does not trust any lease for longer than
+//! that.
 
 mod lease;
 mod renewal;
@@ -32,7 +33,7 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
 pub(super) struct Leases {
-    /// How long after its last heartbeat the worker may be declared dead.
+    /// The time after its last heartbeat after which the worker may be declared dead.
     silence_max: Duration,
     inner: Mutex<Inner>,
     /// Some leases are in doubt.
@@ -48,7 +49,7 @@ struct Inner {
     alive_until: BootTime,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
-    /// The jobs that were changed while a claim is under way, whose answer may contain them; `Some(None)` stands for
+    /// The jobs that were changed while a claim is under way, whose response may contain them; `Some(None)` stands for
     /// any job. `None` if no claim is under way.
     changed: Option<HashSet<Option<JobId>>>,
 }
@@ -57,7 +58,7 @@ struct Inner {
 pub(super) struct UnderWay<'a>(&'a Leases);
 
 impl UnderWay<'_> {
-    /// The answer has arrived. Jobs that were changed meanwhile are in doubt from the start.
+    /// The response has arrived. Jobs that were changed in the meantime are in doubt from the start.
     pub(super) fn arrived(self, claims: &[Claim]) {
         let mut inner = self.0.lock();
         let mut doubts = false;
@@ -69,7 +70,7 @@ impl UnderWay<'_> {
         if doubts {
             self.0.doubts.notify_one();
         }
-        // An earlier attempt of one of these jobs may be waiting for an answer.
+        // An earlier attempt of one of these jobs may be waiting for the renewal of its lease.
         self.0.answers.notify_waiters();
     }
 }
@@ -116,8 +117,8 @@ impl Inner {
 }
 
 impl Leases {
-    /// `registered`: just before the registration was sent. `silence_max`: how long after its last heartbeat the worker
-    /// may be declared dead.
+    /// `registered`: just before the registration was sent. `silence_max`: the time after its last heartbeat after
+    /// which the worker may be declared dead.
     pub(super) fn new(registered: BootTime, silence_max: Duration) -> Self {
         Self {
             silence_max,
@@ -135,8 +136,8 @@ impl Leases {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A heartbeat was answered. False if the answer came too late: the leases are no longer trusted, and stay so until
-    /// the worker has [registered](Self::registered) again.
+    /// A heartbeat was answered. False if the response came too late: the leases are no longer trusted until the worker
+    /// has [registered](Self::registered) again.
     #[must_use]
     pub(super) fn heartbeat_answered(&self, sent: BootTime, now: BootTime) -> bool {
         let mut inner = self.lock();
@@ -154,19 +155,19 @@ impl Leases {
     /// The worker has a new incarnation, whose registration was sent at this time. The leases of the old one must have
     /// been [lost](Self::lose_all).
     pub(super) fn registered(&self, sent: BootTime) {
-        // The answer to a claim of the old incarnation may still arrive.
+        // The response to a claim of the old incarnation may still arrive.
         self.doubt(None);
         self.lock().alive_until = sent.plus(self.silence_max);
     }
 
-    /// A claim is about to be sent. From here on, changes of its jobs are noticed. Only one claim may be under way at a
-    /// time.
+    /// A claim is about to be sent. After this call, changes to its jobs are noticed. Only one claim may be under way
+    /// at a time.
     pub(super) fn claiming(&self) -> UnderWay<'_> {
         self.lock().changed = Some(HashSet::new());
         UnderWay(self)
     }
 
-    /// Starts an attempt of a claim that has arrived. If the job may have changed meanwhile, the lease is renewed
+    /// Starts an attempt of a claim that has arrived. If the job may have changed in the meantime, the lease is renewed
     /// first.
     ///
     /// # Errors
@@ -183,7 +184,7 @@ impl Leases {
         let started = async {
             loop {
                 let mut answers = pin!(self.answers.notified());
-                // Enabled before the check, so that an answer between the check and the await is not missed.
+                // Enabled before the check, so that a response between the check and the await is not missed.
                 answers.as_mut().enable();
                 if let Some(started) = self.try_start(id, fence, attempt) {
                     return started;
@@ -309,7 +310,7 @@ impl Leases {
         self.lock().running().filter_map(usage).collect()
     }
 
-    /// The renewals to send now, first those of the leases that end first. A doubt that arrives while they are under way
+    /// The renewals to send now, in the order in which the leases end. A doubt that arrives while they are under way
     /// leads to another renewal.
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         let mut inner = self.lock();
@@ -331,8 +332,8 @@ impl Leases {
         due.into_iter().map(|(_, renewal)| renewal).collect()
     }
 
-    /// Extends a lease that was renewed. False if its attempt has been aborted meanwhile because the lease could no
-    /// longer be trusted: an abort is final.
+    /// Extends a lease that was renewed. False if its attempt has been aborted in the meantime because the lease could
+    /// no longer be trusted: an abort is final.
     #[must_use]
     fn extend(&self, renewal: &Renewal, sent: BootTime) -> bool {
         let mut inner = self.lock();

@@ -13,10 +13,10 @@ use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, JobId};
 use crate::store::LogLine;
 
-/// The interval. A person who follows a log does not notice half a second.
+/// The interval. Half a second is short enough for a person who follows a log.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Lines in one statement.
+/// The maximum number of lines in one statement.
 const BATCH_MAX: usize = 2_000;
 
 /// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's
@@ -45,7 +45,7 @@ struct Pending {
 
 struct PendingLine {
     at: Instant,
-    /// An earlier call has failed. If only its answer was lost, the line is stored.
+    /// An earlier call has failed. If only its response was lost, the line has been stored.
     was_sent: bool,
     line: LogLine,
 }
@@ -104,7 +104,7 @@ impl Logs {
         taken
     }
 
-    /// Puts back lines that may not have been written, as far as they fit.
+    /// Puts back as many of the lines that may not have been written as fit.
     fn put_back(&self, mut taken: Vec<PendingLine>) {
         for line in &mut taken {
             line.was_sent = true;
@@ -158,7 +158,7 @@ pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
 pub(super) async fn finish(shared: &Shared) {
     let mut left = shared.reports.logs.waiting();
     let all = async {
-        // Lines that are being written when the time is up count as left.
+        // Lines that are still being written at the timeout count as left.
         while write(shared).await {
             left = shared.reports.logs.waiting();
         }
@@ -191,7 +191,7 @@ async fn write(shared: &Shared) -> bool {
     let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines, repeats).await {
         Ok(kept) => {
-            // The others are of jobs that other workers have by now.
+            // The other lines belong to jobs that other workers have taken over by now.
             let lost = lines.len().saturating_sub(kept);
             if lost > 0 {
                 counter!("rouse_log_lines_lost_total").increment(lost as u64);

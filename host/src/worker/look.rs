@@ -1,7 +1,7 @@
 //! A look: one round in which a worker searches for jobs and claims them.
 //!
 //! A look claims at once if it is known that there are jobs. Otherwise it peeks first: one read that shows whether
-//! there is anything to do. Now and then a look is a sweep, which reads behind the cursors (`look_plan.rs` decides
+//! there is anything to do. At intervals a look is a sweep, which reads behind the cursors (`look_plan.rs` decides
 //! when).
 
 use std::collections::HashSet;
@@ -20,7 +20,7 @@ use crate::job::LaneId;
 use crate::store::{ClaimOrder, Peek, PeekParams, StoreError};
 
 /// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago, in a claim of their
-/// own: more are no short claim.
+/// own, which is to be short.
 const FIRST_SHARE: usize = 4;
 
 /// Looks for jobs, and keeps state from one look to the next.
@@ -33,11 +33,11 @@ pub(super) struct Looks<'a> {
     no_orphans_since: Option<SystemTime>,
     /// The last assigned turn at the last sweep. `None` if unknown.
     swept_turn: Option<i64>,
-    /// A restart reads the lanes.
+    /// True while a restart reads the lanes.
     is_restarting: bool,
     /// The queues that were paused at the last sweep.
     paused: HashSet<String>,
-    /// The last wakeup announced jobs, or something else than the end of a job.
+    /// The last wakeup announced jobs, or something other than the end of a job.
     is_announced: bool,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Looks<'a> {
         }
     }
 
-    /// How many jobs to claim beyond the free slots.
+    /// The number of jobs to claim beyond the free slots.
     pub(super) fn ahead(&mut self) -> usize {
         self.claims.ahead()
     }
@@ -174,7 +174,7 @@ impl<'a> Looks<'a> {
         let is_freed = self.prepare(started);
         self.is_restarting = false;
         let mut found = Found::default();
-        // True if there are known to be jobs to claim.
+        // True if there are jobs to claim, as far as is known.
         let known = match trigger {
             Trigger::More => {
                 self.claims.find_new().await?;
@@ -225,11 +225,11 @@ impl<'a> Looks<'a> {
             .store(self.claims.lanes.fairness().into());
         let found = peeked.found;
         if !found.fills(wanted) {
-            // No further than at the last sweep: turns that were assigned since then may not be committed yet.
+            // No further than the last turn at the previous sweep: later turns may not be committed yet.
             let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
-        // The filled claims may have left out lanes, and may do so for long; so may a gate, whose room goes to earlier ones.
+        // The filled claims may leave out lanes for a long time; so may a gate, whose room goes to earlier lanes.
         if (found.fills(wanted) || self.claims.lanes.has_closed())
             && let Some(after) = self.plan.checks_overdue(Instant::now(), sweep)
         {
@@ -243,7 +243,7 @@ impl<'a> Looks<'a> {
     async fn find_overdue(&mut self, after: After) {
         let started = Instant::now();
         if let Err(error) = self.claims.find_overdue(after).await {
-            error!(%error, "cannot find overdue jobs; they keep their place until the next try");
+            error!(%error, "cannot find overdue jobs; they keep their place in line until the next try");
         }
         self.plan.checked_overdue(started, Instant::now());
     }
@@ -252,7 +252,7 @@ impl<'a> Looks<'a> {
     /// other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
         let mut lanes = self.shared.wakeups.take();
-        // What waits there is found when they open.
+        // The jobs in closed lanes are found when these open.
         if let Some(lanes) = &mut lanes {
             lanes.retain(|lane| !self.claims.lanes.is_closed(*lane));
         }
@@ -270,8 +270,8 @@ impl<'a> Looks<'a> {
         Ok(served)
     }
 
-    /// Peeks, and does the work that the peek found. `known`: there are known to be jobs, so a claim is sent whatever
-    /// the peek finds. A sweep also queries the writing transactions.
+    /// Peeks, and does the work that the peek found. `known`: jobs are known to exist, so a claim is sent regardless of
+    /// what the peek finds. A sweep also queries the writing transactions.
     async fn peek_and_claim(
         &mut self,
         wanted: usize,
@@ -292,7 +292,7 @@ impl<'a> Looks<'a> {
         self.claims.lanes.open_empty(&empty);
         let is_ready = self.prepare_claims(&peek, known).await?;
         let mut found = self.adopt(wanted, orphaned_since, &peek).await?;
-        // Orphans that a cut adoption has left precede queued jobs.
+        // Orphans that remain after an incomplete adoption precede queued jobs.
         if !found.is_cut && found.jobs < wanted {
             let rest = wanted - found.jobs;
             found += match is_ready {
@@ -316,7 +316,8 @@ impl<'a> Looks<'a> {
         match (known, is_sweep || lanes.fit_one_claim()) {
             (true, true) => lanes.idle(),
             (false, true) => lanes.all(),
-            // Each lane costs an index lookup, so only sweeps read all of very many. Others search the newest jobs.
+            // Each lane costs an index lookup, so only sweeps read all lanes if there are very many. Other looks search
+            // the newest jobs.
             (true, false) => Vec::new(),
             (false, false) => lanes.with_jobs(),
         }
@@ -342,7 +343,7 @@ impl<'a> Looks<'a> {
             .await
     }
 
-    /// Marks the lanes with jobs, reads new lanes, and gives due jobs their turn. True if there are jobs to claim.
+    /// Marks the lanes with jobs, reads new lanes, and promotes due jobs. True if there are jobs to claim.
     async fn prepare_claims(&mut self, peek: &Peek, known: bool) -> Result<bool, StoreError> {
         self.plan.next_due(Instant::now(), peek.next_due);
         if peek.releases {
@@ -384,7 +385,7 @@ impl<'a> Looks<'a> {
             .await
     }
 
-    /// Gives due jobs their turn. True if there were any.
+    /// Promotes due jobs. True if there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let since = self.plan.due_since();
         let with_ids = events::routine_events_are_logged();

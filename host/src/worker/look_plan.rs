@@ -15,12 +15,12 @@ pub(super) enum Trigger {
     Poll,
 }
 
-/// Restarts take at most 1/20 of the time: re-reading is expensive while an open transaction keeps dead rows from being
+/// Restarts take at most 5 % of the time: re-reading is expensive while an open transaction keeps dead rows from being
 /// removed.
 const RESTART_SHARE: u32 = 20;
-/// Periodic restarts, which have no other reason than the time since the last one, take at most 1/100 of the time.
+/// Periodic restarts, which have no reason other than the time since the last one, take at most 1 % of the time.
 const PERIODIC_RESTART_SHARE: u32 = 100;
-/// Due jobs and expired leases are searched from this long before the last look that found none.
+/// The search for due jobs and expired leases starts this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 
 /// How often a worker looks behind its cursors. Tests set these; operators do not.
@@ -30,7 +30,7 @@ pub struct Intervals {
     /// order. Without a backlog, looks start from the cursors of this long ago, or up to twice as long; so do searches
     /// of the newest jobs.
     pub look_back: Duration,
-    /// The time between two short sweeps. Jobs that were committed late are found within about two of these.
+    /// The time between two short sweeps. Jobs that were committed late are found within about two such intervals.
     pub sweep: Duration,
     /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart
     /// re-reads all lanes. Also the interval at which the catalog of lanes is re-read.
@@ -38,12 +38,12 @@ pub struct Intervals {
     /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only
     /// once.
     pub restart_max: Duration,
-    /// How long a new deadline may pass unnoticed while the slots of all hosts are taken.
+    /// The longest time for which a new deadline may pass unnoticed while the slots of all hosts are taken.
     pub deadlines: Duration,
     /// The time between two searches for jobs in inboxes of workers that no longer take them.
     pub recovery: Duration,
-    /// How long after its last heartbeat a worker stops trusting its leases. Not longer than in `rouse.heartbeat`
-    /// (`migrations/functions/workers.sql`), which declares it dead then.
+    /// The time after its last heartbeat after which a worker stops trusting its leases. Not longer than in
+    /// `rouse.heartbeat` (`migrations/functions/workers.sql`), which declares it dead then.
     pub silence: Duration,
 }
 
@@ -69,7 +69,7 @@ pub(super) enum Step {
     Sweep(Sweep),
     /// Peek first.
     Peek,
-    /// Claim at once. `promote`: give due jobs their turn first.
+    /// Claim at once. `promote`: promote due jobs first.
     Claim { after: After, promote: bool },
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Sweep {
     started: Instant,
 }
 
-/// When each kind of work is due.
+/// The times at which each kind of work is due.
 #[derive(Debug)]
 pub(super) struct LookPlan {
     intervals: Intervals,
@@ -103,8 +103,8 @@ pub(super) struct LookPlan {
     /// The next check for overdue jobs from the start of the lanes.
     overdue_restart_at: Instant,
     due_at: Option<Instant>,
-    /// The last look that found no due job, by the database's clock: after a suspension of the machine, this is long ago.
-    /// `None` if there was none.
+    /// The time of the last look that found no due job (database clock): after the machine was suspended, this is long
+    /// ago. `None` if there was none.
     none_due_at: Option<SystemTime>,
 }
 
@@ -135,10 +135,10 @@ impl LookPlan {
         is_time
     }
 
-    /// Decides the work of the look that starts now. `known`: there are known to be jobs.
+    /// Decides the work of the look that starts now. `known`: jobs are known to exist.
     pub(super) fn next(&mut self, now: Instant, trigger: Trigger, known: bool) -> Step {
         let patience = match trigger {
-            // A job that was announced comes first; the sweep follows with the next look.
+            // A job that was announced is claimed first; the sweep follows with the next look.
             Trigger::Wakeup => self.intervals.sweep,
             Trigger::More | Trigger::Poll => Duration::ZERO,
         };
@@ -200,8 +200,8 @@ impl LookPlan {
         }
     }
 
-    /// A restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps follow, which
-    /// read less, and the next try only after a while.
+    /// A restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps follow,
+    /// which read less; the next restart is tried only after a while.
     pub(super) fn restart_failed(&mut self, now: Instant) {
         self.needs_restart = true;
         self.restart_at = now + self.intervals.restart_max;
@@ -398,7 +398,8 @@ mod tests {
         };
         assert_eq!(restarts_in(29, MS), 0);
         assert_eq!(restarts_in(95, MS), 3);
-        // Restarts of one second: a hundredth of the time.
+        // Restarts of one second: 1 % of the time.
+
         assert_eq!(restarts_in(125, SECOND), 1);
         assert_eq!(restarts_in(145, SECOND), 2);
         // Restarts of a minute would be one in 100 minutes, but the maximum is five minutes.

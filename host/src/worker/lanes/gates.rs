@@ -1,10 +1,10 @@
-//! Lanes from which gates let no job start for now. Claims leave them out until they open: after a while, or when a job
-//! of their key has ended.
+//! Lanes in which gates do not let any job start for now. Claims leave them out until they open: after a while, or when
+//! a job of their key has ended.
 //!
-//! The database decides what a gate permits, and tells the worker which lanes are closed. Other workers do not announce
-//! the ends of their jobs: a worker whose job has ended claims the next one itself. Should it be gone, the sweep opens
-//! some of the lanes of each limit, and if they have room, or no jobs any more, the others follow. The order is decided
-//! in `host/turns/src/closings.rs`.
+//! The database decides what a gate permits, and reports to the worker which lanes are closed. Other workers do not
+//! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
+//! died, the sweep opens some of the lanes of each limit, and if these have room or no more jobs, the others follow.
+//! The order is decided in `host/turns/src/closings.rs`.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -18,10 +18,10 @@ use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
 
-/// A limit of running jobs, or of how often they start, and its key.
+/// A limit on running jobs, or on the rate at which they start, and its key.
 pub(super) type Limit = Arc<str>;
 
-/// Who shares a limit with others.
+/// One of those who share a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Member {
     /// A key of a fair queue.
@@ -31,7 +31,7 @@ enum Member {
 }
 
 impl Member {
-    /// Whose share of a limit the jobs of a lane are taken of.
+    /// The member from whose share of a limit the jobs of a lane are taken.
     fn new(known: &Known, shares: &Shares) -> Self {
         match shares.are_set_for(known) {
             true => Self::Key {
@@ -57,7 +57,7 @@ impl Gates {
         closed
     }
 
-    /// Forgets what lanes that are gone, or keys without lanes, have had of limits. `known`: all lanes.
+    /// Forgets the use of limits by lanes that no longer exist, and by keys without lanes. `known`: all lanes.
     pub(super) fn keep_members(&mut self, known: &HashMap<LaneId, Known>, shares: &Shares) {
         let members = known.values().flat_map(|known| {
             let member = Member::new(known, shares);
@@ -67,7 +67,7 @@ impl Gates {
         self.closings.keep_members(members);
     }
 
-    /// The number of limits of which lanes or keys have had something.
+    /// The number of limits that lanes or keys have used.
     #[cfg(test)]
     pub(super) fn shared_limits(&self) -> usize {
         self.closings.shared_limits()
@@ -83,7 +83,7 @@ impl Gates {
         self.closings.with_jobs()
     }
 
-    /// Applies to a lane which gates it is behind. Its queue may have a limit of its own, and so may its handler.
+    /// Sets the gates that a lane is behind. Its queue may have a limit of its own, and so may its handler.
     pub(super) fn choose(&self, known: &mut Known, is_capped_queue: bool) {
         let lane = &known.lane;
         known.limits.clear();
@@ -122,8 +122,8 @@ impl Lanes {
         is_new
     }
 
-    /// Notes that no job of this lane may start now, because its handler has no room on this host. True if others were
-    /// opened instead, whose limits it was to use the room of.
+    /// Notes that no job of this lane may start now, because its handler has no room on this host. True if other lanes,
+    /// which share a limit with it, were opened instead.
     pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
@@ -137,9 +137,9 @@ impl Lanes {
         self.open_instead(&closed)
     }
 
-    /// Closes a lane: for a while, or until the gates that have no room have some again. One that waits for a single rate
-    /// opens in the order of those behind it. Behind a gate that this worker does not know yet, the sweep finds the lane.
-    /// `has_jobs`: it is known to have some.
+    /// Closes a lane: for a while, or until the gates that have no room have some again. A lane that waits for a single
+    /// rate opens in the order of the lanes behind that rate. The sweep finds lanes behind a gate that this worker does
+    /// not know yet. `has_jobs`: the lane is known to have jobs.
     pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: Instant) {
         let ClosedLane { lane: id, wait, by } = closed;
         self.active.remove(*id);
@@ -195,7 +195,7 @@ impl Lanes {
         self.gates.is_closed(id)
     }
 
-    /// True if no job may start now from some lane.
+    /// True if some lane is closed.
     pub(in crate::worker) fn has_closed(&self) -> bool {
         !self.gates.closings.is_empty()
     }
@@ -205,7 +205,7 @@ impl Lanes {
         self.gates.closings.wait_for_ends()
     }
 
-    /// When the next lane opens by itself.
+    /// The time at which the next lane opens because its wait ends.
     pub(in crate::worker) fn next_opening(&self) -> Option<Instant> {
         self.gates.closings.next_opening()
     }
@@ -216,8 +216,8 @@ impl Lanes {
         self.open_all(due)
     }
 
-    /// Notes that a job of this lane has ended, so others of its limits may start, except that of its handler on this host:
-    /// [`Self::free_handler`]. True if there may be any.
+    /// Notes that a job of this lane has ended, so others behind its limits may start. The limit of its handler on this
+    /// host is excepted: see [`Self::free_handler`]. True if there may be any.
     pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
@@ -230,8 +230,8 @@ impl Lanes {
         self.open_behind(&limits, Closings::by_end)
     }
 
-    /// Notes that an attempt of this handler has ended on this host, whatever the lane of its job, so another one may start.
-    /// True if there may be any.
+    /// Notes that an attempt of this handler has ended on this host, regardless of the lane of its job, so another one
+    /// may start. True if there may be any.
     pub(in crate::worker) fn free_handler(&mut self, handler: &str) -> bool {
         let limit: Limit = host_limit_name(handler).into();
         self.open_behind(&[limit], Closings::by_end)
@@ -243,7 +243,7 @@ impl Lanes {
         self.open_all(some);
     }
 
-    /// Opens the closed ones of these lanes, which have no jobs, so that they leave their place to others. They do not count
+    /// Opens those of these lanes that are closed. They have no jobs, so they make room for others. They do not count
     /// as active: as with all lanes without jobs, the next job of each is announced, or a peek finds it.
     pub(in crate::worker) fn open_empty(&mut self, empty: &[LaneId]) {
         for id in empty {
@@ -251,7 +251,7 @@ impl Lanes {
         }
     }
 
-    /// Opens other lanes of the limits of a lane that had room, or no jobs any more. True if there are any.
+    /// Opens other lanes behind the limits of a lane that had room or no more jobs. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
         if !self.gates.closings.wait_for_limits() {
             return false;
@@ -262,8 +262,9 @@ impl Lanes {
         self.open_behind(&limits, Closings::others)
     }
 
-    /// Opens other lanes of those limits of a lane that had room for it: others have kept its jobs from starting. Those that
-    /// these keep closed, too, wait for them without another claim. True if any was opened.
+    /// Opens other lanes behind those limits of a closed lane that had room: other limits have kept its jobs from
+    /// starting. Lanes that those limits also keep closed wait for them without another claim. True if any lane was
+    /// opened.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
         let Some(known) = self.known.get(&closed.lane) else {
             return false;
@@ -294,7 +295,7 @@ impl Lanes {
             closings.move_closed(limit, &[], |id| limits_of(&self.known, id));
         }
         let closings = &self.gates.closings;
-        // In the order of the limit that most of them share: a lane that waited for another one does not go ahead.
+        // In the order of the limit that most of them share: a lane that waited for another limit does not go ahead.
         let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
         let had = |id: &LaneId| {
             let member = Member::new(self.known.get(id)?, &self.shares);
@@ -327,8 +328,8 @@ impl Lanes {
         }
     }
 
-    /// Notes which lanes of a claim are closed: first those of which it has taken nothing. `with_jobs`: those that are known
-    /// to have jobs. True if others were opened instead.
+    /// Notes which lanes of a claim are closed, first those from which it has taken nothing. `with_jobs`: the lanes
+    /// that are known to have jobs. True if others were opened instead.
     pub(super) fn note_closed(
         &mut self,
         closed: &[ClosedLane],
@@ -357,7 +358,7 @@ fn limits_of(known: &HashMap<LaneId, Known>, id: LaneId) -> Vec<Limit> {
     limits.map(|(_, limit)| limit.clone()).collect()
 }
 
-/// The name of the limit of how many attempts of a handler run on this host. No gate has a name like this.
+/// The name of the limit on the number of attempts of a handler that run on this host. No gate has a name like this.
 fn host_limit_name(handler: &str) -> String {
     format!("handler {handler}")
 }

@@ -15,16 +15,16 @@ pub(super) fn rotate_after(lanes: &mut Vec<&Known>, after: Option<LaneId>) {
     lanes.rotate_left(next);
 }
 
-/// How many lanes without known jobs a claim looks at ahead of lanes with jobs, in turns. It finds new jobs before the
-/// next sweep does.
+/// The number of lanes without known jobs that a claim reads ahead of lanes with jobs. They take turns. This finds new
+/// jobs before the next sweep does.
 pub(super) const PROBES_PER_CLAIM: usize = 32;
 
 /// Whether lanes may have more jobs after a claim. False if the claim was filled: then the next one follows anyway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::worker) struct MayHaveMore {
-    /// A lane has used up its part.
+    /// A lane has used up its share.
     pub(in crate::worker) used_up: bool,
-    /// Lanes were opened, because another one of their limit had room, or no jobs any more.
+    /// Lanes were opened, because another lane behind their limit had room or no more jobs.
     pub(in crate::worker) opened: bool,
 }
 
@@ -36,8 +36,9 @@ impl Lanes {
         self.orders_for_parts(parts, after)
     }
 
-    /// The lanes for the next claim after one that has found closed lanes only: as many as fit, for one job each. Claims of
-    /// as many lanes as wanted jobs would take long to get past very many closed lanes.
+    /// The lanes for the next claim after one that has found only closed lanes: as many as fit, for one job each. If
+    /// each claim covered only as many lanes as the number of wanted jobs, it would take long to get past very many
+    /// closed lanes.
     pub(in crate::worker) fn orders_of_many(&mut self, after: After) -> Vec<ClaimOrder> {
         let parts = self.active.one_each(LANES_PER_CLAIM);
         self.orders_for_parts(parts, after)
@@ -83,8 +84,8 @@ impl Lanes {
         orders
     }
 
-    /// Adds the lanes without known jobs. Those of classes before the `first` that has jobs precede it anyway; some of
-    /// the same class do so in turns, for one job.
+    /// Adds the lanes without known jobs. Those of classes before the `first` class that has jobs precede it anyway;
+    /// some of the same class take turns doing so, for one job each.
     fn add_idle(
         &mut self,
         after: After,
@@ -126,8 +127,8 @@ impl Lanes {
     }
 
     /// Restricts a claim to the first class of which several lanes share it, and the classes before: if one of these
-    /// lanes has fewer jobs than its part, the others may have more, ahead of those of later classes. True if lanes that
-    /// are known to have jobs are not in this claim.
+    /// lanes has fewer jobs than its share, the others may have more, ahead of those of later classes. True if lanes
+    /// that are known to have jobs are not in this claim.
     pub(in crate::worker) fn leave_later_classes(&mut self, orders: &mut Vec<ClaimOrder>) -> bool {
         let shares = |order: &&ClaimOrder| {
             order.overdue.is_none() && order.max.is_some() && self.active.contains(order.lane)
@@ -164,7 +165,7 @@ impl Lanes {
         }
     }
 
-    /// Gives back the turns of a claim from lanes that are paused on this worker.
+    /// Gives back the turns that a claim gave to lanes that are paused on this worker.
     pub(in crate::worker) fn leave_out(&mut self, orders: &[ClaimOrder]) {
         self.not_claimed(orders);
         for order in orders {
@@ -172,8 +173,8 @@ impl Lanes {
         }
     }
 
-    /// Updates cursors, active lanes and their turns after a claim from these lanes. `is_filled`: it has as many jobs
-    /// as were wanted, or ended because of its size. `closed`: lanes from which no job may start now.
+    /// Updates cursors, active lanes and their turns after a claim from these lanes. `is_filled`: it returned as many
+    /// jobs as were wanted, or ended because of its size. `closed`: lanes from which no job may start now.
     pub(in crate::worker) fn claimed(
         &mut self,
         orders: &[ClaimOrder],
@@ -217,7 +218,7 @@ impl Lanes {
             let is_used_up = order.max.is_some_and(|max| jobs >= max);
             let was_read = !is_filled || Some(position) < last;
             is_any_used_up |= is_used_up;
-            // An idle lane says nothing about the others of its limits.
+            // An idle lane says nothing about the others behind its limits.
             if jobs == 0 && self.active.contains(order.lane) {
                 emptied.push(order.lane);
             }
@@ -241,8 +242,8 @@ impl Lanes {
         }
     }
 
-    /// Classes of which a claim has taken nothing have their turns back. The rounds that have passed give them none: others
-    /// that come later would wait for these.
+    /// Gives back the turns of classes from which a claim has taken nothing. They keep no turns from the rounds that
+    /// have passed: otherwise, lanes that arrive later would wait for them.
     fn forfeit_turns(&mut self, orders: &[ClaimOrder], claimed: &HashMap<LaneId, usize>) {
         let class = |id: &LaneId| self.known.get(id).map(|known| known.place.class);
         let served: HashSet<_> = claimed.keys().map(class).collect();
@@ -268,7 +269,7 @@ impl Lanes {
     }
 
     /// Lanes that are known to have jobs, of a later class than the first one that has any: among those whose jobs may
-    /// start, and among the closed ones. If there are more than fit one claim, each call returns other ones.
+    /// start, and among the closed ones. If there are more than fit into one claim, each call returns different ones.
     pub(in crate::worker) fn behind(&mut self, after: After) -> Vec<ClaimOrder> {
         let class = |lane: &Known| lane.class(self.queue_order);
         let first = self.active_lanes().map(class).min();

@@ -1,4 +1,4 @@
-//! How fair queues are shared: their settings, applied to lanes, and what claims did with their keys.
+//! Fair queues: their settings, applied to lanes, and what claims did with their keys.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::worker::turns::{Class, Part, Place};
 pub(super) struct Shares {
     /// The settings, by queue.
     settings: HashMap<String, FairShare>,
-    /// A served queue is fair.
+    /// True if any served queue is fair.
     any_served: bool,
     /// The last lane that was searched for starving jobs, by the wait after which they starve.
     starving_after: HashMap<Duration, LaneId>,
@@ -88,8 +88,8 @@ impl Lanes {
         self.shares.fairness.report(&self.active)
     }
 
-    /// Divides the next claims by what a job of this lane costs. Called when the lane has not taken turns of a claim that
-    /// is not settled yet.
+    /// Divides the next claims by the cost of a job of this lane. Called when the lane has not taken turns in a claim
+    /// that is not settled yet.
     pub(super) fn divide_by_cost(&mut self, lane: LaneId) {
         if let Some(known) = self.known.get(&lane) {
             self.active.set_cost(lane, known.cost);
@@ -102,14 +102,14 @@ impl Lanes {
         Some(&known.lane.queue)
     }
 
-    /// Sets what a job of this lane costs, in turns. Others cost 1.
+    /// Sets the cost of a job of this lane, in turns. Others cost 1.
     pub(in crate::worker) fn set_cost(&mut self, lane: LaneId, cost: f64) {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cost = cost;
         }
     }
 
-    /// Counts the keys of fair queues that have jobs of this class, and of which a claim takes none.
+    /// Counts the keys of fair queues that have jobs of this class, but none in a claim.
     pub(super) fn count_deferred(&mut self, class: Class, parts: &[Part]) {
         if !self.serves_fair() {
             return;
@@ -134,7 +134,7 @@ impl Lanes {
         }
     }
 
-    /// Counts the jobs that a claim has taken of keys of fair queues.
+    /// Counts the jobs that a claim has taken from each key of fair queues.
     pub(super) fn count_selected(
         &mut self,
         orders: &[ClaimOrder],
@@ -156,13 +156,13 @@ impl Lanes {
         }
     }
 
-    /// The lanes of fair queues among those of the first class that has jobs, by the wait after which their jobs starve. If
-    /// there are more than fit one query, each call returns other ones.
+    /// The lanes of fair queues among those of the first class that has jobs, by the wait after which their jobs
+    /// starve. If there are more than fit into one query, each call returns different ones.
     pub(in crate::worker) fn starving(&mut self, after: After) -> Vec<(Duration, Vec<ClaimOrder>)> {
         if !self.serves_fair() {
             return Vec::new();
         }
-        // If there are any from which jobs may start, those decide which class is the first.
+        // If there are lanes from which jobs may start, they decide which class is first.
         let class = |lane: &Known| lane.place.class;
         let first = self.active_lanes().map(class).min();
         let first = first.or_else(|| self.closed_lanes().map(class).min());

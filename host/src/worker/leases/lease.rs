@@ -7,7 +7,7 @@ use crate::job::{Fence, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
 use crate::worker::journal::LiveUsage;
 
-/// A lease is renewed when this share of it has passed: below half, so that a second try fits.
+/// A lease is renewed when this fraction of it has passed: less than half, so that there is time for a second try.
 const RENEWED_AFTER: f64 = 0.4;
 
 /// The lease of one claim.
@@ -19,7 +19,7 @@ pub(super) struct Lease {
     pub(super) abort: AbortHandle,
     /// `None` while the claim waits for a slot.
     pub(super) attempt: Option<StartedAttempt>,
-    /// Lost or given up: it is not renewed any more.
+    /// Lost or given up: it is no longer renewed.
     pub(super) over: bool,
     /// Another session may have changed the job since the last renewal: it is renewed now instead of when it is due.
     pub(super) doubted: bool,
@@ -30,7 +30,7 @@ pub(super) struct Lease {
 /// An attempt that has started.
 #[derive(Clone)]
 pub(in crate::worker) struct StartedAttempt {
-    /// How far each renewal extends its lease.
+    /// The duration to which each renewal extends its lease.
     pub(in crate::worker) lease: Duration,
     /// From the abort signal to the hard stop.
     pub(in crate::worker) grace: Duration,
@@ -51,8 +51,8 @@ impl Lease {
         }
     }
 
-    /// Until when this worker trusts the lease. `alive_until`: until when the worker cannot have been declared dead, which
-    /// would free the claim however long the lease.
+    /// The time until which this worker trusts the lease. `alive_until`: the time until which the worker cannot have
+    /// been declared dead, which would free the claim regardless of the lease.
     pub(super) fn trusted_until(&self, alive_until: BootTime) -> BootTime {
         self.valid_until.min(alive_until)
     }
@@ -73,7 +73,7 @@ impl Lease {
     }
 
     /// True if it has to be renewed now. A claim that waits is renewed only if it is in doubt: it is given back long
-    /// before its lease is due.
+    /// before its renewal is due.
     pub(super) fn is_due(&self, now: BootTime) -> bool {
         let is_late = now.plus(self.lease.mul_f64(1.0 - RENEWED_AFTER)) >= self.valid_until;
         !self.over && (self.doubted || (self.attempt.is_some() && is_late))
@@ -99,7 +99,7 @@ impl Lease {
         }
         self.lease = attempt.lease;
         // Until the first renewal, the lease is that of the claim. A new version of the handler, or a handler that the
-        // operator bound to the source, may have another one.
+        // operator bound to the source, may have a different one.
         self.abort.trust_until(trusted_until, attempt.grace);
         self.attempt = Some(attempt.clone());
         Some(Ok(self.abort.clone()))

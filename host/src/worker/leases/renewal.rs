@@ -21,7 +21,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
     loop {
         // A notification that a job has changed is followed up at once.
         let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
-        // This goes first, so that after a suspension no renewal revives a lease that was over.
+        // This goes first, so that after a suspension of the machine no renewal revives a lease that has expired.
         let mut lost = shared.leases.distrust(BootTime::now());
         let due = shared.leases.due(BootTime::now());
         for renewals in due.chunks(RENEWALS_MAX) {
@@ -35,14 +35,14 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Renews these leases; true if another worker has taken over one of the jobs. It takes a few seconds at most: a database
-/// that does not answer must not delay the check for leases that can no longer be trusted.
+/// Renews these leases; true if another worker has taken over one of the jobs. It takes at most a few seconds: a
+/// database that does not answer must not delay the check for leases that can no longer be trusted.
 async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
     let sent = BootTime::now();
     match shared.store.renew(renewals).await {
         Ok(answers) => {
-            // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is not ready,
-            // even if it can renew.
+            // While all slots are taken, the next claim may be far away. In other cases, a host that cannot claim is
+            // not ready, even if it can renew.
             if shared.slots.are_taken() {
                 shared
                     .health
@@ -61,7 +61,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
     }
 }
 
-/// Applies the answers; true if another worker has taken over one of the jobs.
+/// Applies the responses; true if another worker has taken over one of the jobs.
 fn apply_answers(
     shared: &Shared,
     due: &[Renewal],
