@@ -10,7 +10,7 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
-/// The wait if a partition could not be dropped because a query was reading it, or after an error.
+/// The wait after an error, or if a partition could not be dropped because a query was reading it.
 const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 
 /// Maintains the partitions and the catalog until the worker ends.

@@ -28,7 +28,7 @@ pub enum OutcomeLabel {
     Released,
     /// Its lease was lost, and the database refused its outcome.
     Refused,
-    /// The answer to its settlement was lost, and a later try was refused: its outcome may have been written.
+    /// The response to its settlement was lost, and a later try was refused: its outcome may have been written.
     Unconfirmed,
     /// Its lease was lost, and the worker knew this before the settlement.
     Dropped,
@@ -85,7 +85,7 @@ impl From<&Outcome> for OutcomeLabel {
 pub struct OutcomeCounts([AtomicU64; OutcomeLabel::ALL.len()]);
 
 impl OutcomeCounts {
-    /// How many attempts had this outcome.
+    /// The number of attempts that had this outcome.
     pub fn count(&self, outcome: OutcomeLabel) -> u64 {
         self.0[outcome as usize].load(Ordering::Relaxed)
     }
@@ -171,7 +171,7 @@ impl HandlerMeters {
     }
 }
 
-/// Counts running attempts, and records how long their jobs have waited.
+/// Counts running attempts, and records the waits of their jobs.
 struct Metered {
     running: Gauge,
     waits: WaitHistograms,

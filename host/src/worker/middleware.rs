@@ -17,11 +17,11 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 /// the outcome of the job is decided.
 ///
 /// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
-/// own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the sandbox, inside
-/// all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If it
-/// panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they must not block.
-/// The lease is renewed while they run, so one that never ends keeps its slot for ever, and a host that stops waits for
-/// it until a second signal.
+/// own middlewares, for traces and metrics, wrap all of them. The run timeout and the abort signal act on the sandbox,
+/// inside all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
+/// it panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they must not
+/// block. The lease is renewed while they run, so one that never ends keeps its slot forever, and a host that stops
+/// waits for it until a second signal.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
@@ -66,8 +66,8 @@ pub struct AttemptInfo<'a> {
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
-    /// When the job became ready: at its enqueue, when it was due, or for its retry. `None` if it was taken over from
-    /// another worker.
+    /// When the job became ready: when it was enqueued, when it was due, or for its retry. `None` if it was taken over
+    /// from another worker.
     pub ready_at: Option<SystemTime>,
     /// When this worker claimed it.
     pub claimed_at: SystemTime,

@@ -33,11 +33,11 @@ impl Overrides {
 /// The resolved settings of one handler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// How long a claim is valid without renewal.
+    /// The time for which a claim is valid without renewal.
     pub lease: Duration,
     /// The run timeout of an attempt.
     pub timeout: Duration,
-    /// From the abort signal to the hard stop.
+    /// The time between the abort signal and the hard stop.
     pub grace: Duration,
     /// The backoff, and the maximum number of attempts.
     pub retry: RetryPolicy,

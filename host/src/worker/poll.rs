@@ -5,8 +5,8 @@ use std::time::Duration;
 /// A worker that receives no notifications looks at the shortest interval for this long after its last find.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Waits that double from `min` up to `max`. A find resets them. Jitter keeps hosts that went idle together from
-/// looking at the same moments.
+/// Waits that double from `min` up to `max`. A find resets them. Jitter prevents hosts that became idle at the same
+/// time from looking at the same moments.
 #[derive(Debug)]
 pub(super) struct Poll {
     min: Duration,

@@ -12,7 +12,7 @@ use super::reach::warn_unless_unreachable;
 use crate::job::{Fence, JobId};
 use crate::store::Report;
 
-/// The interval. Progress is for people, and a guest that reports it in a loop costs one row a second.
+/// The interval. Progress is read by people, and a guest that reports it in a loop costs one row a second.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The progress of one worker's attempts that is not written yet.
@@ -26,7 +26,7 @@ pub(super) struct Progress {
 struct Pending {
     /// The last report of each attempt.
     reports: HashMap<JobId, Report>,
-    /// Attempts that have ended after they had reported progress.
+    /// Attempts that have ended after they reported progress.
     ended: Vec<(JobId, Fence)>,
 }
 

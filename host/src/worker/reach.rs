@@ -26,8 +26,8 @@ pub(super) use warn_unless_unreachable;
 /// How often a worker that stops tries to connect, regardless of the backoff.
 const STOPPING_TRY_EVERY: Duration = Duration::from_secs(5);
 
-/// Shortens the backoff after a stop: a host that is killed before it has settled loses its outcomes, and the losses
-/// count as crashes.
+/// Shortens the backoff after a stop: a host that is killed before it has settled its outcomes loses them, and the
+/// losses count as crashes.
 pub(super) async fn shorten_backoff_when_stopping(shared: Arc<Shared>) {
     shared.stop.drain.cancelled().await;
     loop {

@@ -11,19 +11,19 @@ use super::Shared;
 use crate::job::{Fence, JobId};
 use crate::store::{LostJob, RecordedSteps, StoreError};
 
-/// The maximum number of jobs in one call. Each has at most 1,000 steps, with 1 KiB of result, unless an operator allows
-/// more: 16 MiB.
+/// The maximum number of jobs in one call. Each has at most 1,000 steps with results of 1 KiB, unless an operator
+/// allows more: 16 MiB in all.
 const JOBS_MAX: usize = 16;
 
 type Steps = Result<RecordedSteps, LostJob>;
 
-/// Jobs whose steps no call has asked for yet.
+/// Jobs whose steps no call has requested yet.
 #[derive(Default)]
 pub(super) struct Waiting(Mutex<Vec<Question>>);
 
 struct Question {
     job: (JobId, Fence),
-    /// Dropped if the call fails: then the attempt asks again.
+    /// Dropped if the call fails: the attempt then asks again.
     answer: oneshot::Sender<Steps>,
 }
 
@@ -36,7 +36,7 @@ impl Waiting {
         answered
     }
 
-    /// Takes the question about this job, and others that wait. Empty if another call has taken that question.
+    /// Takes the question about this job, and others that wait. Empty if another call has already taken that question.
     fn take(&self, job: (JobId, Fence)) -> Vec<Question> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = waiting.iter().position(|question| question.job == job) else {

@@ -1,14 +1,15 @@
 //! Continues releases that a settlement could not finish.
 //!
-//! A settlement releases the jobs that wait for its own in the same transaction, except those that are locked or too many. It asks for the
-//! rest to be done at once; a peek finds what another worker has left.
+//! A settlement releases the jobs that wait for its own in the same transaction, except those that are locked or too
+//! many. It requests that the rest be released at once; a peek finds what another worker has left.
 
 use std::sync::Arc;
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// Continues releases whenever a settlement or a peek asks for it. An error ends a round: the next peek asks again.
+/// Continues releases whenever a settlement or a peek requests it. An error ends a round: the next peek requests it
+/// again.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.releases.notified().await;

@@ -26,9 +26,9 @@ pub struct Settings {
     pub tags: Vec<String>,
     /// The maximum number of concurrent attempts.
     pub slots: usize,
-    /// Whether the worker listens for notifications. Otherwise only the poll finds jobs.
+    /// True if the worker listens for notifications. Otherwise only the poll finds jobs.
     pub notify: bool,
-    /// Whether the worker fires schedules. Not while it drains a single queue.
+    /// True if the worker fires schedules. False while it drains a single queue.
     pub schedules: bool,
     /// The first wait after a look that found nothing. Lowered to `poll_max` if it is longer.
     pub poll_min: Duration,
@@ -46,13 +46,13 @@ pub struct Settings {
     pub drain_timeout: Duration,
     /// Handlers by source: jobs from such a source run this handler instead of the one that their producer named.
     pub sources: HashMap<String, String>,
-    /// How queues are shared, by name. The worker sets it in the database when it starts.
+    /// The fair shares of queues, by name. The worker sets them in the database when it starts.
     pub fair_share: BTreeMap<String, NewFairShare>,
     /// The operator's settings for handlers, which override those of their modules.
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
     pub intervals: Intervals,
-    /// How many outcomes may wait for their settlement.
+    /// The maximum number and size of outcomes that wait for their settlement.
     pub unsettled_max: UnsettledMax,
     /// Exports traces of attempts.
     pub traces: Traces,

@@ -2,8 +2,8 @@
 //!
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
 //! waits 2 ms for attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome
-//! whose settlement is never answered is retried in parallel with the others. Outcomes that locks of other transactions
-//! hold up are tried again between batches, a few at a time.
+//! whose settlement is never answered is retried in parallel with the others. Outcomes that are blocked by locks of
+//! other transactions are tried again between batches, a few at a time.
 
 mod alone;
 mod batch;
@@ -27,11 +27,11 @@ use crate::sandbox::BootTime;
 use crate::store::{Lane, Settlement};
 use crate::traces::AttemptTrace;
 
-/// How many outcomes may wait for their settlement. Further attempts keep their slots until theirs fit. Tests set these;
-/// operators do not.
+/// The maximum number and size of outcomes that wait for their settlement. Further attempts keep their slots until
+/// their outcomes fit. Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsettledMax {
-    /// The number of outcomes that wait for the settler, and again of those that it has tried and keeps.
+    /// The maximum number of outcomes that wait for the settler, and separately of those that it has tried and keeps.
     pub count: usize,
     /// The bytes of all large outcomes that are not settled. A larger outcome waits until there is no other.
     pub bytes: u32,
@@ -56,11 +56,11 @@ const BATCH_MAX: usize = 1000;
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
-/// Jobs that the attempts of one statement enqueue: some tens of milliseconds.
+/// The maximum number of jobs that the attempts of one statement enqueue: tens of milliseconds.
 const BATCH_JOBS_MAX: usize = 2000;
 /// The wait after a transient failure. Each further failure doubles it.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-/// The longest such wait. No longer than the shortest lease, because the outcome is lost with its lease.
+/// The longest such wait. Not longer than the shortest lease, because the outcome is lost with its lease.
 const RETRY_AFTER_MAX: Duration = LEASE_MIN;
 
 /// An outcome that is not settled yet.
@@ -68,15 +68,16 @@ pub(super) struct Unsettled {
     pub(super) settlement: Settlement,
     pub(super) meters: Arc<HandlerMeters>,
     pub(super) attempt: Attempt,
-    /// Just before its claim was sent.
+    /// The time just before its claim was sent.
     pub(super) claim_sent: BootTime,
-    /// The lane whose other jobs may start when this one has ended, because the jobs in flight of its key are limited.
+    /// The lane whose other jobs may start when this one has ended, because the number of running jobs of its key is
+    /// limited.
     pub(super) frees: Option<LaneId>,
     /// The lane for whose jobs its CPU time counts.
     pub(super) charged: Option<Arc<Lane>>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
-    /// True if a settlement of it was sent and not answered: it may have been written.
+    /// True if its settlement was sent and not answered: it may have been written.
     pub(super) unanswered: bool,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,
@@ -218,7 +219,7 @@ async fn run(
     }
 }
 
-/// Waits until then, for ever if that is never.
+/// Waits until this time; forever if it is `None`.
 async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -231,25 +232,25 @@ pub(super) fn retry_after(failures: u32) -> Duration {
     (RETRY_AFTER * (1 << failures.min(8))).min(RETRY_AFTER_MAX)
 }
 
-/// Whether the outcomes of a batch were tried before.
+/// The earlier tries of the outcomes of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tried {
     First,
     Again,
-    /// A part that was held up, its only outcome this often.
+    /// A part that was blocked; if it is a single outcome, this often.
     HeldUp(u32),
 }
 
 /// State that is kept from one batch to the next.
 struct Settler<'a> {
     shared: &'a Arc<Shared>,
-    /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction,
+    /// Outcomes that could not be settled and do not block others: their jobs are locked by another open transaction,
     /// the database refuses them, or it has no space for them.
     later: Vec<Unsettled>,
-    /// Outcomes, some of which meet another lock of an open transaction.
+    /// Outcomes, some of which are blocked by another lock of an open transaction.
     held_up: HeldUp<Unsettled>,
-    /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are
-    /// retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
+    /// Outcomes whose settlement was not answered although it was the only row. Each try waits for up to 15 s, so they
+    /// are retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
     one_at_a_time: Arc<Semaphore>,
     /// Consecutive failures to settle anything.
@@ -276,8 +277,8 @@ impl<'a> Settler<'a> {
         !self.later.is_empty() || !self.held_up.is_empty() || !self.unanswered.is_empty()
     }
 
-    /// How many outcomes it may receive. While it keeps many, as on a full disk, attempts wait in their slots. After a
-    /// stop no more attempts start, so it receives them all, and their leases end together.
+    /// The number of outcomes that it may receive. While it keeps many, as on a full disk, attempts wait in their
+    /// slots. After a stop no more attempts start, so it receives all outcomes, and their leases end together.
     fn room(&self) -> usize {
         if self.shared.stop.is_stopping() {
             return BATCH_MAX;
@@ -287,13 +288,13 @@ impl<'a> Settler<'a> {
         count_max.saturating_sub(kept).min(BATCH_MAX)
     }
 
-    /// When it has to try something again, if `later` is due at this time.
+    /// The time of its next retry, if `later` is due at `retry_at`.
     fn next_try_at(&self, retry_at: Instant) -> Option<Instant> {
         let later = (!self.later.is_empty()).then_some(retry_at);
         later.into_iter().chain(self.held_up.next_at()).min()
     }
 
-    /// Tries outcomes that are held up, for as long as new ones can wait.
+    /// Retries blocked outcomes, for as long as new ones can wait.
     async fn try_held_up(&mut self) {
         let started_at = Instant::now();
         while started_at.elapsed() < held_up::TRIED_FOR
@@ -303,8 +304,8 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// If so many outcomes are held up that others soon find no room, no longer renews the leases of those that were held
-    /// up most: these jobs run again, once the leases have ended.
+    /// If so many outcomes are blocked that others soon find no room, stops renewing the leases of those that were
+    /// blocked most often: these jobs run again once the leases have ended.
     fn give_up_most_held_up(&mut self) {
         let max = self.shared.settings.unsettled_max.count / 2;
         for one in self.held_up.beyond(max) {
@@ -341,7 +342,7 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// How long a batch waits for attempts that are about to end. `None` means not at all.
+    /// The time that a batch waits for attempts that are about to end. `None` means not at all.
     fn gathers_for(&self) -> Option<Duration> {
         match self.failures {
             0 => self
@@ -376,15 +377,15 @@ pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
     is_lost
 }
 
-/// No longer renews the lease of an outcome that waits for others once the worker stops. Never returns.
+/// Stops renewing the lease of an outcome that waits for others once the worker stops. Never returns.
 pub(super) async fn give_up_when_stopping(shared: &Shared, id: JobId, fence: Fence) {
     shared.stop.stopping().await;
     shared.leases.give_up(id, fence);
     pending().await
 }
 
-/// Jobs that waited for the end of this one may start, whoever has ended it: cancellations and job timeouts are not
-/// announced otherwise.
+/// Jobs that waited for the end of this one may start, regardless of what has ended it: cancellations and job timeouts
+/// are not announced in another way.
 pub(super) fn free(shared: &Shared, lane: Option<LaneId>) {
     if let Some(lane) = lane {
         shared.wakeups.freed(lane);
@@ -423,7 +424,7 @@ pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Outcome::Released => {}
     }
     if !one.settlement.jobs.is_empty() {
-        // A worker that has just looked is not asleep, and so gets no notification of the jobs that it has enqueued.
+        // A worker that has just looked is not asleep, so it gets no notification about the jobs that it has enqueued.
         shared.wakeups.notify(None);
     }
 }

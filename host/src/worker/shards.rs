@@ -1,7 +1,8 @@
 //! Leases the shards of this worker: of a queue that is divided into shards, it claims only from lanes of its own.
 //!
-//! The database refuses claims from other shards, so nothing here has to be right for that. A worker whose lease may
-//! have ended serves no shard until it has leased again. A worker that serves no sharded queue sends nothing.
+//! The database refuses claims from other shards, so correctness does not depend on this module. A worker whose lease
+//! may have ended does not serve any shard until it has leased again. A worker that does not serve a sharded queue
+//! sends nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use crate::job::{LaneId, shard_of};
 use crate::sandbox::{BootTime, Digest};
 use crate::store::LeasedShards;
 
-/// How often leases are renewed, and shards given up or taken; 10 % more or less, so that hosts that were started
+/// The interval at which leases are renewed, and shards given up or taken; ±10 %, so that hosts that were started
 /// together do not call together.
 const RENEWED_EVERY: Duration = Duration::from_secs(1);
 
@@ -75,7 +76,7 @@ impl Shards {
         }
     }
 
-    /// Sets the sharded queues that this worker serves, and which handlers, sources and tags it has for them.
+    /// Sets the sharded queues that this worker serves, and the handlers, sources and tags that it has for them.
     pub(super) fn want(&self, queues: Vec<String>, serves: &[&str]) {
         let digest = Digest::compute(serves.join("\n").as_bytes());
         let mut first = [0; 8];

@@ -11,10 +11,10 @@ use super::{Shared, logs, slots};
 use crate::job::AbortReason;
 use crate::store::{Store, StoreError};
 
-/// How long a worker that stops during an outage waits for the database before its last try to unregister.
+/// The time that a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit, after an immediate stop, for attempts whose guests were stopped, again for writing the last outcomes,
-/// and again for unregistering.
+/// The time limit for each of the last steps after an immediate stop: for attempts whose guests were stopped, for
+/// writing the last outcomes, and for unregistering.
 const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
@@ -72,7 +72,7 @@ pub(super) async fn settle_last_outcomes(
             settler.abort();
             warn!(
                 job.ids = ?shared.leases.ids(),
-                "could not write the last outcomes in time; these jobs run again once their leases have run out"
+                "could not write the last outcomes in time; these jobs run again once their leases have expired"
             );
             Ok(())
         }
@@ -104,7 +104,7 @@ pub(super) async fn leave_after_failure(store: &Store) {
     store.try_now();
     match tokio::time::timeout(LAST_STEP_TIMEOUT, store.unregister()).await {
         Ok(Ok(())) => {}
-        // It is not registered any more; this may be why it has failed.
+        // It is no longer registered, which may be why it has failed.
         Ok(Err(error)) if error.is_over() || error.is_superseded() => {}
         Ok(Err(error)) => {
             warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");

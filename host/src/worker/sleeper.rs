@@ -15,7 +15,7 @@ pub(super) const BUSY_AFTER: Duration = Duration::from_millis(50);
 /// The request for notifications is renewed after this long.
 const RENEWED_EVERY: Duration = Duration::from_secs(20);
 
-/// Whether this worker has requested notifications. A worker that has is asleep.
+/// The state of the request for notifications. A worker that has requested them is asleep.
 pub(super) struct Sleeper<'a> {
     shared: &'a Arc<Shared>,
     /// When the request was last written. `None` if there is none, so producers do not notify.
@@ -44,7 +44,7 @@ impl<'a> Sleeper<'a> {
             self.asleep_since = None;
             return false;
         }
-        // The server may have been down in between, and loses the requests if it crashes.
+        // The server may have been down in the meantime, and it loses the requests if it crashes.
         if shared.listener.reconnected.swap(false, Ordering::Relaxed) {
             self.asleep_since = None;
         }

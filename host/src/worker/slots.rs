@@ -36,10 +36,10 @@ struct Inner {
     running: usize,
     /// The number of attempts that have ended.
     ended: usize,
-    /// How long slots were taken, all of them together, up to this time.
+    /// The total time for which slots were taken, up to `taken_at`.
     taken: Duration,
     taken_at: Instant,
-    /// The running attempts, and the claims in line, of handlers of which this host runs a limited number.
+    /// The running attempts and the claims in line of handlers whose concurrent attempts this host limits.
     by_handler: HashMap<Arc<str>, HandlerCounts>,
     /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
     notify_below: usize,
@@ -81,7 +81,8 @@ impl Inner {
     /// The place of the next claim that may start.
     fn startable(&self) -> Option<usize> {
         let may_start = |claim: &Claim| {
-            // It counted as started when it was claimed. After a freeze, that was too long ago: it is given back.
+            // It counted as started when it was claimed. After a freeze, that may be too long ago: then it is given
+            // back.
             let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_TIMEOUT;
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self
@@ -175,15 +176,15 @@ impl Slots {
         self.lock().in_hand() >= self.max
     }
 
-    /// The number of attempts that have ended, and how long slots were taken so far, all of them together.
+    /// The number of attempts that have ended, and the total time for which slots were taken so far.
     pub(super) fn ended(&self, now: Instant) -> (usize, Duration) {
         let mut inner = self.lock();
         inner.count_taken(now);
         (inner.ended, inner.taken)
     }
 
-    /// How many jobs may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to be worth a
-    /// claim; [`freed`](Self::freed) then signals when there are enough.
+    /// The number of jobs that may be claimed, if `ahead` of them may wait for a slot. `None` if there are too few to
+    /// be worth a claim; [`freed`](Self::freed) then signals when there are enough.
     pub(super) fn capacity(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
@@ -197,7 +198,7 @@ impl Slots {
         None
     }
 
-    /// How many jobs may be claimed beyond a full line, because they go ahead in it.
+    /// The number of jobs that may be claimed although the line is full, because they go ahead in it.
     pub(super) fn extra(&self, ahead: usize) -> usize {
         (2 * self.max + ahead).saturating_sub(self.lock().in_hand())
     }
@@ -206,7 +207,7 @@ impl Slots {
         self.freed.notified().await;
     }
 
-    /// Puts claims in line. Returns how many slots have to be started for them.
+    /// Puts claims in line. Returns the number of slots that have to be started for them.
     fn put(&self, claims: Vec<Claim>) -> usize {
         let mut inner = self.lock();
         for claim in claims {

@@ -1,8 +1,8 @@
-//! The SQL statements of handlers on this host: which of them fit the database.
+//! The SQL statements of handlers on this host, and whether they fit the database.
 //!
 //! A handler with granted statements is served only after the database has accepted all of them in a session of the
 //! handler's login. A handler whose statements do not fit is parked: its jobs wait, for another host or until the next
-//! check. They also wait while the login is away. `effects.rs` runs the statements.
+//! check. They also wait while the login does not answer. `effects.rs` runs the statements.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::sandbox::{GrantedSql, Handler};
 use crate::store::connect::Connector;
 use crate::store::{CheckedStatement, Login, Unfit};
 
-/// How often parked handlers are checked again: somebody has to run a GRANT or a migration meanwhile.
+/// How often parked handlers are checked again: somebody has to run a GRANT or a migration first.
 const PARKED_CHECK_EVERY: Duration = Duration::from_secs(30);
 
-/// How often handlers are checked that could not be checked: the database may be reachable again.
+/// How often the check of a handler that could not be checked is retried: the database may be reachable again.
 const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// A login is away once it has had no answer for this long: a restart of the server, or a moment without a free connection,
-/// changes nothing.
+/// A login counts as away once it has had no response for this long: a restart of the server, or a moment without a
+/// free connection, does not matter.
 const AWAY_AFTER: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether a login is away.
+/// How often logins are checked.
 const AWAY_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The statements of all handlers of one worker.
@@ -41,17 +41,17 @@ pub(super) struct Sql {
     opened: Mutex<HashMap<String, Login>>,
     /// By handler; those without granted statements are missing.
     fits: ArcSwap<HashMap<String, Fit>>,
-    /// Incremented with each change of them.
+    /// Incremented with each change to them.
     version: AtomicU64,
     /// One check at a time.
     checking: Mutex<()>,
-    /// A login has had no answer.
+    /// A login has had no response.
     has_failed: Notify,
-    /// A login has had no answer, and is looked at every second.
+    /// A login has had no response, and is checked every second.
     are_followed: AtomicBool,
 }
 
-/// What is known of the statements of a handler.
+/// What is known about the statements of a handler.
 #[derive(Clone)]
 struct Fit {
     granted: Arc<GrantedSql>,
@@ -80,7 +80,7 @@ pub(super) struct Statements {
 }
 
 impl Fit {
-    /// True if it says the same of these statements. A new version of the module with the same ones needs no new check.
+    /// True if it applies to these statements. A new version of the module with the same statements needs no new check.
     fn covers(&self, granted: &Arc<GrantedSql>) -> bool {
         // A job's attenuation removes statements from the grant, and changes nothing else.
         Arc::ptr_eq(&self.granted, granted)
@@ -129,7 +129,7 @@ impl Sql {
         }
     }
 
-    /// A login has had no answer: it is followed until it has one.
+    /// A login has had no response: it is followed until it has one.
     pub(super) fn follow_logins(&self) {
         if !self.are_followed.swap(true, Ordering::AcqRel) {
             self.has_failed.notify_one();
@@ -207,8 +207,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Checks what is not known to fit, and follows the logins of what fits. Returns after which time to do so again; `None`:
-/// not before a change.
+/// Checks the statements that are not known to fit, and follows the logins of those that fit. Returns the time until
+/// the next check; `None`: not before a change.
 async fn check_all(shared: &Shared) -> Option<Duration> {
     let handlers = shared.catalog.current();
     let gone = |name: &String| handlers.get(name).is_none_or(|it| granted(it).is_none());
@@ -249,7 +249,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 state: FitState::Away(statements),
                 ..
             }) => {
-                // It may be that nobody else tries.
+                // Nothing else may be trying.
                 if statements.login.answers().await {
                     let state = FitState::Fits(statements.clone());
                     note_login(shared, name, granted, statements, state).await;
@@ -273,7 +273,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
         };
         wait = Some(wait.map_or(again, |wait| wait.min(again)));
     }
-    // A failure that was noted meanwhile is noted again: what has failed is tried again and again.
+    // A failure that was noted in the meantime is noted again: calls that have failed are retried.
     shared
         .sql
         .are_followed
@@ -281,7 +281,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
     wait
 }
 
-/// Notes that a login is away, or that it answers again, unless the statements have been checked meanwhile.
+/// Notes that a login is away, or that it answers again, unless the statements have been checked in the meantime.
 async fn note_login(
     shared: &Shared,
     name: &str,
@@ -323,7 +323,7 @@ async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) ->
     state
 }
 
-/// Notes what is known of the statements of a handler now.
+/// Notes what is now known about the statements of a handler.
 fn change(shared: &Shared, name: &str, granted: &Arc<GrantedSql>, state: FitState) {
     let sql = &shared.sql;
     let before = sql.fits.load().get(name).map(|fit| fit.state.clone());

@@ -48,7 +48,7 @@ impl StateStore for AttemptJournal {
             let set = NewStateValue {
                 key: new.key,
                 value: new.value,
-                // The same in every repetition: if an answer is lost, the database recognises the write by it.
+                // The same in every retry: if a response is lost, the database recognises the write by it.
                 version: rand::random_range(1..=i64::MAX),
                 expected: match new.expected {
                     Expected::Anything => None,

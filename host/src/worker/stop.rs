@@ -21,7 +21,7 @@ impl Stop {
         self.now.cancel();
     }
 
-    /// A signal that follows this one, and can be given alone.
+    /// A signal that follows this one, and can also be given separately.
     pub fn child(&self) -> Self {
         Self {
             drain: self.drain.child_token(),

@@ -4,7 +4,7 @@ use crate::job::LaneId;
 
 pub(super) use rouse_turns::{Class, Place};
 
-/// The part of a claim that a lane gets.
+/// The share of a claim that a lane gets.
 pub(super) type Part = rouse_turns::Part<LaneId>;
 
 /// The lanes that are known to have jobs.

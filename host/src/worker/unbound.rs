@@ -1,5 +1,5 @@
-//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without losing
-//! an attempt.
+//! Jobs whose source the operator has bound to a handler that this host does not have. They wait for it, without using
+//! up an attempt.
 //!
 //! A claim cannot exclude them, so each is given back and goes to the end of its lane. If the worker claims only the
 //! same jobs again in a lane, it pauses the lane for a while.
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// How long nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host that ran
-/// them may be gone.
+/// The time for which nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host
+/// that ran them may have stopped.
 const PAUSED_FOR: Duration = Duration::from_secs(10);
 /// A lane is paused after this many jobs in any case: each costs a claim and a settlement.
 const ROUND_MAX: usize = 10_000;
@@ -35,7 +35,8 @@ pub(super) struct Sorted {
     pub(super) runnable: Vec<ClaimedJob>,
     /// Jobs to give back.
     pub(super) unbound: Vec<ClaimedJob>,
-    /// How many of both have not been given back in this round. With none, there is nothing more to claim for now.
+    /// The number of both that have not been given back in this round. If it is 0, there is nothing more to claim for
+    /// now.
     pub(super) new: usize,
 }
 

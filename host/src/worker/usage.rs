@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// The interval between reports. Only people look at usage, so it may be a few seconds old; a thousand attempts that run for hours cost two
-/// hundred small updates a second.
+/// The interval between reports. Usage is only displayed, so it may be a few seconds old; a thousand attempts that run
+/// for hours cost two hundred small updates a second.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Attempts that have run for less than this are not reported.

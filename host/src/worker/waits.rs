@@ -1,4 +1,4 @@
-//! Histograms of how long jobs have waited for this worker, by queue.
+//! Histograms of the waits of jobs for this worker, by queue.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -22,7 +22,7 @@ pub(super) struct WaitHistograms(RwLock<HashMap<String, QueueHistograms>>);
 struct QueueHistograms {
     /// From the time at which a job became ready to its claim.
     wait_seconds: Histogram,
-    /// From the enqueue of a scheduled job to the time at which it became ready.
+    /// From when a scheduled job was enqueued to the time at which it became ready.
     scheduled_delay_seconds: Histogram,
 }
 

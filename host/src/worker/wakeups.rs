@@ -26,11 +26,11 @@ struct Pending {
     lanes: HashSet<LaneId>,
     /// Lanes behind limits of running jobs, one of whose jobs has ended.
     freed: HashSet<LaneId>,
-    /// How many attempts have ended of handlers of which this host runs a limited number.
+    /// The number of attempts that have ended, of handlers whose concurrent attempts this host limits.
     freed_handlers: HashMap<Arc<str>, usize>,
-    /// Jobs wait for such an end.
+    /// True if jobs wait for such an end.
     wait_for_ends: bool,
-    /// Something else may have changed.
+    /// True if something else may have changed.
     other: bool,
 }
 
@@ -112,7 +112,7 @@ impl Wakeups {
     }
 }
 
-/// Whether the worker receives notifications.
+/// The state of the listening connection.
 #[derive(Default)]
 pub(super) struct ListenerState {
     /// True while the listening connection is open.
@@ -143,9 +143,9 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
                 // `reach` reports outages of the store's address.
                 let is_outage = is_away && shared.store.reach().borrow().away().is_some();
                 match is_outage || last_warning == why {
-                    true => debug!("{why}; polling meanwhile"),
+                    true => debug!("{why}; polling in the meantime"),
                     false => {
-                        warn!("{why}; polling meanwhile");
+                        warn!("{why}; polling in the meantime");
                         last_warning = why;
                     }
                 }

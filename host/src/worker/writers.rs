@@ -1,5 +1,5 @@
-//! Writing transactions that are in progress during sweeps: jobs that they commit later may have turns behind the
-//! cursors.
+//! Transactions that have written and are in progress during sweeps: jobs that they commit later may have turns behind
+//! the cursors.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,8 @@ use std::collections::HashSet;
 pub(super) struct Writers {
     /// All writing transactions at the last sweep, in no order.
     last: Vec<i64>,
-    /// The late ones. They were in progress at the sweep before, too, so the short sweep misses their jobs. Any other
+    /// The late ones. They were in progress at the previous sweep, too, so the short sweep misses their jobs.
+ Any other
     /// transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
     late: HashSet<i64>,
 }

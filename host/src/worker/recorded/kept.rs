@@ -1,6 +1,7 @@
 //! The steps of jobs that were suspended on this host, so that the next attempt reads only newer ones.
 //!
-//! The database decides whether they still count (`store/steps.rs`), so a job that was resumed elsewhere is harmless.
+//! The database decides whether they are still valid (`store/steps.rs`), so a job may safely be resumed on another
+//! host.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use crate::job::JobId;
 use crate::store::RecordedSteps;
 
-/// All of them together: about a hundred jobs with a thousand small steps.
+/// The size of all of them together: about a hundred jobs with a thousand small steps.
 const BYTES_MAX: usize = 16 << 20;
 
-/// To read fewer takes less than a tenth of a resumption.
+/// Reading fewer takes less than a tenth of the time of a resumption.
 const STEPS_MIN: usize = 32;
 
 /// The kept steps, by job.
@@ -22,14 +23,14 @@ pub(in crate::worker) struct Kept(Mutex<Jobs>);
 struct Jobs {
     by_id: HashMap<JobId, Job>,
     bytes: usize,
-    /// How many were ever kept.
+    /// The number of jobs that were ever kept.
     count: u64,
 }
 
 struct Job {
     steps: RecordedSteps,
     bytes: usize,
-    /// When it was kept: the first one was number 1.
+    /// Its number in the order of keeping: the first one was number 1.
     number: u64,
 }
 
@@ -40,8 +41,8 @@ impl Kept {
         jobs.remove(id).unwrap_or_default()
     }
 
-    /// Keeps the steps of a job that is being suspended, if they are many. Those of the jobs that were suspended first
-    /// go when there are too many.
+    /// Keeps the steps of a job that is being suspended, if there are many. When there are too many in all, those of
+    /// the jobs that were suspended first are dropped.
     pub(in crate::worker) fn keep(&self, id: JobId, steps: RecordedSteps) {
         let bytes = steps.bytes();
         if steps.steps.len() < STEPS_MIN || bytes > BYTES_MAX {

@@ -50,7 +50,7 @@ async fn try_until_settled(
                 return None;
             }
             Err(error) if error.is_unanswered() => {
-                warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+                warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease expires");
                 shared.leases.give_up(id, fence);
             }
             Err(error) if shared.is_incarnation_over(&error) => {

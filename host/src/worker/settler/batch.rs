@@ -19,13 +19,13 @@ struct Batch {
     parts: VecDeque<Vec<Unsettled>>,
     tried: Tried,
     locked: Locked,
-    /// The database has no space for a single outcome. If it has none for others either, they are not halved but
+    /// The database has no space for an individual outcome. If it has none for others either, they are not halved but
     /// retried together.
     is_full: bool,
     found_no_space: bool,
     /// A part was not answered in time.
     is_silent: bool,
-    /// Single outcomes for which the database has no space.
+    /// Individual outcomes for which the database has no space.
     alone: Vec<Unsettled>,
 }
 
@@ -61,9 +61,9 @@ impl Batch {
     }
 }
 
-/// Divides outcomes into parts with at most one of each job, in their order. A worker that has lost a job during an outage
-/// may adopt it, and end its next attempt, before the outcome of the one before was refused. Jobs that attempts enqueue
-/// name their job and not its fence.
+/// Divides outcomes into parts with at most one of each job, in their order. A worker that has lost a job during an
+/// outage may adopt it, and end its next attempt, before the outcome of the previous attempt was refused. Jobs that
+/// attempts enqueue name their job and not its fence.
 fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<Vec<T>> {
     let mut parts = VecDeque::from([Vec::with_capacity(outcomes.len())]);
     let mut part_indices: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
@@ -80,7 +80,7 @@ fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<V
 
 impl Settler<'_> {
     /// Settles a batch. If the database refuses the batch, its halves are tried, down to the one outcome that is
-    /// refused. If the database is unreachable, the batch is retried until the leases have run out.
+    /// refused. If the database is unreachable, the batch is retried until the leases have expired.
     pub(super) async fn settle(&mut self, outcomes: Vec<Unsettled>, tried: Tried) {
         if outcomes.is_empty() {
             return;
@@ -89,14 +89,14 @@ impl Settler<'_> {
             self.has_space = false;
         }
         let locked = match tried {
-            // While others are held up, this batch is likely to meet the same lock.
+            // While others are blocked, this batch is likely to be blocked by the same lock.
             Tried::First if self.held_up.is_empty() => Locked::Wait,
             Tried::First | Tried::Again | Tried::HeldUp(_) => Locked::Skip,
         };
         let mut batch = Batch::new(outcomes, tried, locked, self.failures);
         while let Some(mut part) = batch.parts.pop_front() {
             if batch.is_silent && self.shared.stop.now.is_cancelled() {
-                // Each further part could wait for its answer just as long.
+                // Each further part could wait for its response just as long.
                 give_up_lost(self.shared, &mut part);
             }
             if part.is_empty() {
@@ -150,7 +150,8 @@ impl Settler<'_> {
         error: &StoreError,
     ) {
         if error.is_locked() && batch.locked == Locked::Skip {
-            // Something else than these jobs is locked, and holds up one of them: nearly always by a job that it enqueues.
+            // Something other than these jobs is locked and blocks one of their outcomes: nearly always because of a
+            // job that it enqueues.
             let enqueues = |one: &mut Unsettled| !one.settlement.jobs.is_empty();
             let of_enqueuers: Vec<Unsettled> = part.extract_if(.., enqueues).collect();
             if !of_enqueuers.is_empty() && !part.is_empty() {
@@ -195,8 +196,8 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part for which the database has no space: its halves are tried, down to single outcomes. Once there is
-    /// no space for a single one, the rest of the batch is retried later.
+    /// Handles a part for which the database has no space: its halves are tried, down to individual outcomes. Once
+    /// there is no space for an individual one, the rest of the batch is retried later.
     fn handle_no_space(&mut self, batch: &mut Batch, mut part: Vec<Unsettled>, error: &StoreError) {
         match part.len() {
             2.. if !batch.is_full => {
@@ -229,7 +230,7 @@ impl Settler<'_> {
         for one in &mut part {
             one.unanswered = true;
         }
-        // If only the connection broke, the next one may work.
+        // If only the connection broke, the next connection may work.
         batch.is_silent |= matches!(error, StoreError::Silent { .. });
         if part.len() > 1 {
             warn_unless_unreachable!(error, jobs = part.len(), "cannot settle; trying its halves");
@@ -252,7 +253,7 @@ impl Settler<'_> {
     /// Creates today's partition of the history. If that fails, waits.
     async fn prepare_partitions(&mut self) {
         if let Err(error) = self.shared.store.prepare_partitions().await {
-            error!(%error, "cannot make today's partition of the history");
+            error!(%error, "cannot create today's partition of the history");
             self.wait().await;
         }
     }
@@ -283,7 +284,7 @@ impl Settler<'_> {
                 batch.put_back(vec![one]);
             }
             Some(_) | None => {
-                error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+                error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease expires");
                 self.shared.leases.give_up(id, fence);
                 self.later.push(one);
             }
@@ -293,14 +294,14 @@ impl Settler<'_> {
     /// Keeps the outcomes for which there was no space for the next try.
     fn finish(&mut self, mut batch: Batch) {
         if self.has_space {
-            // There is space, but not for these. Their leases are no longer renewed, so that the retries end.
+            // There is space, but not for these outcomes. Their leases are no longer renewed, so that the retries end.
             for Unsettled { settlement, .. } in &batch.alone {
                 self.shared.leases.give_up(settlement.id, settlement.fence);
             }
         } else if batch.found_no_space {
             self.failures += 1;
         }
-        // They go last, so that the next try finds the fault of other outcomes first.
+        // They go last, so that the next try finds the problems of other outcomes first.
         self.later.append(&mut batch.alone);
     }
 

@@ -1,8 +1,8 @@
-//! Outcomes that a lock of another transaction holds up, other than that of their own job: for example the lock of a
-//! unique key that both use for a job that they enqueue.
+//! Outcomes that are blocked by a lock of another transaction, other than the lock of their own job: for example the
+//! lock of a unique key that both use for a job that they enqueue.
 //!
-//! Such a lock cannot be skipped, so one outcome holds up all that are settled with it. Their halves are tried, down to
-//! the outcomes that meet the lock; these are tried again after growing pauses. Each try may wait for the lock, so the
+//! Such a lock cannot be skipped, so one outcome blocks all that are settled with it. Their halves are tried, down to
+//! the outcomes that need the lock; these are tried again at growing intervals. Each try may wait for the lock, so the
 //! settler makes a few at a time, between batches of new outcomes.
 
 use std::cmp::Reverse;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use super::retry_after;
 
-/// How long the settler tries parts that are held up before it looks for new outcomes.
+/// The time for which the settler tries blocked parts before it looks for new outcomes.
 pub(super) const TRIED_FOR: Duration = Duration::from_millis(200);
 
-/// After so many tries the pause is as long as it gets, and the outcomes take turns.
+/// After this many tries the pause no longer grows, and the outcomes take turns.
 const TIMES_MAX: u32 = 4;
 
-/// The parts of batches that are held up.
+/// The blocked parts of batches.
 pub(super) struct HeldUp<T> {
     parts: Vec<Part<T>>,
 }
@@ -24,7 +24,7 @@ pub(super) struct HeldUp<T> {
 /// Outcomes that are tried together, never none.
 pub(super) struct Part<T> {
     pub(super) outcomes: Vec<T>,
-    /// How often its only outcome was held up alone.
+    /// The number of times that its only outcome was blocked alone.
     pub(super) times: u32,
     retry_at: Instant,
 }
@@ -43,7 +43,7 @@ impl<T> HeldUp<T> {
         self.parts.iter().map(|part| part.outcomes.len()).sum()
     }
 
-    /// Adds outcomes that were held up together. `times`: as in the part that they were.
+    /// Adds outcomes that were blocked together. `times`: as in the part that they formed.
     pub(super) fn add(&mut self, mut outcomes: Vec<T>, times: u32, now: Instant) {
         if outcomes.len() == 1 {
             self.parts.push(Part {
@@ -63,8 +63,8 @@ impl<T> HeldUp<T> {
         }
     }
 
-    /// Takes the next part that is due. Outcomes that were held up less often go first, so that new ones do not wait for
-    /// those that may be held up for long.
+    /// Takes the next part that is due. Outcomes that were blocked less often go first, so that new ones do not wait
+    /// for those that may be blocked for a long time.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Part<T>> {
         let parts = self.parts.iter().enumerate();
         let due = parts.filter(|(_, part)| part.retry_at <= now);
@@ -72,7 +72,7 @@ impl<T> HeldUp<T> {
         Some(self.parts.swap_remove(index))
     }
 
-    /// Those that were tried most often, if there are more than this; none otherwise.
+    /// The excess over this maximum: those that were tried most often.
     pub(super) fn beyond(&self, max: usize) -> impl Iterator<Item = &T> {
         let excess = self.count().saturating_sub(max);
         let mut parts: Vec<&Part<T>> = Vec::new();
