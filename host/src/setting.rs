@@ -4,11 +4,11 @@
 //! `rouse handlers show` and `--help` print, and the tables of docs/reference/configuration.md, which a test writes.
 //!
 //! - A number is a field with its default, and a [`Setting`]. [`Limits`](crate::sandbox::Limits),
-//!   [`StateQuota`](crate::sandbox::StateQuota) and [`Quota`](crate::sandbox::Quota) have their rows in `sandbox/settable.rs`,
-//!   [`Policy`](crate::worker::Policy) in `worker/policy.rs`, and [`HostSettings`](crate::config::HostSettings), the numbers of the
-//!   whole host, in `config/file/host_settings.rs`.
-//! - Any other key has an [`Entry`] where its table is read: at the top of the file in `config/file.rs`, otherwise in a file for
-//!   each table in `config/file/`.
+//!   [`StateQuota`](crate::sandbox::StateQuota) and [`Quota`](crate::sandbox::Quota) have their rows in
+//!   `sandbox/settable.rs`, [`Policy`](crate::worker::Policy) in `worker/policy.rs`, and
+//!   [`HostSettings`](crate::config::HostSettings), the numbers of the whole host, in `config/file/host_settings.rs`.
+//! - Any other key has an [`Entry`] where its table is read: at the top of the file in `config/file.rs`, otherwise in a
+//!   file for each table in `config/file/`.
 
 mod entry;
 mod number;

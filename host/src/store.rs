@@ -317,8 +317,8 @@ impl Store {
 
     /// The same store, for reads alone: the server is asked to cancel those that it does not answer in time. Otherwise
     /// they would run on, and a page that is read again every few seconds would add another one each time. A write is
-    /// not cancelled: it may be about to commit, and one that waits for a standby would be visible before the standby has
-    /// it. Those that a worker repeats wait only some seconds for locks (`lock_timeout` of their functions).
+    /// not cancelled: it may be about to commit, and one that waits for a standby would be visible before the standby
+    /// has it. Those that a worker repeats wait only some seconds for locks (`lock_timeout` of their functions).
     pub fn cancelling(self) -> Self {
         Self {
             cancels: true,
@@ -428,8 +428,8 @@ impl Store {
         }
     }
 
-    /// Reads in one round trip, whoever the reader is. Each sees what was committed before it, and so no less than those
-    /// before it.
+    /// Reads in one round trip, whoever the reader is. Each sees what was committed before it, and so no less than
+    /// those before it.
     async fn query_in_order<const N: usize>(
         &self,
         statements: [(&str, Params<'_>); N],
@@ -509,8 +509,8 @@ impl Store {
     }
 }
 
-/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has another isolation level.
-/// A new one may reach another server.
+/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has another isolation
+/// level. A new one may reach another server.
 fn close_if_unfit<T>(client: PooledClient, answer: &Result<T, tokio_postgres::Error>) {
     let code = answer.as_ref().err().and_then(tokio_postgres::Error::code);
     // 25 invalid transaction state.

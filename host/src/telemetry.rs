@@ -134,8 +134,8 @@ pub fn flush() {
     }
 }
 
-/// Writes a line to standard error, in the order of the log. Unlike `eprintln!` it does not panic if the reader is gone,
-/// and does not wait for one that stalls if lines are [written in the background](write_in_background).
+/// Writes a line to standard error, in the order of the log. Unlike `eprintln!` it does not panic if the reader is
+/// gone, and does not wait for one that stalls if lines are [written in the background](write_in_background).
 pub fn line(text: &str) {
     write(format!("{text}\n").as_bytes());
 }

@@ -3,7 +3,8 @@
 //! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
 //! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
 //! heartbeats, the challenges, the progress, the log lines, the usage, the schedules and the maintenance. They share
-//! `Shared` and nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last steps.
+//! `Shared` and nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last
+//! steps.
 //!
 //! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner
 //! of its fence; no decision depends on the wall clock of this machine.
@@ -241,8 +242,8 @@ pub struct Health {
     pub exemplars: Exemplars,
 }
 
-/// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered; after an error, when it
-/// is unregistered, or cannot be.
+/// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered; after an error,
+/// when it is unregistered, or cannot be.
 pub async fn run(
     settings: Settings,
     parts: Parts,

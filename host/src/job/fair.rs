@@ -78,14 +78,14 @@ pub struct FairShare {
     pub starvation: Option<Duration>,
     /// The maximum number of running jobs of a key, on all workers; `None` means any.
     pub max_in_flight: Option<u32>,
-    /// A job costs its key as much as the last jobs of its lane have used of the CPU, compared with those of other lanes;
-    /// otherwise one turn.
+    /// A job costs its key as much as the last jobs of its lane have used of the CPU, compared with those of other
+    /// lanes; otherwise one turn.
     pub charges_cpu: bool,
 }
 
 impl FairShare {
-    /// The key of the jobs of a lane, by its handler and its values. Empty for jobs without tenant or source, and for those
-    /// of a lane that is divided in another way.
+    /// The key of the jobs of a lane, by its handler and its values. Empty for jobs without tenant or source, and for
+    /// those of a lane that is divided in another way.
     pub fn key_of(&self, handler: &str, values: &BTreeMap<String, String>) -> String {
         let value = |by: &str| values.get(by).map_or("", String::as_str);
         match self.key {

@@ -8,7 +8,8 @@ const WAIT_FIRST: Duration = Duration::from_secs(10);
 const WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// A job fails for its crashes only after the worker of its last attempt has sent nothing for this long since the lease
-/// ended: a host that was frozen, or that has to connect again after an outage, reports meanwhile that it has not crashed.
+/// ended: a host that was frozen, or that has to connect again after an outage, reports meanwhile that it has not
+/// crashed.
 pub const SILENT_FOR: Duration = Duration::from_secs(10);
 
 /// What happens to a job that was lost with its worker.

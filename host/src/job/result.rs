@@ -72,8 +72,8 @@ enum Unstorable {
     LoneSurrogate,
 }
 
-/// The positions of such escapes in a JSON text. It is not parsed into values: these take up to 100 times as much memory
-/// as the text.
+/// The positions of such escapes in a JSON text. It is not parsed into values: these take up to 100 times as much
+/// memory as the text.
 fn unstorable_escapes(text: &str) -> impl Iterator<Item = (usize, Unstorable)> {
     let bytes = text.as_bytes();
     let mut at = 0;

@@ -54,8 +54,8 @@ impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
     /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
-    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is left out as long as its last
-    /// worker may still report that it has not crashed ([`SILENT_FOR`]).
+    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is left out as long as its
+    /// last worker may still report that it has not crashed ([`SILENT_FOR`]).
     pub async fn orphans(
         &self,
         lanes: &[LaneId],

@@ -75,8 +75,8 @@ impl From<&ClaimOrder> for OrderRecord {
 /// The answer to a claim.
 #[derive(Debug, Clone)]
 pub enum ClaimResult {
-    /// The claimed jobs; fewer than wanted if the lanes have no more, if the answer reached its maximum size, or because
-    /// of gates.
+    /// The claimed jobs; fewer than wanted if the lanes have no more, if the answer reached its maximum size, or
+    /// because of gates.
     Jobs(Vec<ClaimedJob>, Vec<ClosedLane>),
     /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the
     /// database's clock.

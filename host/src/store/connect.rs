@@ -50,8 +50,9 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// The settings of every session, whatever those of the role and the database are. What waits for a lock and then counts
-/// needs a snapshot of that time. Rouse itself limits how long statements take and how long connections are idle.
+/// The settings of every session, whatever those of the role and the database are. What waits for a lock and then
+/// counts needs a snapshot of that time. Rouse itself limits how long statements take and how long connections are
+/// idle.
 const SESSION: &str = "-c default_transaction_isolation=read\\ committed -c statement_timeout=0 -c idle_session_timeout=0";
 /// How many times two connections compare their sessions. A pooler usually hands out the session that was used last.
 const SESSION_CHECKS: usize = 4;
@@ -175,8 +176,8 @@ impl Connector {
         client.cancel_token().cancel_query(self.tls.clone()).await
     }
 
-    /// Takes a connection out of its pool for good, and asks the server to cancel what it runs: a session that waits for a
-    /// lock does not notice that its connection was closed, and keeps its own locks meanwhile.
+    /// Takes a connection out of its pool for good, and asks the server to cancel what it runs: a session that waits
+    /// for a lock does not notice that its connection was closed, and keeps its own locks meanwhile.
     pub(super) fn abandon(&self, client: PooledClient) {
         let client = Object::take(client);
         if client.is_closed() {
@@ -348,8 +349,8 @@ fn session_options(given: Option<&str>) -> String {
     given.map_or_else(|| SESSION.to_owned(), |given| format!("{given} {SESSION}"))
 }
 
-/// True for the errors of poolers that accept no settings of sessions: PgBouncer reports a protocol violation, others that
-/// the feature is not supported.
+/// True for the errors of poolers that accept no settings of sessions: PgBouncer reports a protocol violation, others
+/// that the feature is not supported.
 fn refuses_options(error: &Error) -> bool {
     let refusals = [
         SqlState::PROTOCOL_VIOLATION,

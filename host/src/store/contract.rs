@@ -60,8 +60,8 @@ impl From<&tokio_postgres::Error> for ContractError {
 }
 
 /// Publishes contracts in one transaction, or says what that would change (`dry_run`). `contracts`: a JSON list, as
-/// `rouse.publish_contracts` takes it. The schema is created if it does not exist. With `complete`, the contracts of all
-/// other handlers that no worker has are removed.
+/// `rouse.publish_contracts` takes it. The schema is created if it does not exist. With `complete`, the contracts of
+/// all other handlers that no worker has are removed.
 ///
 /// # Errors
 /// Nothing is published: the connection's user is not the owner, the schema is none that may be used, or a function of

@@ -1,2 +1,3 @@
--- Drops the contracts of these handlers (null: of all) with their functions; see rouse.drop_contracts (migrations/functions/contract.sql).
+-- Drops the contracts of these handlers (null: of all) with their functions; see rouse.drop_contracts
+-- (migrations/functions/contract.sql).
 SELECT rouse.drop_contracts($1)

@@ -67,7 +67,8 @@ pub struct ScheduleDecision<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are due still. Locks nothing.
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are due still. Locks
+    /// nothing.
     pub async fn due_schedules(
         &self,
         limit: i32,

@@ -40,8 +40,8 @@ pub struct Lane {
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
-    /// The values that all of its jobs have, and by which a fair queue or a gate divides them: `tenant`, `source`, or a path
-    /// of the payload. In an inbox, also `worker`.
+    /// The values that all of its jobs have, and by which a fair queue or a gate divides them: `tenant`, `source`, or a
+    /// path of the payload. In an inbox, also `worker`.
     pub values: BTreeMap<String, String>,
     /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
@@ -123,8 +123,8 @@ fn claim_gate(row: &Row) -> ClaimGate {
 }
 
 impl Store {
-    /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change of
-    /// these also changes the catalog, so they are never older than the lanes.
+    /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change
+    /// of these also changes the catalog, so they are never older than the lanes.
     pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
         let rows = self
             .query_in_order([

@@ -22,8 +22,8 @@ pub struct Promotion {
 }
 
 impl Store {
-    /// Promotes due jobs. `since` restricts it to jobs that became due after this time, by the database's clock (`None`:
-    /// all); `with_ids` requests their ids.
+    /// Promotes due jobs. `since` restricts it to jobs that became due after this time, by the database's clock
+    /// (`None`: all); `with_ids` requests their ids.
     pub async fn promote(
         &self,
         since: Option<SystemTime>,

@@ -176,7 +176,8 @@ impl Store {
         Ok(rows.first().map(|row| row.get(0)))
     }
 
-    /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until now.
+    /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until
+    /// now.
     pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
         let rows = self
             .query(
@@ -204,7 +205,8 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets how workers are chosen for the jobs of a queue: `None` leaves a setting unchanged. Returns the settings in force.
+    /// Sets how workers are chosen for the jobs of a queue: `None` leaves a setting unchanged. Returns the settings in
+    /// force.
     pub async fn set_dispatch(
         &self,
         queue: &str,

@@ -1,5 +1,5 @@
--- One job with its history, as JSON for people and scripts; see rouse.job and rouse.history (migrations/functions/views.sql). No row if the
--- job does not exist.
+-- One job with its history, as JSON for people and scripts; see rouse.job and rouse.history
+-- (migrations/functions/views.sql). No row if the job does not exist.
 SELECT j.state::text,
        jsonb_build_object('history', coalesce((
            SELECT jsonb_agg(jsonb_strip_nulls(to_jsonb(h) - 'ordinality') ORDER BY h.ordinality)

@@ -150,8 +150,8 @@ impl StoreError {
         self.is(&[OVER, UNKNOWN])
     }
 
-    /// True if the database does not know this incarnation of the worker, or not by this key and login: it was restored, or
-    /// has lost the registration in a failover.
+    /// True if the database does not know this incarnation of the worker, or not by this key and login: it was
+    /// restored, or has lost the registration in a failover.
     pub fn is_unknown(&self) -> bool {
         self.is(&[UNKNOWN])
     }

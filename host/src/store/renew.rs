@@ -12,8 +12,8 @@ pub const RENEWALS_MAX: usize = 500;
 
 /// A statement that takes longer is repeated on another connection.
 const RENEW_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much longer it may take for each renewal. The server continues with a statement that is given up, and until it is
-/// done, each repetition finds the jobs locked.
+/// How much longer it may take for each renewal. The server continues with a statement that is given up, and until it
+/// is done, each repetition finds the jobs locked.
 const RENEW_TIMEOUT_EACH: Duration = Duration::from_millis(5);
 
 /// One lease to extend.

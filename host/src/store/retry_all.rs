@@ -21,8 +21,8 @@ pub struct RetryAll {
     pub looked_at: i64,
     filter: Value,
     limit: i32,
-    /// The calls that this pass has left: each tries the jobs from `before` down to the last id. A call that does not come
-    /// so far is followed by another one.
+    /// The calls that this pass has left: each tries the jobs from `before` down to the last id. A call that does not
+    /// come so far is followed by another one.
     calls: VecDeque<(Option<i64>, i64)>,
     is_first_pass: bool,
     /// This pass has retried jobs.
@@ -30,8 +30,8 @@ pub struct RetryAll {
 }
 
 impl RetryAll {
-    /// Nothing is retried before the first [`Self::go_on`]. `limit`: jobs of a batch. Without `until` in the filter, jobs
-    /// that end meanwhile may be retried too.
+    /// Nothing is retried before the first [`Self::go_on`]. `limit`: jobs of a batch. Without `until` in the filter,
+    /// jobs that end meanwhile may be retried too.
     pub fn new(filter: Value, limit: i32) -> Self {
         Self {
             retried: 0,

@@ -1,9 +1,9 @@
 //! SQL statements of handlers, in sessions of the handlers' own logins. This file commits effects.
 //!
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
-//! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker holds
-//! the job (migrations/functions/effects.sql). The statements are sent at once and answered in one round trip; the
-//! COMMIT follows when all answers are right.
+//! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker
+//! holds the job (migrations/functions/effects.sql). The statements are sent at once and answered in one round trip;
+//! the COMMIT follows when all answers are right.
 
 mod check;
 mod error;
@@ -92,15 +92,15 @@ pub enum CommitError {
     Recorded,
     /// Postgres refused a statement, or its number of rows is wrong.
     Statement(SqlFailure),
-    /// Postgres cannot store the result, or the jobs that the attempt enqueues, and would refuse them again: a message for
-    /// people.
+    /// Postgres cannot store the result, or the jobs that the attempt enqueues, and would refuse them again: a message
+    /// for people.
     Refused(String),
     /// Today's partition of the history does not exist.
     NoPartition,
     /// The incarnation of the worker is over.
     Over,
-    /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a key
-    /// of a job that the attempt enqueues. No statement has run.
+    /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a
+    /// key of a job that the attempt enqueues. No statement has run.
     Locked(SqlError),
     /// Nothing was committed, because of this. It is not the fault of a statement's data, nor of the result.
     Failed(SqlError),

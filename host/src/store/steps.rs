@@ -109,8 +109,8 @@ impl Store {
         Ok(results.map(|mut results| results.remove(step)))
     }
 
-    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as one answer may hold, and
-    /// at least one.
+    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as one answer may hold,
+    /// and at least one.
     pub(super) async fn recorded_results(
         &self,
         id: JobId,

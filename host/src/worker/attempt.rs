@@ -7,8 +7,9 @@
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
 //!    ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
-//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for that,
-//!    except for space. A success with effects goes to a task that commits several at a time (`effects/together.rs`).
+//! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for
+//!    that, except for space. A success with effects goes to a task that commits several at a time
+//!    (`effects/together.rs`).
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
 //! same way. A batch ([`batch::run`]) takes several jobs through step 2 together; if the guest dies, the jobs that

@@ -11,7 +11,8 @@ const NEWEST: f64 = 0.125;
 /// The number of attempts in the average of a queue. If it followed individual attempts, those that a key had just run
 /// would change the cost of its next ones.
 const ALL: f64 = 1000.0;
-/// The least and the most that a job may cost, compared with the average of its queue: a millisecond next to ten seconds.
+/// The least and the most that a job may cost, compared with the average of its queue: a millisecond next to ten
+/// seconds.
 const COSTS: std::ops::RangeInclusive<f64> = 0.0001..=10_000.0;
 
 /// The average CPU time of the last attempts of each lane, by queue: the keys of a queue share its turns, regardless of

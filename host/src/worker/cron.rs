@@ -164,8 +164,8 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
     steps.collect()
 }
 
-/// Writes decisions in batches; those that lock a previous job one by one, after the others, so that no two transactions
-/// wait for each other. Returns whether any applied.
+/// Writes decisions in batches; those that lock a previous job one by one, after the others, so that no two
+/// transactions wait for each other. Returns whether any applied.
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],

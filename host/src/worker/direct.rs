@@ -13,7 +13,6 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 
 /// The number of jobs per call, which takes tens of milliseconds.
-
 const BATCH: i32 = 1_000;
 
 /// Recovers inboxes until the worker ends.

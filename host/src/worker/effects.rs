@@ -81,8 +81,8 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
     checked.collect()
 }
 
-/// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends, which is no
-/// longer renewed once the worker stops.
+/// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends, which
+/// is no longer renewed once the worker stops.
 ///
 /// # Errors
 /// How the attempt has ended instead: nothing was committed.

@@ -48,7 +48,8 @@ const PARKED_BYTES_MAX: usize = 1 << 10;
 /// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
-/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule": {…}, "parked": …}, …}`
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule":
+/// {…}, "parked": …}, …}`
 fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -> Value {
     let mut keys_bytes = 0;
     let capability = |name: &String| {
@@ -318,8 +319,8 @@ impl<'a> Heartbeats<'a> {
         }
     }
 
-    /// The worker has been silent for so long that it no longer trusts its claims, but the database does not count it as
-    /// dead. It frees them, because their leases may be long, and continues under a new incarnation.
+    /// The worker has been silent for so long that it no longer trusts its claims, but the database does not count it
+    /// as dead. It frees them, because their leases may be long, and continues under a new incarnation.
     async fn start_over(&mut self) {
         let shared = self.shared;
         lose_claims(shared, &"no heartbeat was answered for too long").await;

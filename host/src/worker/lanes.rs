@@ -346,8 +346,8 @@ impl Lanes {
         self.serves(id)
     }
 
-    /// Notes the lanes in which a peek has found jobs, in the order in which it read them. True if any of them is served,
-    /// and not closed.
+    /// Notes the lanes in which a peek has found jobs, in the order in which it read them. True if any of them is
+    /// served, and not closed.
     pub(super) fn mark_ready(&mut self, ready: &[LaneId]) -> bool {
         let mut is_any = false;
         // The last one that is marked goes first. In the order of the peek, those that were served last would.

@@ -89,7 +89,8 @@ impl<'a> Looks<'a> {
         self.claims.lanes.next_opening()
     }
 
-    /// When the newest jobs are searched next, while slots are taken. `None` if few lanes are served, and no fair queue.
+    /// When the newest jobs are searched next, while slots are taken. `None` if few lanes are served, and no fair
+    /// queue.
     pub(super) fn next_search(&self) -> Option<Instant> {
         self.claims.next_search()
     }

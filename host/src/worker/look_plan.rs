@@ -399,7 +399,6 @@ mod tests {
         assert_eq!(restarts_in(29, MS), 0);
         assert_eq!(restarts_in(95, MS), 3);
         // Restarts of one second: 1 % of the time.
-
         assert_eq!(restarts_in(125, SECOND), 1);
         assert_eq!(restarts_in(145, SECOND), 2);
         // Restarts of a minute would be one in 100 minutes, but the maximum is five minutes.

@@ -82,7 +82,8 @@ impl Settings {
             .any(|delay| !delay.is_zero())
     }
 
-    /// The handler that runs a job: the handler that the operator bound to its source, or else the one that its producer named.
+    /// The handler that runs a job: the handler that the operator bound to its source, or else the one that its
+    /// producer named.
     pub fn handler_for<'a>(&'a self, source: Option<&str>, named: &'a str) -> &'a str {
         let bound = source.and_then(|source| self.sources.get(source));
         bound.map_or(named, String::as_str)
@@ -90,8 +91,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have waited for 15
-    /// minutes, 3 losses, no delay between jobs, 300 s to drain.
+    /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have
+    /// waited for 15 minutes, 3 losses, no delay between jobs, 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {

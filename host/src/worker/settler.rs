@@ -106,7 +106,8 @@ impl Unsettled {
         self.bytes = bytes_of(&self.settlement);
     }
 
-    /// Waits until there is space for it among the outcomes that are not settled. It keeps the space until it is dropped.
+    /// Waits until there is space for it among the outcomes that are not settled. It keeps the space until it is
+    /// dropped.
     pub(super) async fn take_space(&mut self, shared: &Shared) {
         if self.bytes <= SMALL_BYTES_MAX {
             return;

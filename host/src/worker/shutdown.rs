@@ -99,7 +99,8 @@ pub(super) async fn leave(shared: &Shared) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Unregisters a worker that has failed: its id and its jobs are free at once, and its supervisor may restart it elsewhere.
+/// Unregisters a worker that has failed: its id and its jobs are free at once, and its supervisor may restart it
+/// elsewhere.
 pub(super) async fn leave_after_failure(store: &Store) {
     store.try_now();
     match tokio::time::timeout(LAST_STEP_TIMEOUT, store.unregister()).await {

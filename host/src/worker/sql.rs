@@ -136,8 +136,8 @@ impl Sql {
         }
     }
 
-    /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login is
-    /// away.
+    /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login
+    /// is away.
     pub(super) fn is_parked(&self, handler: &Handler) -> bool {
         let Some(granted) = granted(handler) else {
             return false;

@@ -56,7 +56,8 @@ impl Wakeups {
         self.signal.notify_one();
     }
 
-    /// Notes that a job of a lane behind a limit of running jobs has ended, and wakes the claimer if others wait for that.
+    /// Notes that a job of a lane behind a limit of running jobs has ended, and wakes the claimer if others wait for
+    /// that.
     pub(super) fn freed(&self, lane: LaneId) {
         let mut pending = self.pending();
         pending.freed.insert(lane);
@@ -65,8 +66,8 @@ impl Wakeups {
         }
     }
 
-    /// Notes that an attempt of a limited handler no longer counts on this host, and wakes the claimer if others wait for
-    /// that.
+    /// Notes that an attempt of a limited handler no longer counts on this host, and wakes the claimer if others wait
+    /// for that.
     pub(super) fn freed_handler(&self, handler: &Arc<str>) {
         let mut pending = self.pending();
         *pending.freed_handlers.entry(handler.clone()).or_default() += 1;

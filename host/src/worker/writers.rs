@@ -9,8 +9,8 @@ pub(super) struct Writers {
     /// All writing transactions at the last sweep, in no order.
     last: Vec<i64>,
     /// The late ones. They were in progress at the previous sweep, too, so the short sweep misses their jobs.
- Any other
-    /// transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that time.
+    /// Any other transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that
+    /// time.
     late: HashSet<i64>,
 }
 

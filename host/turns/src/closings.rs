@@ -1,7 +1,7 @@
 //! Lanes from which gates let no job start for now: in which order they open again.
 //!
-//! Behind a limit, of running jobs or of starts, they open in the order of what they, or their keys, have had of it, each by
-//! its share (start-time fair queueing): the limit often has room for a single job, and the rounds of
+//! Behind a limit, of running jobs or of starts, they open in the order of what they, or their keys, have had of it,
+//! each by its share (start-time fair queueing): the limit often has room for a single job, and the rounds of
 //! [`Turns`](crate::Turns) end before any of them has used up its credit. The lanes of one key share its place.
 //! (`docs/decisions/closed-lanes-open-by-share.md`)
 
@@ -10,8 +10,8 @@ use std::hash::Hash;
 
 use crate::Class;
 
-/// How many lanes of each class of a limit are opened when a job of it has ended, or one may start: the first ones may be
-/// empty by now.
+/// How many lanes of each class of a limit are opened when a job of it has ended, or one may start: the first ones may
+/// be empty by now.
 const OPENED_FIRST: usize = 2;
 /// How many are opened when one of them had room, or no jobs any more.
 const OPENED_MAX: usize = 8;
@@ -21,7 +21,8 @@ const OPENED_BY_SWEEP: usize = 256;
 
 /// Parts of a turn: what a member has had is counted in whole ones, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
-/// With more members of one limit than this, all start again with what the foremost has had: most of them have come once.
+/// With more members of one limit than this, all start again with what the foremost has had: most of them have come
+/// once.
 const MEMBERS_MAX: usize = 32_768;
 
 /// The closed lanes of a worker. `L` is the id of a lane, `K` a limit, `S` a member that shares limits with others, `T`
@@ -170,8 +171,9 @@ where
         }
     }
 
-    /// Forgets what members have had of limits that they are no longer behind. `members`: who is behind which limit, all of
-    /// them. The caller calls this when lanes are gone, so there are never more counts than lanes that were known at a time.
+    /// Forgets what members have had of limits that they are no longer behind. `members`: who is behind which limit,
+    /// all of them. The caller calls this when lanes are gone, so there are never more counts than lanes that were
+    /// known at a time.
     pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
     where
         K: 'a,
@@ -193,8 +195,8 @@ where
         self.shared.len()
     }
 
-    /// Closes a lane until a job of one of these limits, which have no room for it, has ended. Without a limit, it stays
-    /// open. `has_jobs`: it is known to have some.
+    /// Closes a lane until a job of one of these limits, which have no room for it, has ended. Without a limit, it
+    /// stays open. `has_jobs`: it is known to have some.
     pub fn close_until_end(
         &mut self,
         lane: L,
@@ -283,9 +285,9 @@ where
         of_class.join(lane, waiter, number, had);
     }
 
-    /// Moves lanes that wait for this limit, and that others are known to keep closed, too, to the lists of these, until
-    /// none of them would open next: a claim could only find them closed. `full`: limits that have no room now. Those that let
-    /// the next job start at a time have none before. `behind`: all limits of a lane.
+    /// Moves lanes that wait for this limit, and that others are known to keep closed, too, to the lists of these,
+    /// until none of them would open next: a claim could only find them closed. `full`: limits that have no room now.
+    /// Those that let the next job start at a time have none before. `behind`: all limits of a lane.
     ///
     /// A lane keeps its place among equals, and whether it goes first.
     pub fn move_closed(&mut self, limit: &K, full: &[K], behind: impl Fn(L) -> Vec<K>) {
@@ -306,8 +308,8 @@ where
         }
     }
 
-    /// Moves a lane to those of its limits that are full, or else to the one that lets the next job start last. False if
-    /// neither is known of any.
+    /// Moves a lane to those of its limits that are full, or else to the one that lets the next job start last. False
+    /// if neither is known of any.
     fn move_to(&mut self, lane: L, limits: Vec<K>, full: &[K]) -> bool {
         let of_full = limits.iter().filter(|limit| full.contains(limit));
         let of_full: Vec<K> = of_full.cloned().collect();
@@ -332,8 +334,8 @@ where
         true
     }
 
-    /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes take
-    /// turns, as they were closed.
+    /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes
+    /// take turns, as they were closed.
     pub fn go_first(&mut self, lane: L) {
         let closed = self.closed.get(&lane);
         if closed.is_none_or(|closed| matches!(closed.until, Until::Time(_))) {
@@ -430,8 +432,8 @@ where
         opening.into_iter().chain(starts).min()
     }
 
-    /// The lanes whose time has come. Like all lists of this type, in the order in which the caller opens them: the last
-    /// one goes first.
+    /// The lanes whose time has come. Like all lists of this type, in the order in which the caller opens them: the
+    /// last one goes first.
     pub fn due(&mut self, now: T) -> Vec<L> {
         let mut due: Vec<(Number, L)> = (self.opening.range(..=now))
             .flat_map(|(_, lanes)| lanes.iter().copied())
@@ -559,7 +561,8 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
         }
     }
 
-    /// Up to this many lanes, in order: those that go first, then the first lane of each member, then the second of each.
+    /// Up to this many lanes, in order: those that go first, then the first lane of each member, then the second of
+    /// each.
     fn first(&self, lanes: usize) -> Vec<L> {
         let first = self.first.iter().map(|(_, lane)| *lane);
         let mut first: Vec<L> = first.take(lanes).collect();

@@ -17,16 +17,16 @@ const INLINE_JOBS_MIN: f64 = 100.0;
 const ENDS_MIN: usize = 16;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
-/// The pace may grow by this factor from one claim to the next: it is lower than what the slots could do if they were idle
-/// during the last claim.
+/// The pace may grow by this factor from one claim to the next: it is lower than what the slots could do if they were
+/// idle during the last claim.
 const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
 /// (START_WITHIN of `host/src/worker/slots.rs`), and the wait for a round trip costs such jobs little.
 const LONG: f64 = 1.0;
 
-/// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the average
-/// of the last ones, but no more than twice as many as it has recently finished in that time. So short jobs do not wait for
-/// a round trip, however long it takes, and a few long ones that end within milliseconds are not a pace.
+/// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the
+/// average of the last ones, but no more than twice as many as it has recently finished in that time. So short jobs do
+/// not wait for a round trip, however long it takes, and a few long ones that end within milliseconds are not a pace.
 #[derive(Debug)]
 pub struct Prefetch {
     slots: usize,
@@ -47,8 +47,8 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// `slots`: how many jobs run at a time. `bytes_max`: the size with which a claim ends. `columns_bytes`: the size of the
-    /// columns that every job has.
+    /// `slots`: how many jobs run at a time. `bytes_max`: the size with which a claim ends. `columns_bytes`: the size
+    /// of the columns that every job has.
     pub fn new(now: Instant, slots: usize, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
             slots,
@@ -99,8 +99,8 @@ impl Prefetch {
         whole(jobs)
     }
 
-    /// How long a job takes on average, in seconds: over at least as many ends as there are slots, since a job that takes long
-    /// is seen only when it ends. If nothing ends for long, the average rises at once.
+    /// How long a job takes on average, in seconds: over at least as many ends as there are slots, since a job that
+    /// takes long is seen only when it ends. If nothing ends for long, the average rises at once.
     #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
     fn average(&mut self, ended: usize, taken: Duration) -> Option<f64> {
         let (before, taken_before) = self.measured;

@@ -14,12 +14,12 @@ const BURST_MAX: usize = 8;
 /// A job is cheap if it costs less than this.
 const CHEAP: f64 = 0.01;
 
-/// A claim ends once a lane of cheap jobs has taken this many turns of it. What its jobs cost is an estimate; the next claim
-/// has a newer one, from those that have ended.
+/// A claim ends once a lane of cheap jobs has taken this many turns of it. What its jobs cost is an estimate; the next
+/// claim has a newer one, from those that have ended.
 const CHEAP_TURNS_MAX: usize = 100;
 
-/// If a claim is of more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs of 64 lanes
-/// cost Postgres much less than 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
+/// If a claim is of more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs of 64
+/// lanes cost Postgres much less than 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
@@ -192,8 +192,9 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
     /// turns are taken by this; [`Self::settle`] gives back those that were not used.
     ///
-    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then waits
-    /// for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one goes on.
+    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then
+    /// waits for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one
+    /// goes on.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
         self.divide_by(burst, wanted, room)
@@ -300,7 +301,8 @@ fn cost_of<L: Eq + Hash>(costs: &HashMap<L, f64>, lane: L) -> f64 {
     costs.get(&lane).copied().unwrap_or(1.0)
 }
 
-/// Charges the queue of a lane for turns, and its key and the lane itself for what they cost; less than zero gives back.
+/// Charges the queue of a lane for turns, and its key and the lane itself for what they cost; less than zero gives
+/// back.
 fn pay<L: Copy + Eq + Hash>(
     queues: &mut QueueRing<L>,
     lane: L,

@@ -1,5 +1,5 @@
--- Drops the functions and views of schema rouse that this transaction has not defined: they have been removed from the sources. Logins that
--- may call a vanished signature may call the functions of the same name.
+-- Drops the functions and views of schema rouse that this transaction has not defined: they have been removed from the
+-- sources. Logins that may call a vanished signature may call the functions of the same name.
 DO $$
 DECLARE
     -- Catalog rows that this transaction has written belong to objects that it has defined.

@@ -1,6 +1,7 @@
--- The definitions in force in schema rouse: one row for each function, view and trigger with a digest of its definition, and for each right
--- of the roles in $1 and of PUBLIC. Reads catalogs only. Names and definitions are printed with the search path of the session, which has
--- to be pg_catalog. Partitions are left out, because they change daily.
+-- The definitions in force in schema rouse: one row for each function, view and trigger with a digest of its
+-- definition, and for each right of the roles in $1 and of PUBLIC. Reads catalogs only. Names and definitions are
+-- printed with the search path of the session, which has to be pg_catalog. Partitions are left out, because they change
+-- daily.
 WITH function AS (
     SELECT format('%s(%s)', p.oid::regproc, pg_get_function_identity_arguments(p.oid)) AS name, p.*
     FROM pg_proc AS p WHERE p.pronamespace = 'rouse'::regnamespace),

@@ -235,7 +235,7 @@ fn table_privileges(table: &str, sql: &str) -> String {
     privileges.join(", ")
 }
 
-/// True for the first line of a plan that changes rows, for instance `Update on orders  (cost=…`. A `SELECT INTO` has no
+/// True for the first line of a plan that changes rows, for instance `Update on orders (cost=…`. A `SELECT INTO` has no
 /// columns either, and would create a table.
 fn is_change(top: &str) -> bool {
     ["Insert on ", "Update on ", "Delete on ", "Merge on "]

@@ -1,5 +1,5 @@
--- Why this login must not run statements of handlers; null: it may. A superuser or a member of another role of Rouse could change jobs
--- without their fence. Reads catalogs only.
+-- Why this login must not run statements of handlers; null: it may. A superuser or a member of another role of Rouse
+-- could change jobs without their fence. Reads catalogs only.
 SELECT CASE
     WHEN r.rolsuper THEN 'the login is a superuser; statements of handlers need a login with only the rights that they use'
     ELSE (

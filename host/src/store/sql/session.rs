@@ -27,8 +27,9 @@ pub struct Login {
     away_since: Arc<Mutex<Option<Instant>>>,
 }
 
-/// How long the server waits for the next message of a transaction. It holds the row of the job from the fence on: while its
-/// host is frozen, or its network is gone, nobody could adopt the job. A host sends the next message within milliseconds.
+/// How long the server waits for the next message of a transaction. It holds the row of the job from the fence on:
+/// while its host is frozen, or its network is gone, nobody could adopt the job. A host sends the next message within
+/// milliseconds.
 const NEXT_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
@@ -73,14 +74,14 @@ pub(super) fn transaction_start(mode: &str, settings: &str) -> String {
 }
 
 /// A connection of a login, for one transaction. It leaves the pool for good if it is dropped without
-/// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection would
-/// go on in the transaction that was left open.
+/// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection
+/// would go on in the transaction that was left open.
 pub(super) struct Session<'a> {
     login: &'a Login,
     /// `None` once it is back in the pool.
     client: Option<PooledClient>,
-    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the standby
-    /// has it.
+    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the
+    /// standby has it.
     pub(super) is_committing: bool,
 }
 

@@ -23,7 +23,8 @@ use crate::traces::AttemptTrace;
 /// One job of a batch.
 type Member = (Claim, Started);
 
-/// Takes the jobs of a batch from their claim to the settler. Returns how long the slot has to wait before the next job.
+/// Takes the jobs of a batch from their claim to the settler. Returns how long the slot has to wait before the next
+/// job.
 pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     let claims = claim.split();
     // Together: each may have to wait for the renewal of its lease.

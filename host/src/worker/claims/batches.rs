@@ -99,8 +99,8 @@ impl Claims<'_> {
     }
 
     /// True for a job that has limits or grants of its own, may run another handler than the rest of its lane, or has
-    /// attempts that do not count, because one that was lost may have crashed its worker. `rouse._batches` counts with the
-    /// same rule, except for sources.
+    /// attempts that do not count, because one that was lost may have crashed its worker. `rouse._batches` counts with
+    /// the same rule, except for sources.
     fn is_alone(&self, job: &ClaimedJob) -> bool {
         let source = job.source.as_ref();
         job.grants.is_some()

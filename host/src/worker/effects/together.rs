@@ -24,8 +24,8 @@ use crate::store::{CommitError, Effects, FencedWrite, Settlement};
 
 const CHECKED: &str = "it was looked up before it waited";
 
-/// The results and parameters of the waiting successes of a handler, KiB. Further attempts keep their slots until theirs
-/// fit.
+/// The results and parameters of the waiting successes of a handler, KiB. Further attempts keep their slots until
+/// theirs fit.
 const WAITING_KIB_MAX: u32 = 64 << 10;
 
 /// The minimum size that a waiting success counts for. So at most 512 wait, and four concurrent transactions take half

@@ -15,8 +15,8 @@ impl Lanes {
     }
 
     /// The short sweep: resets every cursor to its position two sweeps ago, which is the start of lanes that were not
-    /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before that
-    /// position. `paused`: the queues whose lanes the last sweep has not read.
+    /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before
+    /// that position. `paused`: the queues whose lanes the last sweep has not read.
     pub(in crate::worker) fn rewind(&mut self, paused: &HashSet<String>) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
@@ -66,10 +66,10 @@ impl Lanes {
         empty.filter(is_read).collect()
     }
 
-    /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the last
-    /// turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the same
-    /// rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have jobs that no claim could take, because their queue was paused in the meantime, or because of a gate.
-
+    /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the
+    /// last turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the
+    /// same rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have
+    /// jobs that no claim could take, because their queue was paused in the meantime, or because of a gate.
     pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
         for id in empty {
             let Some(known) = self.known.get_mut(id) else {

@@ -148,8 +148,8 @@ impl Lanes {
         with_jobs.count() < self.active.len()
     }
 
-    /// Gives back the turns of a claim that was not made, has failed, or claimed nothing because there were orphans. Its
-    /// lanes go first again, in the same order.
+    /// Gives back the turns of a claim that was not made, has failed, or claimed nothing because there were orphans.
+    /// Its lanes go first again, in the same order.
     pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders.iter().rev() {
             self.active

@@ -30,7 +30,8 @@ impl Shares {
         self.any_served = false;
     }
 
-    /// Applies to a lane how it is served, and the settings of its queue. True if these limit the running jobs of its key.
+    /// Applies to a lane how it is served, and the settings of its queue. True if these limit the running jobs of its
+    /// key.
     pub(super) fn choose(
         &mut self,
         known: &mut Known,

@@ -86,8 +86,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(3600);
 
 proptest! {
-    /// The database counts the silence of a worker from when it receives a heartbeat, and the worker from before it sent
-    /// it. So the worker always stops trusting its leases before it can be declared dead, whatever it renews.
+    /// The database counts the silence of a worker from when it receives a heartbeat, and the worker from before it
+    /// sent it. So the worker always stops trusting its leases before it can be declared dead, whatever it renews.
     #[test]
     fn the_worker_stops_trusting_long_leases_before_it_can_be_declared_dead(
         sent_ms in 0_u64..10_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..40_000, is_renewed in any::<bool>(),

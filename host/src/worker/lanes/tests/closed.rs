@@ -355,8 +355,8 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
 }
 
 /// Behind a gate that lets one job run, and a rate of two starts in twenty minutes, of which a long job leaves the gate
-/// without room for as long. So either of them keeps the lanes closed for a while. Returns the number of claims that take
-/// no job.
+/// without room for as long. So either of them keeps the lanes closed for a while. Returns the number of claims that
+/// take no job.
 fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
     const PERIOD: u64 = 20;
     let running = crate::job::ClaimGate {
