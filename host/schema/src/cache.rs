@@ -9,7 +9,7 @@ use super::json::Location;
 use super::mismatch::Mismatch;
 use super::node::NodeId;
 
-/// The number of results, about 64 bytes each.
+/// The maximum number of results, about 64 bytes each.
 const RESULTS_MAX: usize = 1 << 16;
 
 /// Results that took fewer steps are as fast to compute again.

@@ -1,4 +1,4 @@
-//! Canonical texts: equal values have equal texts, with members sorted by name, and numbers and strings normalised.
+//! Canonical text: equal values have equal text, with members sorted by name, and numbers and strings normalised.
 
 use super::evaluate::{Check, DEPTH_MAX, Stop};
 use super::json::{Json, Kind, Location};

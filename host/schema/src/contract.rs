@@ -1,9 +1,9 @@
 //! What Postgres can check of a schema, and how its payloads are passed to a SQL function.
 //!
 //! A contract is data: a jsonpath predicate that is true only for values that [`Schema::check`] refuses too. A rule
-//! that jsonpath cannot express exactly is left out, and so is what exceeds the limits: a schema is untrusted,
-//! and each enqueue evaluates its predicate. Paths are strict: a missing key, or a value of another type, makes a part
-//! of the predicate unknown, which refuses nothing.
+//! that jsonpath cannot express exactly is left out, and so is a rule that exceeds the limits: a schema is untrusted,
+//! and each enqueue evaluates its predicate. Paths are strict: a missing key, or a value of another type, makes that
+//! part of the predicate unknown, and an unknown predicate does not refuse anything.
 
 mod parameters;
 mod regex;
@@ -22,7 +22,7 @@ const REFUSES_BYTES_MAX: usize = 3500;
 /// The longest text of the rules for messages, bytes.
 const RULES_BYTES_MAX: usize = 64 << 10;
 
-/// How many subschemas are read, counting each use of a shared one.
+/// The maximum number of subschemas that are read, counting each use of a shared one.
 const VISITS_MAX: usize = 2000;
 
 /// The deepest nesting that is read.
@@ -34,7 +34,7 @@ const REPEATS_MAX: u64 = 255;
 /// The longest number in a predicate, bytes.
 const NUMBER_BYTES_MAX: usize = 40;
 
-/// How much of a rule a message shows, characters.
+/// The maximum length of a rule in a message, characters.
 const SHOWN_MAX: usize = 100;
 
 /// What Postgres can check of a schema.
@@ -78,7 +78,7 @@ impl Schema {
 /// One rule of a subschema for the value itself, not for the values within it.
 struct Check {
     refuses: String,
-    /// For people.
+    /// The human-readable problem.
     problem: String,
     /// True if the message shows the value.
     shows: bool,
@@ -103,7 +103,8 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// The predicate of a subschema for the value `at` (`$` or `@`). `None` if it refuses nothing that can be said.
+    /// The predicate of a subschema for the value `at` (`$` or `@`). `None` if it refuses nothing that can be
+    /// expressed.
     fn refuses(&mut self, id: NodeId, at: &str) -> Option<String> {
         let node = self.enter(id)?;
         let checks = self.checks(id, node, at).into_iter();
@@ -468,7 +469,7 @@ fn type_check(types: Types, at: &str) -> Check {
     Check::new(refuses, format!("expected {}", names.join(" or ")))
 }
 
-/// In parentheses if there are several, so that it can be a part of any predicate.
+/// In parentheses if there are several, so that it can be part of any predicate.
 fn any_of(mut any: Vec<String>) -> Option<String> {
     match any.len() {
         0 => None,

@@ -1,8 +1,8 @@
 //! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run
 //! time.
 //!
-//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not
-//! allow is rejected, even if other dialects define a (different) meaning for it.
+//! Strings do not contain lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard
+//! does not allow is rejected, even if other dialects define a (different) meaning for it.
 
 use std::collections::HashMap;
 
@@ -409,7 +409,7 @@ fn members(class: &Hir) -> ClassUnicode {
     }
 }
 
-/// Without surrogates, which are in no text.
+/// Without surrogates, which do not occur in strings.
 fn set(ranges: &[Range]) -> ClassUnicode {
     let whole = ranges.iter().filter_map(|(from, to)| {
         let from = char::from_u32(*from).unwrap_or('\u{E000}');

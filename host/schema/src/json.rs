@@ -140,7 +140,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// The nesting depth: how many arrays and objects the deepest part is in, including itself.
+    /// The nesting depth: the number of arrays and objects that contain the deepest part, including itself.
     pub(super) fn levels(self) -> usize {
         let mut open: Vec<u32> = Vec::new();
         let mut levels = 0;

@@ -6,7 +6,7 @@
 //!
 //! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are
 //! compared by their digits, so nothing is rounded. JSON that cannot be checked within these limits does not match.
-//! Messages quote schemas and JSON with the caller's [`Quote`].
+//! Messages quote schemas and JSON through the caller's [`Quote`].
 //!
 //! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does
 //! not evaluate. This crate never reads another document, starts a thread or writes a log, and it knows neither the
@@ -44,10 +44,10 @@ use evaluate::{Stop, evaluate};
 use json::Document;
 use node::Compiled;
 
-/// All patterns of one module together, bytes: a thousand ordinary ones.
+/// The maximum size of all patterns of one module, bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
-/// The steps that any value may take. A step is one keyword, or 32 bytes: 50 to 100 ns.
+/// The steps that are allowed for any value. A step is one keyword, or 32 bytes: 50 to 100 ns.
 const STEPS_BASE: u64 = 2_000_000;
 
 /// Additional steps for each byte of the value: enough for dozens of alternatives for each small object of a long list.
@@ -89,12 +89,12 @@ impl PatternBytes {
 }
 
 impl Schema {
-    /// The schema `true`, which everything matches.
+    /// The schema `true`, which every value matches.
     pub fn open() -> Self {
         let anything = Document::read(b"true").expect("it is JSON");
         Self {
             written: Arc::new(anything),
-            // Nothing is ever quoted, because everything matches.
+            // Nothing is ever quoted, because every value matches.
             excerpt: Excerpt(|_, _| String::new()),
             compiled: None,
         }
@@ -131,8 +131,8 @@ impl Schema {
         self.written.text()
     }
 
-    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a
-    /// thread that may block.
+    /// Checks a JSON text. `None` if that takes longer than a millisecond: in that case, call [`check`](Self::check)
+    /// from a thread that may block.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -150,7 +150,7 @@ impl Schema {
         }
     }
 
-    /// Checks a JSON text. Blocks, for seconds at most.
+    /// Checks a JSON text. Blocks, for at most a few seconds.
     ///
     /// # Errors
     /// If it does not match, or cannot be checked: the rest of a sentence, such as "does not match …".

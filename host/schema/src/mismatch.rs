@@ -29,8 +29,8 @@ pub(super) enum Detail<'s> {
 }
 
 impl Mismatch<'_> {
-    /// How much this mismatch of one alternative explains about the value at `at`: 0 if it only distinguishes
-    /// alternatives, 2 if the mismatch is further inside the value.
+    /// The relevance of this mismatch of one alternative for the value at `at`: 0 if it only distinguishes
+    /// alternatives, 2 if the mismatch is deeper inside the value.
     pub(super) fn relevance(&self, at: Location) -> u8 {
         match self.keyword {
             "const" | "enum" => 0,
@@ -40,8 +40,8 @@ impl Mismatch<'_> {
         }
     }
 
-    /// The rest of the sentence "… does not match the schema": the location in the value, what the schema expects
-    /// there, what was found, and the location in the schema.
+    /// The rest of the sentence "… does not match the schema": the location in the value, the expected and the actual
+    /// value, and the location in the schema.
     pub(super) fn describe(
         &self,
         schema: &Compiled,

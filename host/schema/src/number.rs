@@ -41,7 +41,7 @@ impl<'a> Decimal<'a> {
                 exponent: 0,
             };
         }
-        // Larger exponents cannot be distinguished by any texts that fit into memory.
+        // Larger exponents cannot be distinguished by any text that fits into memory.
         let extreme = match power.starts_with('-') {
             true => i64::MIN / 4,
             false => i64::MAX / 4,

@@ -31,7 +31,7 @@ impl Pattern {
     pub(super) fn parse(written: &str, bytes_left: &mut usize) -> Result<Self, String> {
         if written.len() > WRITTEN_BYTES_MAX {
             return Err(format!(
-                "the pattern has {} bytes; at most {WRITTEN_BYTES_MAX} are allowed",
+                "the pattern is {} bytes long; at most {WRITTEN_BYTES_MAX} are allowed",
                 written.len()
             ));
         }
@@ -59,7 +59,7 @@ impl Pattern {
         })
     }
 
-    /// How many steps a search in this text counts; setting up its cache counts as one more byte.
+    /// The number of steps that a search in this text takes; setting up its cache counts as one more byte.
     pub(super) fn steps(&self, text: &str) -> u64 {
         self.steps_per_byte * (1 + text.len() as u64)
     }

@@ -1,28 +1,28 @@
-//! Lanes from which gates let no job start for now: in which order they open again.
+//! Lanes in which gates do not let any job start for now, and the order in which they open again.
 //!
-//! Behind a limit, of running jobs or of starts, they open in the order of what they, or their keys, have had of it,
-//! each by its share (start-time fair queueing): the limit often has room for a single job, and the rounds of
-//! [`Turns`](crate::Turns) end before any of them has used up its credit. The lanes of one key share its place.
-//! (`docs/decisions/closed-lanes-open-by-share.md`)
+//! Behind a limit on running jobs or on starts, they open in the order of how much of it they, or their keys, have
+//! used, each relative to its share (start-time fair queueing). The rounds of [`Turns`](crate::Turns) would not do: the
+//! limit often has room for a single job, and the rounds end before any lane has used up its credit. The lanes of one
+//! key share its position. (`docs/decisions/closed-lanes-open-by-share.md`)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
 use crate::Class;
 
-/// How many lanes of each class of a limit are opened when a job of it has ended, or one may start: the first ones may
-/// be empty by now.
+/// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
+/// first ones may be empty by now.
 const OPENED_FIRST: usize = 2;
-/// How many are opened when one of them had room, or no jobs any more.
+/// The number that are opened when one of them had room or no more jobs.
 const OPENED_MAX: usize = 8;
-/// A sweep opens lanes of each class of a limit, until there are so many, but at least one. The next sweep goes on with
-/// the next limit: a claim is limited to so many lanes, and behind a gate, claims wait for each other.
+/// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
+/// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
 const OPENED_BY_SWEEP: usize = 256;
 
-/// Parts of a turn: what a member has had is counted in whole ones, so that it can be a key.
+/// Parts of a turn: the usage of a member is counted in whole parts, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
-/// With more members of one limit than this, all start again with what the foremost has had: most of them have come
-/// once.
+/// If one limit has more members than this, all start again with the usage of the foremost one: most of them appear
+/// only once.
 const MEMBERS_MAX: usize = 32_768;
 
 /// The closed lanes of a worker. `L` is the id of a lane, `K` a limit, `S` a member that shares limits with others, `T`
@@ -32,26 +32,26 @@ pub struct Closings<L, K, S, T> {
     closed: HashMap<L, Closed<K, S, T>>,
     /// Closed lanes that wait for a limit, by class.
     waiting: BTreeMap<K, BTreeMap<Class, Waiting<L, S>>>,
-    /// How many of them wait for the end of a job.
+    /// The number of these that wait for the end of a job.
     for_ends: usize,
-    /// Closed lanes that open by themselves.
+    /// Closed lanes that open at a given time.
     opening: BTreeMap<T, BTreeSet<(Number, L)>>,
-    /// The limits that let the next job start at a time.
+    /// The limits that let the next job start at a given time, by limit.
     starts: BTreeSet<(T, K)>,
-    /// The same times.
+    /// The same limits, by time.
     starts_at: HashMap<K, T>,
-    /// What the members of each limit have had of it.
+    /// The usage of each limit by its members.
     shared: HashMap<K, Sharing<S>>,
-    /// The last limit that a sweep has opened lanes of.
+    /// The last limit whose lanes a sweep has opened.
     swept: Option<K>,
     /// The number of lanes that were closed so far.
     closings: u64,
 }
 
-/// The number of a closing.
+/// The sequence number of a closing.
 type Number = u64;
 
-/// Until when a lane is closed.
+/// The event or time at which a closed lane opens.
 #[derive(Debug)]
 enum Until<K, S, T> {
     /// A job of one of these limits has ended.
@@ -61,7 +61,7 @@ enum Until<K, S, T> {
     Time(T),
 }
 
-/// As what a lane waits for a limit.
+/// How a lane waits for a limit.
 #[derive(Debug)]
 struct Waiter<S> {
     class: Class,
@@ -81,11 +81,11 @@ struct Closed<K, S, T> {
 /// The lanes of one class that wait for a limit.
 #[derive(Debug)]
 struct Waiting<L, S> {
-    /// Those that go first, as they were closed.
+    /// Those that go first, in the order in which they were closed.
     first: BTreeSet<(Number, L)>,
-    /// The lanes of each member, as they were closed.
+    /// The lanes of each member, in the order in which they were closed.
     members: HashMap<S, MemberLanes<L>>,
-    /// The members by what they have had, and among equals by their first closing.
+    /// The members by their usage, and among equals by their first closing.
     order: BTreeMap<(u64, Number), S>,
     /// The number of lanes.
     len: usize,
@@ -147,15 +147,16 @@ where
         classes.map(|(_, of_class)| of_class.len).sum()
     }
 
-    /// What a member has had of a limit: whoever has had less goes first.
+    /// The usage of a limit by a member: the member with less usage goes first.
     pub fn had(&self, limit: &K, member: &S) -> u64 {
         self.shared
             .get(limit)
             .map_or(0, |shared| shared.had(member))
     }
 
-    /// Counts what a member has taken of these limits: `turns` is the number of jobs, times what one costs, divided by
-    /// its share. Called before the lanes of the claim are closed. Its lanes that wait already go back with it.
+    /// Counts a member's usage of these limits: `turns` is the number of jobs, times the cost of a job, divided by the
+    /// member's share. Called before the lanes of the claim are closed. The member's lanes that already wait move back
+    /// with it.
     pub fn take<'a>(&mut self, limits: impl IntoIterator<Item = &'a K>, member: &S, turns: f64)
     where
         K: 'a,
@@ -171,9 +172,9 @@ where
         }
     }
 
-    /// Forgets what members have had of limits that they are no longer behind. `members`: who is behind which limit,
-    /// all of them. The caller calls this when lanes are gone, so there are never more counts than lanes that were
-    /// known at a time.
+    /// Forgets the usage of limits by members that are no longer behind them. `members`: all members with the limits
+    /// that they are behind. The caller calls this when lanes are gone, so there are never more counts than lanes that
+    /// were known at a time.
     pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
     where
         K: 'a,
@@ -190,7 +191,7 @@ where
         }
     }
 
-    /// The number of limits of which members have had something.
+    /// The number of limits that members have used.
     pub fn shared_limits(&self) -> usize {
         self.shared.len()
     }
@@ -219,7 +220,7 @@ where
     }
 
     /// Closes a lane until this limit lets a job start, which it does at this time. The lanes that wait for it open in
-    /// order, however long each was to wait when it was closed.
+    /// order, regardless of how long each was to wait when it was closed.
     pub fn close_until_start(
         &mut self,
         lane: L,
@@ -237,7 +238,7 @@ where
         };
         let until = Until::Start(limit.clone(), waiter);
         self.close(lane, until, has_jobs);
-        // The last claim knows best.
+        // The last claim is the most accurate.
         if let Some(before) = self.starts_at.insert(limit.clone(), at) {
             self.starts.remove(&(before, limit.clone()));
         }
@@ -285,11 +286,10 @@ where
         of_class.join(lane, waiter, number, had);
     }
 
-    /// Moves lanes that wait for this limit, and that others are known to keep closed, too, to the lists of these,
-    /// until none of them would open next: a claim could only find them closed. `full`: limits that have no room now.
-    /// Those that let the next job start at a time have none before. `behind`: all limits of a lane.
-    ///
-    /// A lane keeps its place among equals, and whether it goes first.
+    /// Moves lanes that wait for this limit, but are known to be kept closed by other limits, too, to the lists of
+    /// those, until none of them would open next: a claim could only find them closed. `full`: limits that have no room
+    /// now. Limits that let the next job start at a given time have no room before it. `behind`: all limits of a lane.
+    /// A lane keeps its position among equals, and whether it goes first.
     pub fn move_closed(&mut self, limit: &K, full: &[K], behind: impl Fn(L) -> Vec<K>) {
         if self.starts_at.contains_key(limit) {
             return;
@@ -309,7 +309,7 @@ where
     }
 
     /// Moves a lane to those of its limits that are full, or else to the one that lets the next job start last. False
-    /// if neither is known of any.
+    /// if neither is known for any of them.
     fn move_to(&mut self, lane: L, limits: Vec<K>, full: &[K]) -> bool {
         let of_full = limits.iter().filter(|limit| full.contains(limit));
         let of_full: Vec<K> = of_full.cloned().collect();
@@ -335,13 +335,13 @@ where
     }
 
     /// Lets a lane that waits for a limit go ahead of the others of its class: it has overdue jobs. Several such lanes
-    /// take turns, as they were closed.
+    /// take turns, in the order in which they were closed.
     pub fn go_first(&mut self, lane: L) {
         let closed = self.closed.get(&lane);
         if closed.is_none_or(|closed| matches!(closed.until, Until::Time(_))) {
             return;
         }
-        // The time of its limit stays.
+        // The time of its limit is kept.
         let Some(mut closed) = self.remove(lane) else {
             return;
         };
@@ -356,7 +356,7 @@ where
         let Some(closed) = self.remove(lane) else {
             return false;
         };
-        // For the last lane, nothing is left to be done at that time.
+        // Once the last lane has opened, nothing has to be done at that time.
         if let Until::Start(limit, _) = closed.until
             && !self.waiting.contains_key(&limit)
             && let Some(at) = self.starts_at.remove(&limit)
@@ -425,15 +425,15 @@ where
         !self.waiting.is_empty()
     }
 
-    /// When the next lane opens by itself.
+    /// The time at which the next lane opens because its wait ends.
     pub fn next_opening(&self) -> Option<T> {
         let opening = self.opening.keys().next().copied();
         let starts = self.starts.first().map(|(at, _)| *at);
         opening.into_iter().chain(starts).min()
     }
 
-    /// The lanes whose time has come. Like all lists of this type, in the order in which the caller opens them: the
-    /// last one goes first.
+    /// The lanes whose opening time has come. Like all lists of this type, in the order in which the caller opens them:
+    /// the last one goes first.
     pub fn due(&mut self, now: T) -> Vec<L> {
         let mut due: Vec<(Number, L)> = (self.opening.range(..=now))
             .flat_map(|(_, lanes)| lanes.iter().copied())
@@ -455,7 +455,7 @@ where
         self.first_of(limit, OPENED_FIRST)
     }
 
-    /// Other lanes of a limit, of which a lane had room, or no jobs any more.
+    /// Other lanes behind a limit, one of whose lanes had room or no more jobs.
     pub fn others(&self, limit: &K) -> Vec<L> {
         match self.starts_at.contains_key(limit) {
             true => Vec::new(),
@@ -463,11 +463,11 @@ where
         }
     }
 
-    /// Some lanes of each limit, of which there may be too many for one sweep: jobs of other workers may have ended.
+    /// Some lanes behind each limit: jobs of other workers may have ended. There may be too many limits for one sweep.
     pub fn some(&mut self) -> Vec<L> {
         let before = self.swept.take();
         let is_later = |limit: &&K| before.as_ref().is_none_or(|before| *limit > before);
-        // Those that let a job start at a time do not before.
+        // Limits that let a job start at a given time have no room before it.
         let waiting = || {
             self.waiting
                 .keys()
@@ -518,7 +518,7 @@ impl<L, S> Default for Waiting<L, S> {
 }
 
 impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
-    /// Adds a lane. `had`: what its member has had.
+    /// Adds a lane. `had`: the usage of its member.
     fn join(&mut self, lane: L, waiter: &Waiter<S>, number: Number, had: u64) {
         self.len += 1;
         if waiter.goes_first {
@@ -526,7 +526,7 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
             return;
         }
         self.change(&waiter.member, |member| {
-            // Others of its lanes keep their place.
+            // If it has other lanes, the member keeps its position.
             if member.lanes.is_empty() {
                 member.had = had;
             }
@@ -545,7 +545,7 @@ impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
         });
     }
 
-    /// Changes the lanes of a member, or what it has had, and with that its place.
+    /// Changes the lanes of a member, or its usage, and with that its position.
     fn change(&mut self, member: &S, change: impl FnOnce(&mut MemberLanes<L>)) {
         let mut lanes = self.members.remove(member).unwrap_or(MemberLanes {
             had: 0,
@@ -587,10 +587,11 @@ impl<L: Ord> MemberLanes<L> {
     }
 }
 
-/// What those who share a limit have had of it, in [`PARTS`] of a turn.
+/// The usage of a limit by those who share it, in [`PARTS`] of a turn.
 #[derive(Debug)]
 struct Sharing<S> {
-    /// What the one that was last served had before. Whoever comes later starts with this: it saves nothing.
+    /// The usage that the member that was last served had before. A new member starts with it, so that nothing is saved
+    /// up.
     clock: u64,
     had: HashMap<S, u64>,
 }

@@ -1,4 +1,4 @@
-//! How many jobs to claim beyond the free slots.
+//! Decides the number of jobs to claim beyond the free slots.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ const AHEAD: Duration = Duration::from_millis(100);
 /// The maximum number of jobs claimed ahead. A claim of 1,000 jobs costs Postgres half as much per job as a claim of
 /// 50; larger claims save little more.
 const PREFETCH_MAX: f64 = 2000.0;
-/// A claim of less than 128 KiB returns its jobs in its answer, without a second statement to read them. This limit,
-/// and the size of a job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower,
-/// because jobs differ in size.
+/// A claim of less than 128 KiB returns its jobs directly, without a second statement to read them. This limit, and the
+/// size of a job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower, because
+/// jobs differ in size.
 const INLINE_BYTES: f64 = (124 << 10) as f64;
 /// If fewer jobs than this fit inline, one large claim with a second statement is cheaper than many small claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
-/// The average is measured over at least so many ends, except the first one.
+/// The average is measured over at least this many ends, except the first one.
 const ENDS_MIN: usize = 16;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
@@ -21,18 +21,19 @@ const MEASURED_OVER: Duration = Duration::from_millis(20);
 /// idle during the last claim.
 const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
-/// (START_WITHIN of `host/src/worker/slots.rs`), and the wait for a round trip costs such jobs little.
+/// (`START_TIMEOUT` in `host/src/worker/slots.rs`), and the wait for a round trip costs such jobs little.
 const LONG: f64 = 1.0;
 
 /// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the
-/// average of the last ones, but no more than twice as many as it has recently finished in that time. So short jobs do
-/// not wait for a round trip, however long it takes, and a few long ones that end within milliseconds are not a pace.
+/// average of the last ones, but at most twice as many as it has recently finished in that time. So short jobs do not
+/// wait for a round trip, however long it takes, and a few long jobs that end within milliseconds of each other do not
+/// count as a pace.
 #[derive(Debug)]
 pub struct Prefetch {
     slots: usize,
     since: Instant,
     ended: usize,
-    /// Jobs that have recently ended in a second.
+    /// The number of jobs that have recently ended per second.
     pace: f64,
     /// The ends, and the time that all slots together were taken, when the average was measured.
     measured: (usize, Duration),
@@ -47,8 +48,8 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// `slots`: how many jobs run at a time. `bytes_max`: the size with which a claim ends. `columns_bytes`: the size
-    /// of the columns that every job has.
+    /// `slots`: the maximum number of concurrent jobs. `bytes_max`: the size at which a claim ends. `columns_bytes`:
+    /// the size of the columns that every job has.
     pub fn new(now: Instant, slots: usize, bytes_max: usize, columns_bytes: usize) -> Self {
         Self {
             slots,
@@ -79,8 +80,8 @@ impl Prefetch {
         }
     }
 
-    /// How many to claim ahead. `ended` counts the attempts that have ended so far, `taken` is the time that slots were
-    /// taken so far, of all slots together.
+    /// The number of jobs to claim ahead. `ended` counts the attempts that have ended so far, `taken` is the total time
+    /// for which slots were taken so far.
     #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
     pub fn jobs(&mut self, ended: usize, taken: Duration, now: Instant) -> usize {
         let passed = now.saturating_duration_since(self.since);
@@ -99,8 +100,8 @@ impl Prefetch {
         whole(jobs)
     }
 
-    /// How long a job takes on average, in seconds: over at least as many ends as there are slots, since a job that
-    /// takes long is seen only when it ends. If nothing ends for long, the average rises at once.
+    /// The average duration of a job, in seconds: over at least as many ends as there are slots, since a long job is
+    /// seen only when it ends. If nothing ends for a long time, the average rises at once.
     #[expect(clippy::cast_precision_loss, reason = "counts of jobs and slots")]
     fn average(&mut self, ended: usize, taken: Duration) -> Option<f64> {
         let (before, taken_before) = self.measured;
@@ -108,7 +109,7 @@ impl Prefetch {
         let seconds = taken.saturating_sub(taken_before).as_secs_f64();
         let enough = match self.average {
             Some(_) => self.slots.max(ENDS_MIN),
-            // A new worker should not wait for long.
+            // A new worker should not wait for a long time.
             None => self.slots,
         };
         if ends >= enough {
@@ -148,7 +149,7 @@ mod tests {
         released: usize,
         /// The largest number of jobs to claim ahead.
         ahead_max: usize,
-        /// When this was first half of what the slots finish in a tenth of a second.
+        /// The time at which this was first half of what the slots finish in a tenth of a second.
         half_pace_at_ms: Option<usize>,
     }
 
@@ -159,7 +160,7 @@ mod tests {
         /// Jobs take about this many milliseconds, give or take `percent`.
         job_ms: usize,
         percent: usize,
-        /// How long a claim takes.
+        /// The duration of a claim.
         claim_ms: usize,
     }
 
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_small_jobs_wants_as_many_as_fit_its_answer() {
+    fn a_claim_of_small_jobs_wants_as_many_as_fit_into_its_response() {
         let mut prefetch = prefetch(Instant::now());
         assert_eq!(prefetch.claim_max(), 1058, "assuming empty payloads");
         prefetch.claimed(500, 500 * 200);

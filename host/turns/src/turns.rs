@@ -1,7 +1,7 @@
 //! Whose turn it is: the lanes with jobs share the claims of a worker.
 //!
-//! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each as often as
-//! its share says. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
+//! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each according to
+//! its share. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
 //! (`docs/decisions/lanes-take-turns.md`)
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,18 +14,18 @@ const BURST_MAX: usize = 8;
 /// A job is cheap if it costs less than this.
 const CHEAP: f64 = 0.01;
 
-/// A claim ends once a lane of cheap jobs has taken this many turns of it. What its jobs cost is an estimate; the next
-/// claim has a newer one, from those that have ended.
+/// A claim ends once a lane of cheap jobs has taken this many of its turns. The cost of its jobs is an estimate; the
+/// next claim has a newer one, from the jobs that have ended.
 const CHEAP_TURNS_MAX: usize = 100;
 
-/// If a claim is of more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs of 64
-/// lanes cost Postgres much less than 500 jobs of 250 lanes, above all behind gates, which are counted for each lane.
+/// If a claim is for more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs from 64
+/// lanes cost Postgres much less than 500 jobs from 250 lanes, above all behind gates, which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
 pub type Class = [usize; 2];
 
-/// Where a lane takes its turns.
+/// The position at which a lane takes its turns.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Place {
     /// Its class.
@@ -38,7 +38,7 @@ pub struct Place {
     pub share: f64,
 }
 
-/// The part of a claim that a lane gets.
+/// The share of a claim that a lane gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<L> {
     /// The lane.
@@ -51,7 +51,7 @@ pub struct Part<L> {
 #[derive(Debug)]
 pub struct Turns<L> {
     lanes: HashMap<L, Place>,
-    /// What a job of these lanes costs, in turns. Jobs of other lanes cost 1.
+    /// The cost of a job of these lanes, in turns. Jobs of other lanes cost 1.
     costs: HashMap<L, f64>,
     classes: BTreeMap<Class, QueueRing<L>>,
 }
@@ -80,7 +80,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.lanes.insert(lane, place);
     }
 
-    /// Removes a lane, which has no jobs. It keeps what it has left of this round.
+    /// Removes a lane, which has no jobs. It keeps its remaining credit in this round.
     pub fn remove(&mut self, lane: L) {
         let Some(place) = self.lanes.remove(&lane) else {
             return;
@@ -102,7 +102,8 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         }
     }
 
-    /// Sets what a job of a lane costs its key from the next claim on, in turns. It costs its queue one turn.
+    /// Sets the cost of a job of a lane for its key, starting with the next claim, in turns. It costs its queue one
+    /// turn.
     pub fn set_cost(&mut self, lane: L, cost: f64) {
         if cost == 1.0 {
             self.costs.remove(&lane);
@@ -189,8 +190,8 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.lanes.keys().copied()
     }
 
-    /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes. The
-    /// turns are taken by this; [`Self::settle`] gives back those that were not used.
+    /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes.
+    /// This takes the turns; [`Self::settle`] gives back those that were not used.
     ///
     /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then
     /// waits for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one
@@ -301,7 +302,7 @@ fn cost_of<L: Eq + Hash>(costs: &HashMap<L, f64>, lane: L) -> f64 {
     costs.get(&lane).copied().unwrap_or(1.0)
 }
 
-/// Charges the queue of a lane for turns, and its key and the lane itself for what they cost; less than zero gives
+/// Charges the queue of a lane for turns, and its key and the lane itself for their cost; negative values give turns
 /// back.
 fn pay<L: Copy + Eq + Hash>(
     queues: &mut QueueRing<L>,
@@ -329,8 +330,8 @@ fn pay<L: Copy + Eq + Hash>(
 type KeyRing<L> = Ring<Arc<str>, Ring<L, ()>>;
 type QueueRing<L> = Ring<Arc<str>, KeyRing<L>>;
 
-/// Members that take turns by deficit round robin. Whoever has credit pays 1 for its turn, and goes to the end. When
-/// nobody has any left, a round ends, and each member gets its share.
+/// Members that take turns by deficit round robin. A member with credit pays 1 for its turn, and goes to the end. When
+/// no member has any credit left, a round ends, and each member gets its share.
 #[derive(Debug)]
 struct Ring<K, C> {
     members: HashMap<K, Member<C>>,
@@ -401,7 +402,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Taker<Arc<str>> for Ring<K, C>
 }
 
 impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
-    /// Adds a member with a share above zero, or changes its share. One that comes back within the same round has the
+    /// Adds a member with a share above zero, or changes its share. A member that returns within the same round has the
     /// credit that it left with; others get their share at once, and go first.
     fn join(&mut self, key: &K, share: f64) -> &mut C {
         let round = self.round;
@@ -434,7 +435,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         &mut member.child
     }
 
-    /// Removes a member. What it has not used of earlier rounds is forfeited.
+    /// Removes a member. Its unused credit from earlier rounds is forfeited.
     fn leave(&mut self, key: &K) {
         let Some(member) = self.members.get_mut(key) else {
             return;

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use crate::json::{Json, Kind};
 use crate::node::{Compiled, Node, NodeId};
 
-/// The longest name of a parameter, bytes: Postgres cuts longer ones.
+/// The longest name of a parameter, bytes: Postgres truncates longer ones.
 const NAME_BYTES_MAX: usize = 63;
 
-/// The most parameters; Postgres allows 100, and enqueue's own options need some.
+/// The maximum number of parameters; Postgres allows 100, and the options of `rouse.enqueue` need some.
 const COUNT_MAX: usize = 80;
 
 /// The longest default, bytes.
 const DEFAULT_BYTES_MAX: usize = 1024;
 
-/// How many references of a type are followed.
+/// The maximum number of references that are followed for a type.
 const REFERENCES_MAX: usize = 8;
 
-/// Parameters that start so are options of the enqueue.
+/// Parameters that start with this prefix are options of the enqueue.
 const OPTION_PREFIX: &str = "rouse_";
 
 /// The parameters of the typed function of a handler.
@@ -25,7 +25,8 @@ const OPTION_PREFIX: &str = "rouse_";
 pub enum Parameters {
     /// One for each property of the payload, required ones first.
     Each(Vec<Parameter>),
-    /// One for the whole payload, of this SQL type: it is no object, or its properties cannot be parameters.
+    /// One for the whole payload, of this SQL type: the payload is not an object, or its properties cannot be
+    /// parameters.
     Whole(&'static str),
 }
 
@@ -34,13 +35,13 @@ pub enum Parameters {
 pub struct Parameter {
     /// The name of the property.
     pub name: String,
-    /// The SQL type; `jsonb` for what has no closer one.
+    /// The SQL type; `jsonb` for values without a closer type.
     pub sql_type: &'static str,
     /// False if it may be left out.
     pub required: bool,
     /// The text of a constant of that type.
     pub default: Option<String>,
-    /// From the schema, for people.
+    /// The description in the schema.
     pub description: Option<String>,
 }
 
@@ -112,7 +113,7 @@ struct Typing<'a> {
 }
 
 impl Typing<'_> {
-    /// Follows what is only a reference, or an alternative to null.
+    /// Follows subschemas that are only a reference, or an alternative to null.
     fn resolve(&self, mut id: NodeId) -> NodeId {
         for _ in 0..REFERENCES_MAX {
             let node = self.compiled.node(id);
@@ -216,7 +217,7 @@ impl Typing<'_> {
     }
 }
 
-/// The only type beside null.
+/// The only type other than null.
 fn single(types: Option<crate::node::Types>) -> Option<&'static str> {
     let types = types?;
     let all = [

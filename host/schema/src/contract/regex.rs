@@ -1,4 +1,4 @@
-//! Patterns of schemas as regular expressions of Postgres.
+//! Patterns in schemas as Postgres regular expressions.
 
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
@@ -8,10 +8,10 @@ use crate::ecma;
 /// The longest pattern, bytes.
 const BYTES_MAX: usize = 500;
 
-/// How often the parts of a pattern may be repeated in total: Postgres writes each repetition out.
+/// The total number of repetitions of the parts of a pattern: Postgres expands each repetition.
 const EXPANDED_MAX: u64 = 2000;
 
-/// The most ranges in a class.
+/// The maximum number of ranges in a class.
 const RANGES_MAX: usize = 40;
 
 /// The same pattern for Postgres, with flag `s`. `None` if it may not mean the same there, or is too large.
@@ -22,7 +22,7 @@ pub(super) fn to_postgres(written: &str) -> Option<String> {
     (out.len() <= BYTES_MAX && expanded(&pattern)? <= EXPANDED_MAX).then_some(out)
 }
 
-/// How many states Postgres makes of it, roughly.
+/// The approximate number of states that Postgres creates for it.
 fn expanded(pattern: &Hir) -> Option<u64> {
     let total = |parts: &[Hir]| {
         parts
@@ -56,7 +56,7 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
             }
             out.push('[');
             for range in ranges {
-                // There is no NUL in Postgres.
+                // Postgres cannot store NUL characters.
                 let start = u32::from(range.start()).max(1);
                 escape(char::from_u32(start)?, out)?;
                 out.push('-');
@@ -70,7 +70,7 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
         HirKind::Look(Look::End) => out.push('$'),
         HirKind::Look(_) => return None,
         HirKind::Repetition(repetition) => {
-            // Postgres does not repeat what is empty.
+            // Postgres does not accept a repetition of an empty pattern.
             repetition
                 .sub
                 .properties()
@@ -115,7 +115,7 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
     (out.len() <= BYTES_MAX).then_some(())
 }
 
-/// Writes a character so that it means itself, within a class and outside.
+/// Writes a character so that it stands for itself, inside and outside of classes.
 fn escape(character: char, out: &mut String) -> Option<()> {
     match character {
         '\0' => return None,

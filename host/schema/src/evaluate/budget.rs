@@ -6,14 +6,14 @@ use super::{Check, Stop};
 /// Bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
-/// How many parts of objects may be kept while others are checked: about 80 MB.
+/// The maximum number of parts of objects that are kept while others are checked: about 80 MB.
 const HELD_PARTS_MAX: u64 = 8 << 20;
 
 /// The interval of checks for cancellation: this many steps take a few milliseconds.
 const STEPS_PER_CANCELLATION_CHECK: u64 = 1 << 14;
 
 impl<'s> Check<'s, '_, '_> {
-    /// Takes steps from the budget, and checks for cancellation now and then.
+    /// Takes steps from the budget, and checks for cancellation at intervals.
     pub(crate) fn count(&mut self, steps: u64) -> Result<(), Stop<'s>> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
         if self.steps_at_cancellation_check - self.steps >= STEPS_PER_CANCELLATION_CHECK {
@@ -38,7 +38,7 @@ impl<'s> Check<'s, '_, '_> {
         self.held -= self.json.parts_of(at);
     }
 
-    /// Takes the steps that comparing or copying this many bytes costs.
+    /// Takes the steps for comparing or copying this many bytes.
     pub(crate) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop<'s>> {
         self.count(1 + (bytes / BYTES_PER_STEP) as u64)
     }

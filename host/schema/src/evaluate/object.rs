@@ -29,7 +29,7 @@ impl<'s, 'j> Check<'s, 'j, '_> {
                 self.require(id, at, &members, names, "dependentRequired")?;
             }
         }
-        // Properties with nested rules come last: so that a tag selects the alternative first.
+        // Properties with nested rules come last, so that a tag selects the alternative first.
         let first = self.deferred.len();
         for member in &members {
             if let Some(names) = rules.property_names {
@@ -112,7 +112,7 @@ impl<'s, 'j> Check<'s, 'j, '_> {
     }
 }
 
-/// Whether one of the members has this name. They are sorted.
+/// True if one of the members, which are sorted, has this name.
 pub(super) fn has(members: &[Member<'_>], name: &str) -> bool {
     members
         .binary_search_by(|member| (*member.name).cmp(name))

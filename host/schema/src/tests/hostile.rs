@@ -1,10 +1,10 @@
-//! Schemas and values that are designed to be expensive: all checks end, with an answer.
+//! Schemas and values that are designed to be expensive: all checks end with a result.
 
 use std::time::{Duration, Instant};
 
 use super::schema;
 
-/// The time limit of a check on a machine that is busy with other tests; most take a hundredth of it.
+/// The time limit of a check on a machine that is busy with other tests; most take 1 % of it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the check on a stack that is smaller than that of any thread for guests.

@@ -1,4 +1,4 @@
-//! Patterns have the meaning of ECMA-262 with the flag `u`; Node 20 gives the same answers.
+//! Patterns have the meaning of ECMA-262 with the flag `u`; Node 20 gives the same results.
 
 use serde_json::json;
 
@@ -217,7 +217,7 @@ fn an_unsupported_pattern_is_rejected_with_the_reason() {
     let long = json!({ "pattern": "a".repeat(5_000) }).to_string();
     let message = schema(&long).unwrap_err();
     assert!(
-        message.contains("5000 bytes; at most 4096 are allowed"),
+        message.contains("5000 bytes long; at most 4096 are allowed"),
         "{message}"
     );
 }

@@ -1,5 +1,5 @@
 //! The official test suite, as far as this crate evaluates the standard: schemas with other keywords are rejected when
-//! they are loaded, and no check gives a wrong answer.
+//! they are loaded, and no check gives a wrong result.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -75,7 +75,7 @@ fn counts(dir: &Path, report: &mut String) -> Counts {
 }
 
 #[test]
-fn the_official_suite_gets_no_wrong_answer() {
+fn the_official_suite_gets_no_wrong_result() {
     let mut report = String::new();
     let required = counts(Path::new(SUITE), &mut report);
     let optional = counts(&Path::new(SUITE).join("optional"), &mut report);

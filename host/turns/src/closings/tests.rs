@@ -6,7 +6,7 @@ type TestClosings = Closings<u32, &'static str, u32, u64>;
 
 const CLASS: Class = [0, 0];
 
-/// Closes a lane, which is a member by itself.
+/// Closes a lane, which is a member of its own.
 fn close(closings: &mut TestClosings, lane: u32) {
     closings.close_until_end(lane, CLASS, &["limit"], &lane, true);
 }
@@ -27,7 +27,7 @@ fn an_end_opens_the_lanes_that_were_closed_first() {
 }
 
 #[test]
-fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
+fn a_lane_that_is_closed_for_a_time_opens_when_its_wait_ends() {
     let mut closings = TestClosings::default();
     closings.close_until(1, 20, true);
     closings.close_until(2, 10, false);
@@ -43,7 +43,7 @@ fn a_lane_that_is_closed_for_a_time_opens_by_itself() {
 }
 
 /// Serves the lane that goes first, one job at a time, and counts how often each member was served. The members have
-/// these shares, and so many lanes; a lane that is served closes after those that were not.
+/// these shares and numbers of lanes; a lane that is served closes after those that were not.
 fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
     let mut closings = TestClosings::default();
     let mut counts = vec![0; members.len()];
@@ -128,7 +128,7 @@ fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
     assert!(closings.is_empty() && closings.waiting.is_empty());
 }
 
-/// As claims at different times tell them different times.
+/// Claims at different times report different times.
 #[test]
 fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
     let mut closings = TestClosings::default();
@@ -143,7 +143,7 @@ fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
     assert_eq!(
         closings.next_opening(),
         Some(25),
-        "the last claim knows best"
+        "the last claim is the most accurate"
     );
     let before = (closings.due(24), closings.others(&"rate"), closings.some());
     assert_eq!(before, Default::default());
@@ -169,7 +169,7 @@ fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
 }
 
 #[test]
-fn whoever_had_no_jobs_for_a_while_has_saved_nothing() {
+fn a_member_that_had_no_jobs_for_a_while_has_saved_nothing() {
     let mut closings = TestClosings::default();
     for _ in 0..1000 {
         closings.take(&["limit"], &1, 1.0);
@@ -185,7 +185,7 @@ fn whoever_had_no_jobs_for_a_while_has_saved_nothing() {
     assert_eq!(closings.by_end(&"limit"), [1, 2]);
 }
 
-/// As the sweep does, again and again.
+/// As each sweep does.
 #[test]
 fn lanes_that_go_first_take_turns() {
     let mut closings = TestClosings::default();
@@ -230,7 +230,7 @@ fn members_that_are_no_longer_behind_a_limit_are_forgotten() {
         assert_eq!(closings.shared_limits(), 101);
         assert_eq!(closings.shared[&7].had.len(), 200);
     }
-    // The others keep what they have had.
+    // The others keep their usage.
     assert_eq!(closings.had(&10_009, &19_998), 1_000_000);
     assert_eq!(closings.had(&10_009, &19_999), 2_000_000);
     assert_eq!(closings.had(&7, &19_999), 2_000_000);
@@ -260,7 +260,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
         closings.close_until_end(lane, CLASS, &["running"], &lane, true);
     }
     closings.go_first(20);
-    // Nothing is known of the rate.
+    // Nothing is known about the rate.
     closings.move_closed(&"running", &[], behind);
     assert_eq!(closings.waiting(&"running"), 31);
     closings.open(1);
@@ -270,7 +270,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
     assert_eq!(closings.by_end(&"running"), [31, 30]);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.next_opening(), Some(10));
-    // As long as its time has not come, they stay there, whatever is full.
+    // As long as its time has not come, they stay there, regardless of what is full.
     closings.move_closed(&"rate", &["running"], behind);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.due(10), [2, 20], "it still goes first");
