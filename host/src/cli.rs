@@ -144,7 +144,7 @@ impl Command {
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Serve(_) | Self::Postgres(_) | Self::Ui(_) => telemetry::USUAL,
-            // It prints the ends of jobs itself.
+            // This command prints the ends of jobs itself.
             Self::Dev(_) => dev::LOG_FILTER,
             // The handler's log is part of its output.
             Self::Invoke(_) => "error,rouse::guest=info",
@@ -171,7 +171,7 @@ impl Command {
         }
     }
 
-    /// True for commands that run until a signal, or until no work is left.
+    /// True for commands that run until a signal, or until all work is done.
     fn works(&self) -> bool {
         match self {
             Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) | Self::Ui(_) => true,

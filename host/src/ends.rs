@@ -1,8 +1,8 @@
 //! Waits for the ends of jobs, on behalf of HTTP callers: one look for all of them.
 //!
-//! A waiter costs no statement of its own. All jobs that somebody waits for are looked at together: at once if they are
-//! new here or have just ended on this host, else after a tenth of the time that the newest waiter has waited. Without
-//! waiters nothing is looked at. An outage of the database ends no wait.
+//! A waiter costs no statement of its own. All jobs that have waiters are looked at together: at once if they are new
+//! here or have just ended on this host, otherwise after a tenth of the time that the newest waiter has waited. Without
+//! waiters there are no looks. An outage of the database does not end any wait.
 
 mod registry;
 
@@ -21,22 +21,22 @@ use self::registry::{Next, Registry, Sight};
 use crate::job::JobId;
 use crate::store::{JobStatus, Store, StoreError};
 
-/// How many callers may wait at once. Each keeps a connection open.
+/// The maximum number of callers that wait at once. Each keeps a connection open.
 pub const WAITERS_MAX: usize = 2000;
 
-/// How long a caller waits for the first look, whatever its own timeout is.
+/// The minimum time that a caller waits for the first look, even if its own timeout is shorter.
 const FIRST_LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pauses between two looks at all jobs.
 const POLL_MIN: Duration = Duration::from_millis(100);
 const POLL_MAX: Duration = Duration::from_secs(1);
-/// The pause after each look: whatever is due meanwhile is looked at together.
+/// The pause after each look: jobs that become due during the pause are looked at together.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The pause after a look that failed.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Ended jobs in one statement. Each may have a result of 4 MiB.
 const READ_TOGETHER_MAX: usize = 16;
 
-/// What is known of a job.
+/// What is known about a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Seen {
     /// Nothing: the database has not answered yet.
@@ -44,7 +44,7 @@ pub enum Seen {
     Nothing,
     /// There is no such job, or it is no longer kept.
     Unknown,
-    /// It had not ended when it was looked at last: its row of `rouse.outcomes`, JSON. Shared by all that wait for it.
+    /// It had not ended at the last look: its row of `rouse.outcomes`, JSON. Shared by all that wait for it.
     Live(Bytes),
     /// It has ended: its row of `rouse.outcomes`.
     Ended(Bytes),
@@ -93,13 +93,13 @@ impl Ends {
         }))
     }
 
-    /// How many callers wait.
+    /// The number of callers that wait.
     pub fn waiters(&self) -> usize {
         self.0.waiters.load(Ordering::Relaxed)
     }
 
-    /// Waits until the job has ended, or for `timeout`, and at least until it was looked at once. Returns what is known
-    /// of it then. Dropping the future ends the wait.
+    /// Waits until the job has ended, or until `timeout` has passed, and at least until the first look at the job.
+    /// Returns what is known about it then. Dropping the future ends the wait.
     ///
     /// # Errors
     /// If too many callers wait.
@@ -124,7 +124,7 @@ impl Ends {
         }
     }
 
-    /// A job has ended on this host: those that wait for it are answered at once. Costs nothing without waiters.
+    /// A job has ended on this host: its waiters get the result at once. Costs nothing without waiters.
     pub fn job_ended(&self, id: JobId) {
         if self.waiters() > 0 && self.registry().mark_due(id) {
             self.0.changed.notify_one();

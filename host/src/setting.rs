@@ -31,11 +31,11 @@ pub trait Settable: Clone + Default + 'static {
     /// One row for each setting, in the order of the documentation.
     const SETTINGS: &'static [Setting<Self>];
 
-    /// Rejects values that contradict each other. `self` has the effective values, `here` those of this table, and
-    /// `set` those of all tables that apply.
+    /// Rejects values that contradict each other. `self` has the effective values, `here` the values of this table, and
+    /// `set` the values of all tables that apply.
     ///
     /// # Errors
-    /// What is wrong, as a sentence that starts with the key.
+    /// The problem, as a sentence that starts with the key.
     fn check_together(&self, here: &Overlay<Self>, set: &Overlay<Self>) -> Result<(), String> {
         let _ = (here, set);
         Ok(())
@@ -58,7 +58,7 @@ pub struct Setting<T: 'static> {
     pub doc: &'static str,
     /// The key from which this one follows: a table that sets that key and not this one sets this one to twice as much.
     twice: Option<&'static str>,
-    /// The default in words, if it is not a fixed number.
+    /// The default as text, if it is not a fixed number.
     default_text: Option<&'static str>,
     /// The option of `rouse serve` and `rouse dev` that overrides it.
     option: Option<&'static str>,
@@ -100,7 +100,7 @@ impl<T: Settable> Setting<T> {
         self
     }
 
-    /// With a default that is not a fixed number, in words.
+    /// With a default that is not a fixed number, as text.
     pub const fn default_text(mut self, words: &'static str) -> Self {
         self.default_text = Some(words);
         self
@@ -130,7 +130,7 @@ impl<T: Settable> Setting<T> {
         }
     }
 
-    /// Which of these tables, the narrowest first, sets it; `None` if none does.
+    /// The first of these tables, the most specific first, that sets it; `None` if none does.
     pub fn origin(&self, tables: &[(String, &Overlay<T>)]) -> Option<String> {
         tables.iter().find_map(|(table, set)| {
             if set.has(self.key) {
@@ -193,7 +193,7 @@ impl<T: Settable> Setting<T> {
         format!("{min} to {max}")
     }
 
-    /// A number of bytes in the largest unit that divides it; `None` for single bytes and for other numbers.
+    /// A number of bytes in the largest unit that divides it; `None` if that is a byte, and for other numbers.
     fn size(&self, number: Number) -> Option<String> {
         match number {
             Number::Whole(bytes) if self.key.contains("bytes") => size(bytes),
@@ -237,7 +237,7 @@ pub(crate) fn in_table(table: &str, key: &str) -> String {
     }
 }
 
-/// Bytes in the largest unit that divides them; `None` for single bytes.
+/// Bytes in the largest unit that divides them; `None` if that is a byte.
 fn size(bytes: u64) -> Option<String> {
     [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")]
         .into_iter()
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_origin_is_the_narrowest_table_that_sets_a_key_or_what_it_follows() {
+    fn the_origin_is_the_most_specific_table_that_sets_a_key_or_what_it_follows() {
         let (narrow, wide) = (table("memory_mb = 8"), table("more_mb = 9\nwait = \"3s\""));
         let tables = [("[narrow]".into(), &narrow), ("[wide]".into(), &wide)];
         let origins: Vec<_> = Sizes::SETTINGS

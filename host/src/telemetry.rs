@@ -74,8 +74,8 @@ pub fn init(
     let filter = parse(filter)?;
     let lines = fmt::layer()
         .with_writer(|| Stderr)
-        // The reader may be gone. An error about that would go to the same stream, and would panic in the task that
-        // logs.
+        // The reader may have closed the pipe. An error about that would go to the same stream, and would panic in the
+        // task that logs.
         .log_internal_errors(false)
         .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
     let lines = match format {
@@ -88,13 +88,13 @@ pub fn init(
     Ok(())
 }
 
-/// Writes all lines from now on. `None`: each line is written by its own thread, at once.
+/// Writes all lines once it is set. `None`: each line is written by its own thread, at once.
 static WRITER: OnceLock<Arc<Writer>> = OnceLock::new();
 
-/// How long the last lines may take at the end of the process.
+/// The time that the last lines may take at the end of the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Writes log lines and [`line`]s with a thread of its own from now on, so that a reader that stalls does not stop the
+/// From now on, a separate thread writes log lines and [`line`]s, so that a reader that stalls does not stop the
 /// process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads again.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 pub fn write_in_background() -> io::Result<Flush> {
     let writer = Writer::start(
         |line| {
-            // The reader may be gone.
+            // The reader may have closed the pipe.
             let _ = write_now(line);
         },
         |dropped| {
@@ -134,8 +134,9 @@ pub fn flush() {
     }
 }
 
-/// Writes a line to standard error, in the order of the log. Unlike `eprintln!` it does not panic if the reader is
-/// gone, and does not wait for one that stalls if lines are [written in the background](write_in_background).
+/// Writes a line to standard error, in the order of the log. Unlike `eprintln!` it does not panic if the reader has
+/// closed the pipe, and does not wait for a reader that stalls if lines are [written in the
+/// background](write_in_background).
 pub fn line(text: &str) {
     write(format!("{text}\n").as_bytes());
 }
@@ -144,7 +145,7 @@ fn write(bytes: &[u8]) {
     match WRITER.get() {
         Some(writer) => writer.push(bytes),
         None => {
-            // The reader may be gone.
+            // The reader may have closed the pipe.
             let _ = write_now(bytes);
         }
     }
@@ -157,7 +158,8 @@ fn write_now(bytes: &[u8]) -> io::Result<()> {
 /// The line at the bottom of the terminal.
 static BOTTOM: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Keeps this line at the bottom of the terminal, below log lines and whatever is written [`above`] it. `None`: none.
+/// Keeps this line at the bottom of the terminal, below log lines and everything that is written [`above`] it. `None`
+/// removes it.
 pub fn keep_below(line: Option<ProgressBar>) {
     *BOTTOM.lock().unwrap_or_else(PoisonError::into_inner) = line;
 }

@@ -21,7 +21,7 @@ pub use self::context::is_traceparent;
 use self::export::Exporter;
 pub use self::export::Signals;
 
-/// How long the end of a host waits until what it has recorded is sent.
+/// The time that a host that ends waits until its recorded data is sent.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Exports traces and logs, if there is an endpoint. Cheap to clone.
@@ -54,7 +54,7 @@ impl Traces {
         AttemptTrace::start(self.0.as_ref(), first, first.attempt == 1, others)
     }
 
-    /// Sends what is recorded, for at most five seconds for each signal.
+    /// Sends the recorded data, for at most five seconds for each signal.
     pub async fn shut_down(self) {
         if let Some(exporter) = self.0 {
             let stop = tokio::task::spawn_blocking(move || exporter.shut_down(SHUTDOWN));

@@ -3,8 +3,8 @@
 //! The path of one claim is in `attempt.rs`: slot → sandbox run (within the middlewares) → `RunEnd` → `Outcome` →
 //! settler. The other loops each have a file: the claimer, the slots, the settler, the leases, the wakeups, the
 //! heartbeats, the challenges, the progress, the log lines, the usage, the schedules and the maintenance. They share
-//! `Shared` and nothing else. `background.rs` starts the tasks beside the claimer, and `shutdown.rs` has the last
-//! steps.
+//! `Shared` and nothing else. `background.rs` starts the tasks that run alongside the claimer, and `shutdown.rs` has
+//! the last steps.
 //!
 //! Guarantees: a job runs at least once (it may run twice if a lease is lost); it is settled at most once, by the owner
 //! of its fence; no decision depends on the wall clock of this machine.
@@ -118,12 +118,12 @@ struct Shared {
     presence: heartbeat::Presence,
     calls: Calls,
     reports: Reports,
-    /// What jobs of fair queues cost that charge CPU time.
+    /// The costs of jobs in fair queues that charge CPU time.
     costs: costs::Costs,
     /// What claims did in fair queues, as of the last sweep.
     fairness: ArcSwap<Vec<FairQueueStats>>,
     sql: sql::Sql,
-    /// Jobs whose recorded steps no call has asked for yet.
+    /// Jobs whose recorded steps no call has requested yet.
     recorded: recorded::Waiting,
     /// The steps of jobs that were suspended here.
     kept: recorded::Kept,
@@ -135,14 +135,14 @@ struct Shared {
     deadlines: Notify,
     /// Notified when the time at which the next schedule is due may have changed.
     schedules: Notify,
-    /// Notified when the database has other capabilities of this worker.
+    /// Notified when the database has new capabilities of this worker.
     capabilities_sent: Notify,
     health: Health,
     stop: Stop,
 }
 
-/// Limits how many calls of a kind use a connection at a time, so that claims, settlements and renewals find a free
-/// one.
+/// Limits the number of calls of each kind that use a connection at a time, so that claims, settlements and renewals
+/// find a free one.
 struct Calls {
     /// Calls by guests about recorded steps.
     steps: Semaphore,
@@ -213,7 +213,7 @@ impl Shared {
         events::worker(event, &self.settings, *self.presence.incarnation.borrow());
     }
 
-    /// True if the error means that this worker's incarnation is over. If so, it also triggers a heartbeat, which
+    /// True if the error means that this worker's incarnation has ended. If so, it also triggers a heartbeat, which
     /// registers the worker again or finds out why it cannot.
     fn is_incarnation_over(&self, error: &StoreError) -> bool {
         let is_over = error.is_over() || error.is_superseded();
@@ -236,9 +236,9 @@ pub struct Health {
     pub in_hand: Arc<AtomicUsize>,
     /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
     pub metrics_read: Arc<Notify>,
-    /// Learns of jobs that have ended on this host.
+    /// Receives the jobs that have ended on this host.
     pub ends: Ends,
-    /// Gets the traces of attempts.
+    /// Receives the traces of attempts.
     pub exemplars: Exemplars,
 }
 
@@ -271,7 +271,7 @@ async fn work(
         let declared = parts.store.declare_fair_share(queue, share).await;
         declared.with_context(|| {
             format!(
-                "set how queue {queue} is shared (fair_share in rouse.toml, or ROUSE_FAIR_SHARE)"
+                "set the fair share of queue {queue} (fair_share in rouse.toml, or ROUSE_FAIR_SHARE)"
             )
         })?;
     }
@@ -317,7 +317,7 @@ async fn register(
     store
         .prepare_partitions()
         .await
-        .context("make the partitions of the history")?;
+        .context("create the partitions of the history")?;
     let registration = heartbeat::registration(
         settings,
         &catalog.current(),

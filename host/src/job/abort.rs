@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbortReason {
-    /// The lease ran out and another worker has taken over the job.
+    /// The lease expired and another worker has taken over the job.
     TakenByAnotherWorker,
     /// The job has already been settled.
     AlreadyCompleted,
@@ -18,7 +18,7 @@ pub enum AbortReason {
     TimedOut,
     /// The job was cancelled.
     Cancelled,
-    /// The host is shutting down, and the time to finish is over.
+    /// The host is shutting down, and the time to finish has expired.
     Shutdown,
 }
 

@@ -1,4 +1,4 @@
-//! The due times of a schedule: a cron expression, read in a time zone.
+//! The due times of a schedule: a cron expression, evaluated in a time zone.
 //!
 //! Expressions are parsed and searched by the crate croner. Time zones come from the crate jiff, with the rules that
 //! are compiled into the program, so that all hosts of a release agree. What happens in the hour that daylight saving
@@ -37,7 +37,7 @@ impl DueTimes {
     /// seconds first, in the time zone of this IANA name.
     ///
     /// # Errors
-    /// A sentence that names what is wrong.
+    /// A sentence that describes the problem.
     pub fn parse(expression: &str, time_zone: &str) -> Result<Self, String> {
         let fields: Vec<&str> = expression.split_ascii_whitespace().collect();
         let is_known = |c: char| c.is_ascii_alphanumeric() || "*/,?#- \t".contains(c);
@@ -75,9 +75,9 @@ impl DueTimes {
     ///
     /// When the clock goes forward or back, there are two kinds of schedules. If second, minute and hour are numbers or
     /// lists of numbers (`30 2 * * *`, `0 2,14 * * *`), the schedule has fixed times of day, and each has one due time
-    /// a day: those that are skipped are due at the moment at which the clock goes forward, and those that are repeated
-    /// only the first time. Any other schedule (`*/15 * * * *`, `0 1-5 * * *`) follows elapsed time: what is skipped is
-    /// not due, and what is repeated is due both times.
+    /// a day: times that are skipped are due at the moment at which the clock goes forward, and times that are repeated
+    /// are due only the first time. Any other schedule (`*/15 * * * *`, `0 1-5 * * *`) follows elapsed time: skipped
+    /// times are not due, and repeated times are due both times.
     pub fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
         // Due times are whole seconds.
         let after = after
@@ -92,7 +92,7 @@ impl DueTimes {
                 .search(&after.to_zoned(self.zone.clone()))
                 .filter(|next| *next > after);
         }
-        // The search is in UTC, which has no daylight saving time. What it finds is in the order of the due times.
+        // The search is in UTC, which has no daylight saving time. It finds the due times in order.
         let mut date = self.zone.to_datetime(after);
         loop {
             let found = self.search(&date.to_zoned(TimeZone::UTC).ok()?)?;
@@ -131,7 +131,7 @@ impl DueTimes {
     }
 
     /// The last due time after one time and up to another. It looks back in spans that double, so it does not search
-    /// the whole time.
+    /// the whole range.
     pub fn last_between(&self, after: Timestamp, until: Timestamp) -> Option<Timestamp> {
         let mut span = SignedDuration::from_mins(1);
         loop {
@@ -253,7 +253,7 @@ mod tests {
                 "29 14:30:00 +02:00"
             ]
         );
-        // Only on the day of the change.
+        // Due only on the day of the change.
         assert_eq!(berlin("30 2 30 3 *", saturday, 1), ["30 02:30:00 +02:00"]);
     }
 
@@ -272,7 +272,7 @@ mod tests {
                 "26 02:00:00 +01:00"
             ]
         );
-        // Asked within the second pass.
+        // From within the second pass.
         assert_eq!(
             berlin("30 2 * * *", "2026-10-25T01:10:00Z", 1),
             ["26 02:30:00 +01:00"]

@@ -1,9 +1,9 @@
-//! Which schedule a handler has, by what the modules of all live workers declare.
+//! Decides the schedule of a handler from the declarations of the modules of all live workers.
 
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-/// When a module wants its handler to run.
+/// The times at which a module wants its handler to run.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct DeclaredSchedule {
     /// A cron expression, with single spaces.
@@ -20,11 +20,11 @@ fn utc() -> String {
 /// A live worker that has the handler.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Declaring {
-    /// Later incarnations have registered later.
+    /// The incarnation. Later incarnations have registered later.
     pub incarnation: i64,
     /// The version of its module.
     pub version: Option<String>,
-    /// What its module declares, if its operator allows it.
+    /// The schedule that its module declares, if its operator allows it.
     pub schedule: Option<DeclaredSchedule>,
 }
 
@@ -33,12 +33,12 @@ pub struct Declaring {
 pub struct Current {
     /// The version of the module.
     pub version: String,
-    /// What it declared.
+    /// The schedule that it declared.
     #[serde(flatten)]
     pub schedule: DeclaredSchedule,
 }
 
-/// What is to be done about the schedule of a handler.
+/// The change to the schedule of a handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Nothing.
@@ -50,8 +50,8 @@ pub enum Change {
 }
 
 /// Decides by the newest version of the module among the live workers: if the operator of one of them allows its
-/// schedule, the handler has it, otherwise none. Of several, that of the worker that registered last counts. While no
-/// worker has the handler, nothing changes: its hosts may be restarting.
+/// schedule, the handler gets it, otherwise it gets none. If several workers have that version, the one that registered
+/// last decides. While no worker has the handler, nothing changes: its hosts may be restarting.
 pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
     let newest = workers.iter().map(|worker| key(&worker.version)).max();
     let Some(newest) = newest else {
@@ -79,7 +79,7 @@ pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
     }
 }
 
-/// Versions in order; a text that is not a version is older than any.
+/// Versions in order; a string that is not a version is older than any version.
 fn key(version: &Option<String>) -> (Option<Version>, &str) {
     let text = version.as_deref().unwrap_or_default();
     (Version::parse(text).ok(), text)
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_decides_whichever_host_asks() {
+    fn the_newest_version_decides_regardless_of_the_host() {
         let old = worker(9, "1.9.0", Some("0 1 * * *"));
         let new = worker(2, "1.10.0", Some("0 2 * * *"));
         for workers in [[old.clone(), new.clone()], [new.clone(), old.clone()]] {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_not_a_version_is_older_than_any() {
+    fn a_string_that_is_not_a_version_is_older_than_any() {
         let workers = [
             worker(5, "latest", Some("0 1 * * *")),
             worker(1, "0.0.1", Some("0 2 * * *")),

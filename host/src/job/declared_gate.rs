@@ -8,8 +8,8 @@ pub struct DeclaredGate {
     /// What it limits.
     #[serde(flatten)]
     pub limit: GateLimit,
-    /// What each limit is for: `tenant`, `source`, `handler`, `queue`, or a path of the payload such as
-    /// `$.customer.id`. Empty: there is one limit for all jobs of the handler.
+    /// The values that have a limit of their own: `tenant`, `source`, `handler`, `queue`, or a path in the payload such
+    /// as `$.customer.id`. Empty: there is one limit for all jobs of the handler.
     pub key: Vec<String>,
 }
 
@@ -17,44 +17,44 @@ pub struct DeclaredGate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum GateLimit {
-    /// How many jobs of a key run at the same time, on all workers.
+    /// The number of jobs of a key that run at the same time, on all workers.
     MaxConcurrent {
-        /// That many.
+        /// The maximum.
         max: u32,
     },
-    /// How many jobs of a key start in a period.
+    /// The number of jobs of a key that start in a period.
     Throttle {
-        /// That many; with a burst, on average.
+        /// The maximum; with a burst, on average.
         max: u32,
         /// The period, milliseconds.
         period_ms: u64,
-        /// How many may start at once after a pause.
+        /// The number that may start at once after a pause.
         #[serde(skip_serializing_if = "Option::is_none")]
         burst: Option<u32>,
     },
     /// Jobs of a key start together, in one attempt.
     Batch {
-        /// At most that many.
+        /// The maximum size of a batch.
         max: u32,
-        /// How long the first one waits for others, milliseconds. `None`: it does not wait.
+        /// The time that the first one waits for others, milliseconds. `None`: it does not wait.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
     },
-    /// While there is a job of a key, no other is enqueued.
+    /// While there is a job of a key, no other job of the key is enqueued.
     Singleton {
-        /// Until when the job counts.
+        /// The time for which the job counts.
         during: During,
         /// The period of [`During::Period`], milliseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
-        /// What becomes of an enqueue meanwhile.
+        /// The result of an enqueue during that time.
         on_conflict: OnConflict,
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
         /// The pause that ends a burst, milliseconds.
         period_ms: u64,
-        /// How long a burst may last, milliseconds. `None`: any time.
+        /// The maximum duration of a burst, milliseconds. `None`: no limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         max_wait_ms: Option<u64>,
         /// Which job of a burst runs.
@@ -62,7 +62,7 @@ pub enum GateLimit {
     },
 }
 
-/// How long a job keeps others of its key out.
+/// The time for which a job keeps others of its key out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum During {
@@ -71,11 +71,11 @@ pub enum During {
     Queued,
     /// Until it has ended.
     Running,
-    /// For a period after its enqueue.
+    /// For a period after it was enqueued.
     Period,
 }
 
-/// What becomes of an enqueue while a job of its key keeps others out.
+/// The result of an enqueue while a job of its key keeps others out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
@@ -84,7 +84,7 @@ pub enum OnConflict {
     Keep,
     /// The earlier job gets the payload of the new job, unless it has started.
     Replace,
-    /// The enqueue is an error.
+    /// The enqueue fails with an error.
     Refuse,
 }
 

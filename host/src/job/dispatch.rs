@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {
-    /// None is: any worker takes the job.
+    /// No worker is chosen: any worker takes the job.
     Shared,
     /// The next one.
     RoundRobin,

@@ -80,7 +80,7 @@ pub enum RunEnd {
     EffectFailed(SqlFailure),
     /// A statement of the handler does not fit the database: the handler is parked.
     Parked,
-    /// The host could not run the handler at all (no instance, a missing import …).
+    /// The host could not run the handler (no instance, a missing import …).
     Unrunnable(String),
 }
 

@@ -6,8 +6,8 @@ use super::JsonText;
 use super::result::storable_json;
 use crate::sanitize::{line, lines};
 
-/// The error of an attempt, as it is stored with the attempt and shown to people. The details are data for programs.
-/// All other text is free of terminal control sequences. A message may have several lines.
+/// The error of an attempt, as it is stored with the attempt and displayed. The details are data for programs. All
+/// other text is free of terminal control sequences. A message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -15,7 +15,7 @@ pub struct AttemptError {
     /// For [`ErrorKind::GuestError`], the class that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_kind: Option<String>,
-    /// What went wrong, for people.
+    /// A human-readable message.
     pub message: String,
     /// `file:line:column` of a panic.
     #[serde(skip_serializing_if = "Option::is_none")]

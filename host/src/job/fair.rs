@@ -22,11 +22,11 @@ pub enum FairPolicy {
 pub enum FairCharge {
     /// One turn.
     Jobs,
-    /// As much as the last jobs of its lane have used of the CPU, compared with others.
+    /// The CPU time of the last jobs of its lane, compared with other lanes.
     Cpu,
 }
 
-/// By what the jobs of a queue are divided.
+/// The value by which the jobs of a queue are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FairKey {
@@ -66,7 +66,7 @@ impl FairKey {
 /// The settings of a fair queue: `rouse.set_fair_share`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FairShare {
-    /// By what its jobs are divided.
+    /// The value by which its jobs are divided.
     pub key: FairKey,
     /// The jobs of a key of weight 1 in each round.
     pub quantum: u32,
@@ -84,8 +84,8 @@ pub struct FairShare {
 }
 
 impl FairShare {
-    /// The key of the jobs of a lane, by its handler and its values. Empty for jobs without tenant or source, and for
-    /// those of a lane that is divided in another way.
+    /// The key of the jobs of a lane, from its handler and its values. Empty for jobs without tenant or source, and for
+    /// those in a lane that is divided in a different way.
     pub fn key_of(&self, handler: &str, values: &BTreeMap<String, String>) -> String {
         let value = |by: &str| values.get(by).map_or("", String::as_str);
         match self.key {

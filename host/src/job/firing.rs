@@ -1,4 +1,4 @@
-//! Decides the outcome of each due time of a schedule: of missed ones, and of those whose previous job is live.
+//! Decides the outcome of each due time of a schedule, including missed ones and those whose previous job is live.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -9,16 +9,16 @@ use super::cron::DueTimes;
 /// A due time that is handled later than this is missed: no host was running. Any delay of a host that runs is shorter.
 const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
-/// How many due times of one schedule are handled at once; the rest follows.
+/// The maximum number of due times of one schedule that are handled at once; the rest follows.
 const FIRED_MAX: usize = 100;
 
-/// When a schedule that no host can compute is looked at again: a newer host may know its time zone.
+/// The time after which a schedule that no host can compute is tried again: a newer host may know its time zone.
 const WRONG_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-/// How many due times a schedule shows.
+/// The number of due times that a schedule shows.
 pub const UPCOMING: usize = 5;
 
-/// How many due times a backfill may have.
+/// The maximum number of due times of a backfill.
 pub const BACKFILL_MAX: usize = 10_000;
 
 /// What happens if the previous job is live when the next one is due.
@@ -27,7 +27,7 @@ pub const BACKFILL_MAX: usize = 10_000;
 pub enum Overlap {
     /// The new one is left out.
     Skip,
-    /// The new one waits for the end of the previous one; if one waits already, it is left out.
+    /// The new one waits for the end of the previous one; if one is already waiting, it is left out.
     Queue,
     /// Both are live.
     Allow,
@@ -98,11 +98,11 @@ pub struct Firing {
     pub due_at: Timestamp,
     /// Its outcome.
     pub action: Action,
-    /// When its job starts, if that is later than now.
+    /// The time at which its job starts, if that is later than now.
     pub run_at: Option<Timestamp>,
 }
 
-/// What a host writes about a schedule.
+/// The outcome for a schedule, which a host writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// Its due times, in order.
@@ -228,8 +228,8 @@ fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Tim
         .ok()
 }
 
-/// The next due times of a backfill from `since` to before `before`, of which those up to `handled_until` are handled;
-/// and whether these are the last ones.
+/// The next due times of a backfill from `since` up to, but not including, `before`, after those up to `handled_until`,
+/// which are already handled; and whether these are the last ones.
 ///
 /// # Errors
 /// If there are too many, or the expression is wrong.

@@ -12,7 +12,7 @@ pub struct ClaimGate {
     pub queue: Option<String>,
     /// Its handler; `None` means all.
     pub handler: Option<String>,
-    /// By what it divides jobs: `tenant`, `source`, `handler`, `queue`, and paths of the payload.
+    /// The values by which it divides jobs: `tenant`, `source`, `handler`, `queue`, and paths in the payload.
     pub key: Vec<String>,
     /// What it limits.
     pub limit: ClaimLimit,
@@ -23,9 +23,9 @@ pub struct ClaimGate {
 /// What a gate limits that acts in claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimLimit {
-    /// How many jobs run (`max_concurrent`).
+    /// The number of running jobs (`max_concurrent`).
     Running,
-    /// How often jobs start (`throttle`).
+    /// The rate at which jobs start (`throttle`).
     Starts,
     /// Jobs start together (`batch`), at most this many.
     Batch(usize),

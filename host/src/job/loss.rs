@@ -1,4 +1,4 @@
-//! Decides what happens to a job whose worker is gone.
+//! Decides what happens to a job whose worker is dead or has stopped.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ const WAIT_FIRST: Duration = Duration::from_secs(10);
 const WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// A job fails for its crashes only after the worker of its last attempt has sent nothing for this long since the lease
-/// ended: a host that was frozen, or that has to connect again after an outage, reports meanwhile that it has not
+/// ended: a host that was frozen, or that has to reconnect after an outage, reports within this time that it has not
 /// crashed.
 pub const SILENT_FOR: Duration = Duration::from_secs(10);
 

@@ -18,7 +18,7 @@ pub enum Outcome {
     Succeeded(JsonText),
     /// Back to `queued`, for another attempt.
     Retry {
-        /// When, and with how much memory.
+        /// The time and the memory of that attempt.
         again: NextAttempt,
         /// Why this attempt did not succeed.
         error: AttemptError,
@@ -34,12 +34,12 @@ pub enum Outcome {
     Released,
 }
 
-/// How often this job has been tried, and how often it may be.
+/// The number of tries of this job, and the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tries {
     /// Attempts that ended in an error, including this one. Lost attempts are counted separately.
     pub failed: u32,
-    /// The maximum of such attempts.
+    /// The maximum number of such attempts.
     pub max: u32,
     /// Memory for the next attempt if this one ran out of memory, bytes. `None` if this attempt already had more than
     /// usual, or if the operator does not allow more.
@@ -48,8 +48,8 @@ pub struct Tries {
     pub own: OwnLimits,
 }
 
-/// The limits of an attempt that the job has set itself, by its grants or at its enqueue. Errors then name the job
-/// instead of rouse.toml.
+/// The limits of an attempt that the job has set itself, by its grants or when it was enqueued. Errors then name the
+/// job instead of rouse.toml.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
     /// Its grants lower the memory.
@@ -158,7 +158,7 @@ pub fn decide(
         RunEnd::OutputTooLarge { bytes, limit_bytes } => retried(
             ErrorKind::OutputTooLarge,
             format!(
-                "the result has {bytes} bytes; at most {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
+                "the result is {bytes} bytes long; at most {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
             ),
         ),
         RunEnd::PayloadRefused(why) => last(ErrorKind::InvalidPayload, why),
@@ -189,7 +189,7 @@ pub fn decide(
     })
 }
 
-/// When a failed job may have its next attempt.
+/// The time of the next attempt of a failed job.
 enum Next {
     Never,
     Backoff,
@@ -203,7 +203,7 @@ fn retried(kind: ErrorKind, message: impl AsRef<str>) -> (AttemptError, Next) {
     (AttemptError::new(kind, message), Next::Backoff)
 }
 
-/// An error that every further attempt would repeat.
+/// An error with which every further attempt would also end.
 fn last(kind: ErrorKind, message: impl AsRef<str>) -> (AttemptError, Next) {
     (AttemptError::new(kind, message), Next::Never)
 }

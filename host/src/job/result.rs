@@ -10,14 +10,14 @@ use super::JsonText;
 /// bytes of `1e131071` become 128 KiB each time they are read.
 const EXPONENT_MAX: u32 = 400;
 
-/// Many JSON readers accept 128 levels; the details of an error are at the second one.
+/// Many JSON parsers accept 128 levels; the details of an error are at the second level.
 const DEPTH_MAX: usize = 120;
 
 /// JSON that `jsonb` can hold; `what` it is, for the error. Postgres refuses `\u0000` in text; without this check, one
 /// such result would make it refuse a whole batch of settlements.
 ///
 /// # Errors
-/// The problem with it, as a message for people.
+/// The problem with it, as a human-readable message.
 pub(crate) fn json_from(what: &str, bytes: Vec<u8>) -> Result<JsonText, String> {
     let text =
         String::from_utf8(bytes).map_err(|error| format!("the {what} is not UTF-8: {error}"))?;
@@ -46,8 +46,9 @@ pub(crate) fn json_from(what: &str, bytes: Vec<u8>) -> Result<JsonText, String> 
     Ok(JsonText(text))
 }
 
-/// The text in a form that `jsonb` can hold and every reader can parse: escapes that it cannot hold become the
-/// replacement character. `None` if it is not JSON, has a number that no reader can hold, or is too deep.
+/// The text in a form that `jsonb` can hold and every reader can parse: escapes that `jsonb` cannot hold become the
+/// replacement character. `None` if the text is not JSON, has a number that no reader can hold, or is nested too
+/// deeply.
 pub(super) fn storable_json(text: String) -> Option<JsonText> {
     let _: &RawValue = serde_json::from_str(&text).ok()?;
     if !is_readable(&text) {
@@ -64,16 +65,16 @@ pub(super) fn storable_json(text: String) -> Option<JsonText> {
 /// The bytes of `\u0000`.
 const ESCAPE: usize = 6;
 
-/// What only an escape can put into a string, and Postgres refuses.
+/// Characters that can be in a string only as escapes, and that Postgres refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unstorable {
     Nul,
-    /// Half of a pair of UTF-16.
+    /// Half of a UTF-16 surrogate pair.
     LoneSurrogate,
 }
 
-/// The positions of such escapes in a JSON text. It is not parsed into values: these take up to 100 times as much
-/// memory as the text.
+/// The positions of such escapes in a JSON text. The text is not parsed into values, because these take up to 100 times
+/// as much memory.
 fn unstorable_escapes(text: &str) -> impl Iterator<Item = (usize, Unstorable)> {
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -98,7 +99,7 @@ fn unstorable_escapes(text: &str) -> impl Iterator<Item = (usize, Unstorable)> {
     })
 }
 
-/// The unit of UTF-16 if there is an escape like `\u00e4` at this position.
+/// The UTF-16 code unit, if there is an escape like `\u00e4` at this position.
 fn utf16_unit(bytes: &[u8], at: usize) -> Option<u16> {
     let digits = bytes.get(at..at + ESCAPE)?.strip_prefix(b"\\u")?;
     u16::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()

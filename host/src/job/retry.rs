@@ -11,7 +11,7 @@ pub struct NextAttempt {
     pub memory_bytes: Option<u64>,
 }
 
-/// When a job is tried again.
+/// The time at which a job is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAt {
     /// This long after the settlement.

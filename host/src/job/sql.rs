@@ -1,4 +1,4 @@
-//! Statements that a module has declared, and what an error of Postgres about one of them means.
+//! Statements that a module has declared, and the meaning of Postgres errors about them.
 
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ pub struct Statement {
     /// The number of rows that it has to affect, or to return. `None`: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
-    /// What becomes of the attempt if Postgres refuses it.
+    /// The consequence for the attempt if Postgres refuses it.
     #[serde(default, skip_serializing_if = "OnError::is_default")]
     pub on_error: OnError,
 }
 
-/// What becomes of an attempt if Postgres refuses the data of one of its statements, or the number of rows is wrong.
+/// The consequence for an attempt if Postgres refuses the data of one of its statements, or the number of rows is
+/// wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
@@ -39,16 +40,18 @@ impl OnError {
     }
 }
 
-/// Commits of one handler on a host run side by side on these; more than a few rarely make it faster.
+/// The connections on which the commits of one handler on a host run in parallel; more than a few rarely make it
+/// faster.
 const CONNECTIONS_MAX: u32 = 4;
 
-/// The transaction holds locks meanwhile. A statement that takes longer belongs into a job of the database.
+/// The transaction holds locks while the statement runs. A statement that takes longer belongs into a scheduled job of
+/// the database.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a guest can look at within its memory; more is read in pages.
+/// The number of rows that fit well into the memory of a guest; more rows are read in pages.
 const ROWS_MAX: usize = 1_000;
 
-/// The host holds the rows of all its attempts.
+/// The host holds the rows of all its attempts in memory.
 const BYTES_MAX: usize = 1 << 20;
 
 /// Limits on the statements of a handler.
@@ -98,32 +101,32 @@ pub struct SqlFailure {
     pub statement: String,
     /// The SQLSTATE, or [`SqlFailure::ROWS`].
     pub code: String,
-    /// The message of Postgres, in one line.
+    /// The Postgres message, in one line.
     pub message: String,
     /// True if another attempt would fail in the same way, by the statement's declaration.
     pub permanent: bool,
 }
 
 impl SqlFailure {
-    /// The code of a statement that had another number of rows than its declaration.
+    /// The code of a statement whose number of rows differs from its declaration.
     pub const ROWS: &str = "rows";
 
     /// The name in a failure of no statement: of the session, or of the settlement that the statements commit with.
     pub const NO_STATEMENT: &str = "(none)";
 }
 
-/// What an error of Postgres says about a transaction with statements of a handler.
+/// What a Postgres error says about a transaction with statements of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SqlErrorClass {
-    /// Another transaction was in the way: the same transaction may succeed at once.
+    /// There was a conflict with another transaction: the same transaction may succeed at once.
     Conflict,
     /// The server went away, or has no connection left: the same transaction may succeed later.
     Away,
-    /// The statement does not fit the database: a missing table, a missing right. It would fail for each job.
+    /// The statement does not fit the database: a table or a privilege is missing. It would fail for each job.
     Misfit,
     /// The server could not run it now, or not in time: retried after the backoff.
     Temporary,
-    /// The statement refuses this data: its declaration says what follows.
+    /// Postgres refuses this data: the declaration of the statement decides the consequence.
     Data,
 }
 
@@ -134,9 +137,9 @@ impl SqlErrorClass {
         match code {
             // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Self::Conflict,
-            // Shutdown, crash, starting up; too many connections; the session ended for its age.
+            // Shutdown, crash, starting up; too many connections; the session ended because of its age.
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Away,
-            // A row that violates a policy has the code of a missing right.
+            // A row that violates a policy has the code of a missing privilege.
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
             _ => match code.get(..2) {
                 Some("08") => Self::Away,

@@ -265,7 +265,7 @@ fn a_result_that_is_too_large_names_the_setting() {
     };
     assert_eq!(
         error.message,
-        "the result has 25 bytes; at most 2 are allowed (`result_bytes` in rouse.toml)"
+        "the result is 25 bytes long; at most 2 are allowed (`result_bytes` in rouse.toml)"
     );
 }
 

@@ -13,7 +13,7 @@ pub struct Suspension {
     pub step: String,
     /// What it waits for.
     pub wait: Wait,
-    /// True if an earlier attempt has recorded that the wait began.
+    /// True if an earlier attempt has recorded the start of the wait.
     pub is_recorded: bool,
 }
 
@@ -29,7 +29,7 @@ pub enum Wait {
     Signal {
         /// The name of the signal.
         name: String,
-        /// When it gives up, by the database's clock; `None`: never.
+        /// The time at which the wait times out (database clock); `None`: never.
         until: Option<SystemTime>,
     },
     /// The ends of the chains of jobs that it has called.
@@ -40,7 +40,7 @@ pub enum Wait {
 }
 
 impl Suspension {
-    /// When the wait ends by itself. `None`: never.
+    /// The time at which the wait ends in any case. `None`: never.
     pub fn until(&self) -> Option<SystemTime> {
         match &self.wait {
             Wait::Sleep { until } => Some(*until),
@@ -101,7 +101,7 @@ impl WaitKind {
         }
     }
 
-    /// Reads the database's word; `None` if it is unknown.
+    /// Parses a word of [`as_str`](Self::as_str). `None` for any other word.
     pub fn parse(word: &str) -> Option<Self> {
         let kinds = [Self::Sleep, Self::Signal, Self::Call];
         kinds.into_iter().find(|kind| kind.as_str() == word)
@@ -113,7 +113,7 @@ impl WaitKind {
 pub struct RecordedWait {
     /// Its kind.
     pub kind: WaitKind,
-    /// When it ends by itself, by the database's clock. `None`: never.
+    /// The time at which it ends in any case (database clock). `None`: never.
     pub until: Option<SystemTime>,
 }
 
@@ -164,7 +164,7 @@ fn unix_ms(at: SystemTime) -> u64 {
 /// A job that an attempt enqueues. It is committed with the outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewJob {
-    /// What it is to the job of the attempt.
+    /// Its relation to the job of the attempt.
     pub kind: NewJobKind,
     /// Its handler.
     pub handler: String,
@@ -174,10 +174,10 @@ pub struct NewJob {
     pub options: Option<JsonText>,
 }
 
-/// What a new job is to the job of the attempt that enqueues it.
+/// The relation of a new job to the job of the attempt that enqueues it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewJobKind {
-    /// It runs by itself.
+    /// It runs independently.
     Child,
     /// The attempt's job waits for it, in this step.
     Call {

@@ -1,4 +1,4 @@
-//! A thread that writes lines, so that a reader that stalls blocks nobody else.
+//! A thread that writes lines, so that a reader that stalls does not block any other thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,7 +12,7 @@ const WAITING_BYTES_MAX: usize = 4 << 20;
 /// The lines that wait for the thread.
 pub(super) struct Writer {
     waiting: Mutex<Waiting>,
-    /// Notified when a line waits, and when none does any more.
+    /// Notified when a line waits, and when no line is left.
     changed: Condvar,
 }
 
@@ -74,7 +74,7 @@ impl Writer {
         }
     }
 
-    /// How many lines were dropped, once there is space for a report.
+    /// The number of lines that were dropped, once there is space for a report.
     fn dropped(&self) -> u64 {
         let mut waiting = self.lock();
         match waiting.bytes <= WAITING_BYTES_MAX / 2 {
@@ -131,7 +131,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_reader_that_stalls_blocks_nobody_and_is_sent_the_count_of_dropped_lines() {
+    fn a_reader_that_stalls_does_not_block_writers_and_gets_the_count_of_dropped_lines() {
         // Each write takes one permit.
         let (permits, permit) = mpsc::channel::<()>();
         let (written, lines) = mpsc::channel::<usize>();
