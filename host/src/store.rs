@@ -1,5 +1,5 @@
-//! The module that contains the SQL: one file per verb, one `.sql` file per longer query. Besides it, only
-//! `cli/postgres.rs` creates a database.
+//! The module that contains the SQL: one file per operation, one `.sql` file per longer query. Outside of it, only
+//! `cli/postgres.rs` contains SQL, which creates a database.
 //!
 //! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host.
 //! Every statement is sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a
@@ -117,11 +117,11 @@ pub use sql::{
 };
 pub use steps::{LostJob, RecordedSteps};
 
-/// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this
-/// long is dead.
+/// The time that Postgres may take to respond. None of the host's statements takes long; a connection that is silent
+/// for this long is dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The functions in which calls of workers wait some seconds for locks, and what they wait for.
+/// The functions in which calls of workers wait a few seconds for locks, and what they wait for.
 const AWAITED: [(&str, &str); 9] = [
     (
         "rouse._in_own_shards",
@@ -141,11 +141,11 @@ const CHANGED_WORKER: &str = "a transaction that has changed a worker and is sti
 
 const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate and is still open";
 
-/// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
+/// The longest error text that is kept. A Postgres error message is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
-/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a connection for one round
-/// trip.
+/// The database, as the worker and the commands see it. Cheap to clone; every operation borrows a connection for one
+/// round trip.
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
@@ -162,7 +162,7 @@ pub struct Store {
     cancels: bool,
 }
 
-/// Why a verb failed.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No connection could be opened. [`Store::ready`] waits for the next try.
@@ -174,7 +174,7 @@ pub enum StoreError {
         why: String,
     },
     /// Postgres did not answer in time.
-    #[error("no answer from {target} within {} s", .waited.as_secs())]
+    #[error("no response from {target} within {} s", .waited.as_secs())]
     Silent {
         /// The address, without secrets.
         target: Arc<str>,
@@ -184,7 +184,7 @@ pub enum StoreError {
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
     Refused(tokio_postgres::Error),
-    /// A verb for workers was called before a worker registered.
+    /// An operation for workers was called before a worker registered.
     #[error("no worker has registered")]
     NotRegistered,
     /// The schema lacks a type of records.
@@ -221,8 +221,8 @@ impl StoreError {
         matches!(self, Self::Silent { .. })
     }
 
-    /// True if the connection broke under the statement. In an outage, one statement of each task may end so before the
-    /// first try to connect has failed.
+    /// True if the connection broke under the statement. In an outage, one statement of each task may end in this way
+    /// before the first try to connect has failed.
     pub fn is_cut_off(&self) -> bool {
         let Self::Refused(error) = self else {
             return false;
@@ -243,7 +243,7 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    /// What a call of a worker has waited for in vain, for people. `None` if it has failed for another reason.
+    /// What a call of a worker has waited for until its timeout, as text. `None` if it has failed for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {
             return None;
@@ -262,7 +262,7 @@ impl StoreError {
         matches!(self, Self::Refused(error) if is_partition_missing(error))
     }
 
-    /// True if the cause may be a single row or the size of the call: no space on disk or in memory, a timeout, an
+    /// True if the cause may be an individual row or the size of the call: no space on disk or in memory, a timeout, an
     /// unreadable page. A smaller call may work.
     pub fn may_be_one_rows_fault(&self) -> bool {
         // 58 system.
@@ -315,10 +315,11 @@ impl Store {
         }
     }
 
-    /// The same store, for reads alone: the server is asked to cancel those that it does not answer in time. Otherwise
-    /// they would run on, and a page that is read again every few seconds would add another one each time. A write is
-    /// not cancelled: it may be about to commit, and one that waits for a standby would be visible before the standby
-    /// has it. Those that a worker repeats wait only some seconds for locks (`lock_timeout` of their functions).
+    /// The same store, for reads alone: the server receives a request to cancel those that it does not answer in time.
+    /// Otherwise they would continue to run, and a page that is read again every few seconds would add another one each
+    /// time. A write is not cancelled: it may be about to commit, and a write that waits for a standby would be visible
+    /// before the standby has it. Writes that a worker retries wait only a few seconds for locks (`lock_timeout` of
+    /// their functions).
     pub fn cancelling(self) -> Self {
         Self {
             cancels: true,
@@ -326,8 +327,8 @@ impl Store {
         }
     }
 
-    /// The same store for this reader, whom the records of its admin actions name beside the login. An empty name: the
-    /// login alone.
+    /// The same store for this reader, whom the records of its admin actions name in addition to the login. An empty
+    /// name: the login alone.
     pub fn on_behalf_of(&self, reader: &str) -> Self {
         Self {
             reader: (!reader.is_empty()).then(|| reader.into()),
@@ -378,7 +379,8 @@ impl Store {
             })
     }
 
-    /// A connection of the pool. Bounded, because every connection may be waiting for a server that does not answer.
+    /// A connection of the pool. The wait is bounded, because every connection may be waiting for a server that does
+    /// not answer.
     async fn client_with_timeout(&self, timeout: Duration) -> Result<PooledClient, StoreError> {
         tokio::time::timeout(timeout, self.client())
             .await
@@ -400,8 +402,8 @@ impl Store {
         self.query_with_timeout(RESPONSE_TIMEOUT, sql, params).await
     }
 
-    /// [`query`](Self::query) with its own timeout. A connection that got no answer is given up: its next user would
-    /// wait for the same silence.
+    /// [`query`](Self::query) with its own timeout. A connection that got no response is given up: its next user would
+    /// not get one either.
     async fn query_with_timeout(
         &self,
         timeout: Duration,
@@ -428,22 +430,22 @@ impl Store {
         }
     }
 
-    /// Reads in one round trip, whoever the reader is. Each sees what was committed before it, and so no less than
-    /// those before it.
+    /// Reads in one round trip, regardless of the reader. Each read sees what was committed before it, and so at least
+    /// what the reads before it see.
     async fn query_in_order<const N: usize>(
         &self,
         statements: [(&str, Params<'_>); N],
     ) -> Result<[Vec<Row>; N], StoreError> {
         let until = tokio::time::Instant::now() + RESPONSE_TIMEOUT;
         let client = self.client_with_timeout(RESPONSE_TIMEOUT).await?;
-        // The statements are sent in this order, without waiting for answers.
+        // The statements are sent in this order, without waiting for responses.
         let answers = statements.map(|(sql, params)| client.query_typed(sql, params));
         let answers = futures_util::future::try_join_all(answers);
         match tokio::time::timeout_at(until, answers).await {
             Ok(answers) => {
                 close_if_unfit(client, &answers);
                 let answers: Vec<Vec<Row>> = answers?;
-                Ok(answers.try_into().expect("an answer for each statement"))
+                Ok(answers.try_into().expect("a response for each statement"))
             }
             Err(_) => {
                 self.give_up(client);
@@ -477,7 +479,7 @@ impl Store {
         }
     }
 
-    /// Closes a connection that got no answer.
+    /// Closes a connection that got no response.
     fn give_up(&self, client: PooledClient) {
         match self.cancels {
             true => self.connector.abandon(client),
@@ -509,8 +511,8 @@ impl Store {
     }
 }
 
-/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has another isolation
-/// level. A new one may reach another server.
+/// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has a different
+/// isolation level. A new connection may reach another server.
 fn close_if_unfit<T>(client: PooledClient, answer: &Result<T, tokio_postgres::Error>) {
     let code = answer.as_ref().err().and_then(tokio_postgres::Error::code);
     // 25 invalid transaction state.
@@ -571,7 +573,7 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     awaited.map(|(_, what)| *what)
 }
 
-/// The message of Postgres with detail and hint: `tokio_postgres::Error` alone prints "db error".
+/// The Postgres message with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
     let is_about_rights = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
     let roles = is_about_rights.then_some(
@@ -579,7 +581,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
          single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
     );
     let lock = waited_for(error)
-        .map(|what| format!("It has waited for {what}: commit it, or end its session"));
+        .map(|what| format!("It waited for {what}: commit it, or end its session"));
     describe_with(error, roles.or(lock.as_deref()))
 }
 

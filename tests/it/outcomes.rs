@@ -542,7 +542,7 @@ async fn an_outcome_whose_response_is_lost_with_its_connection_is_logged_as_unco
     host.line(TIMEOUT, |line| line.contains("the database is unreachable"));
     proxy.come_up();
     let line = host.line(TIMEOUT, |line| {
-        line.contains("outcome unconfirmed: the answer to its settlement was lost")
+        line.contains("outcome unconfirmed: the response to its settlement was lost")
     });
     assert!(line.contains(&format!("job.id={id} ")), "{line}");
     let job = show(&client, id).await;

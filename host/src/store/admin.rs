@@ -51,8 +51,8 @@ impl Store {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Makes a queued job due now. False if it is not queued, or waits for something else than its time: another job, a
-    /// signal, or the end of a sleep.
+    /// Makes a queued job due now. False if it is not queued, or waits for something other than its time: another job,
+    /// a signal, or the end of a sleep.
     pub async fn run_now(&self, id: JobId) -> Result<bool, StoreError> {
         let rows = self
             .query(
@@ -131,7 +131,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a queued job another payload, as a new job, and returns the new one.
+    /// Replaces a queued job by a new one with a different payload, and returns the new job.
     pub async fn replace_payload(&self, id: JobId, payload: JsonText) -> Result<JobId, StoreError> {
         let rows = self
             .query(

@@ -1,4 +1,4 @@
-//! Takes over jobs whose worker is gone. The caller decides what happens to each
+//! Takes over jobs whose worker is dead or has stopped. The caller decides what happens to each
 //! ([`after_loss`](crate::job::after_loss)).
 
 use std::collections::HashSet;
@@ -21,10 +21,10 @@ pub struct Orphan {
     pub lane: LaneId,
     /// The attempt that was lost.
     pub attempt: Attempt,
-    /// How many of its attempts do not count, this one included: they were lost, suspended, or given back after their
-    /// start.
+    /// The number of its attempts that do not count, including this one: they were lost, suspended, or given back after
+    /// their start.
     pub uncounted: i32,
-    /// How many of them crashed their worker.
+    /// The number of these that crashed their worker.
     pub crashes: u32,
     /// From the claim of the attempt to now, by the database's clock.
     pub after: Duration,
@@ -41,7 +41,7 @@ pub struct Adoption {
     pub lease: Duration,
 }
 
-/// The answer to a list of adoptions. A job in neither list was adopted, renewed or locked by others meanwhile.
+/// The result of a list of adoptions. A job in neither list was adopted, renewed or locked by others in the meantime.
 #[derive(Debug, Default)]
 pub struct AdoptionResult {
     /// Claimed again.

@@ -12,7 +12,7 @@ use crate::job::JobId;
 /// The selection of an audit.
 #[derive(Debug, Clone)]
 pub struct Audit {
-    /// How far back from `before`, by the database's clock.
+    /// The time range before `before`, by the database's clock.
     pub since: Duration,
     /// Only events before this time; `None` means until now.
     pub before: Option<String>,
@@ -45,9 +45,9 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: how far back
-    /// from `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
-    /// dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
+    /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: the time
+    /// range before `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of
+    /// the dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
     pub async fn admin_records(
         &self,
         since: Duration,

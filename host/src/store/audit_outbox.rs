@@ -1,4 +1,4 @@
-//! Admin actions, for the one host that logs each.
+//! Admin actions in the audit outbox. One host takes and logs each.
 
 use tokio_postgres::types::Type;
 
@@ -20,7 +20,7 @@ pub struct AdminAction {
     pub queue: Option<String>,
     /// The job's attempt at that time; `None` before the first.
     pub attempt: Option<i32>,
-    /// The login that did it.
+    /// The login that took the action.
     pub who: String,
     /// JSON.
     pub detail: Option<String>,

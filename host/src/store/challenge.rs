@@ -1,4 +1,4 @@
-//! Challenges: a worker is asked to prove that it has a handler's module, and answers with its key.
+//! Challenges: a worker has to prove that it has a handler's module, and answers with its key.
 
 use serde_json::Value;
 use tokio_postgres::types::{Json, Type};

@@ -72,10 +72,10 @@ impl From<&ClaimOrder> for OrderRecord {
     }
 }
 
-/// The answer to a claim.
+/// The result of a claim.
 #[derive(Debug, Clone)]
 pub enum ClaimResult {
-    /// The claimed jobs; fewer than wanted if the lanes have no more, if the answer reached its maximum size, or
+    /// The claimed jobs; fewer than wanted if the lanes have no more, if the response reached its maximum size, or
     /// because of gates.
     Jobs(Vec<ClaimedJob>, Vec<ClosedLane>),
     /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the
@@ -93,14 +93,15 @@ impl ClaimResult {
     }
 }
 
-/// A lane of a claim from which gates let no job start now.
+/// A lane of a claim in which gates do not let any job start now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.
     pub lane: LaneId,
     /// The time after which one may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,
-    /// The names of the gates that have no room for it, and `queue NAME` for the jobs in flight of a key of a queue.
+    /// The names of the gates that have no room for it, and `queue NAME` for the limit on running jobs of a key of a
+    /// queue.
     pub by: Vec<String>,
 }
 
@@ -117,8 +118,8 @@ pub struct ClaimedJob {
     pub turn: i64,
     /// Which attempt this is; 1 for the first.
     pub attempt: Attempt,
-    /// How many of its attempts do not count: they were lost with their worker, suspended, or given back after their
-    /// start.
+    /// The number of its attempts that do not count: they were lost with their worker, suspended, or given back after
+    /// their start.
     pub uncounted: i32,
     /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<u32>,
@@ -134,8 +135,8 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed.
     pub payload: JsonText,
-    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of
-    /// memory.
+    /// The memory limit of this attempt, bytes, if it differs from the handler's own because an earlier attempt ran out
+    /// of memory.
     pub memory_bytes: Option<u64>,
     /// The job's attenuated grants, JSON; `None` means all grants of its handler.
     pub grants: Option<JsonText>,
@@ -254,7 +255,7 @@ impl Store {
                 return Ok(ClaimResult::Orphans(row.try_get(10)?));
             }
         }
-        // The answer is by id.
+        // The response is in the order of the ids.
         claimed.sort_by_key(|job| (positions.get(&job.lane).copied(), job.turn));
         Ok(ClaimResult::Jobs(claimed, closed))
     }
@@ -290,7 +291,7 @@ impl Store {
     }
 
     /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks,
-    /// the read is repeated once: the jobs stay claimed, and would otherwise be stuck until their leases end.
+    /// the read is retried once: the jobs stay claimed, and would otherwise be stuck until their leases end.
     pub(super) async fn claimed(
         &self,
         fence: Fence,

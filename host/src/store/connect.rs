@@ -1,8 +1,8 @@
 //! Turns connection settings into connections.
 //!
 //! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every
-//! `sslmode`. An invalid setting is reported before anything connects, by an error that names it. Passwords appear in
-//! no error and no debug text.
+//! `sslmode`. An invalid setting is reported before anything connects, by an error that names it. Errors and debug
+//! output do not contain passwords.
 
 mod backoff;
 mod conninfo;
@@ -42,7 +42,7 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// The half of a connection that does the I/O: it has to be polled for the client to work.
 pub type Connection = tokio_postgres::Connection<Socket, TlsStream<Socket>>;
 
-/// How long one address may take to answer, unless `connect_timeout` is set.
+/// The time that one address may take to respond, unless `connect_timeout` is set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// After this much silence, TCP probes whether the server is alive …
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -50,11 +50,12 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// The settings of every session, whatever those of the role and the database are. What waits for a lock and then
-/// counts needs a snapshot of that time. Rouse itself limits how long statements take and how long connections are
-/// idle.
+/// The settings of every session, regardless of those of the role and the database. A statement that waits for a lock
+/// and then counts needs a snapshot from after the wait. Rouse itself limits the duration of statements and the idle
+/// time of connections.
 const SESSION: &str = "-c default_transaction_isolation=read\\ committed -c statement_timeout=0 -c idle_session_timeout=0";
-/// How many times two connections compare their sessions. A pooler usually hands out the session that was used last.
+/// The number of times that two connections compare their sessions. A pooler usually hands out the session that was
+/// used last.
 const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
@@ -168,16 +169,17 @@ impl Connector {
         }
     }
 
-    /// Asks the server to cancel what this connection runs.
+    /// Sends the server a request to cancel the statement of this connection.
     ///
     /// # Errors
-    /// If the request cannot be sent. The server does not say whether it has cancelled anything.
+    /// If the request cannot be sent. The server does not report whether it has cancelled anything.
     pub(super) async fn cancel(&self, client: &Client) -> Result<(), Error> {
         client.cancel_token().cancel_query(self.tls.clone()).await
     }
 
-    /// Takes a connection out of its pool for good, and asks the server to cancel what it runs: a session that waits
-    /// for a lock does not notice that its connection was closed, and keeps its own locks meanwhile.
+    /// Permanently takes a connection out of its pool, and sends the server a request to cancel its statement: a
+    /// session that waits for a lock does not notice that its connection was closed, and keeps its own locks while it
+    /// waits.
     pub(super) fn abandon(&self, client: PooledClient) {
         let client = Object::take(client);
         if client.is_closed() {
@@ -227,7 +229,7 @@ impl Connector {
         (client, driver)
     }
 
-    /// Opens one more connection next to an open one. If it fails, the server still counts as reached.
+    /// Opens one more connection in addition to an open one. If it fails, the server still counts as reached.
     async fn another(&self) -> Result<(Client, JoinHandle<()>), ConnectError> {
         Ok(self.driven(self.answered(self.opening()).await?))
     }
@@ -255,13 +257,13 @@ impl Connector {
             Ok(first.len() > 1 || second.len() > 1 || !first.is_disjoint(&second))
         };
         let shared = self.answered(looking).await;
-        // Without an answer they would stay open until it arrives.
+        // Without a response they would stay open until it arrives.
         driving_first.abort();
         driving_second.abort();
         shared
     }
 
-    /// Waits for the server's answer on an open connection, for at most the time that opening one may take.
+    /// Waits for the server's response on an open connection, for at most the time that opening one may take.
     pub(super) async fn answered<T>(
         &self,
         answer: impl Future<Output = Result<T, Error>>,
@@ -311,7 +313,7 @@ impl Connector {
         format!("{database} on {} as {user}", hosts.join(", "))
     }
 
-    /// The time limit of a whole connection: TLS and login can hang too, even if the socket answers.
+    /// The time limit for opening a connection: TLS and login can hang too, even if the socket answers.
     fn timeout(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
@@ -331,12 +333,12 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Opens a session with [`SESSION`]; without it if a pooler refuses settings of sessions.
+/// Opens a session with [`SESSION`]; without it if a pooler refuses session settings.
 async fn open(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
     let mut with_settings = config.clone();
     with_settings.options(session_options(config.get_options()));
     match with_settings.connect(tls.clone()).await {
-        // Of several addresses, only the error of the last one is known: another one may be that of a pooler.
+        // Of several addresses, only the error of the last one is known: the address of a pooler may be another one.
         Err(error) if config.get_hosts().len() > 1 || refuses_options(&error) => {
             config.connect(tls.clone()).await
         }
@@ -349,8 +351,8 @@ fn session_options(given: Option<&str>) -> String {
     given.map_or_else(|| SESSION.to_owned(), |given| format!("{given} {SESSION}"))
 }
 
-/// True for the errors of poolers that accept no settings of sessions: PgBouncer reports a protocol violation, others
-/// that the feature is not supported.
+/// True for the errors of poolers that do not accept session settings: PgBouncer reports a protocol violation, others
+/// report that the feature is not supported.
 fn refuses_options(error: &Error) -> bool {
     let refusals = [
         SqlState::PROTOCOL_VIOLATION,

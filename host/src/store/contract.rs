@@ -21,7 +21,7 @@ pub struct ContractChange {
     pub version: Option<String>,
     /// The parameters that change: `+` new, `-` gone, `~` another type, default or necessity.
     pub fields: Vec<String>,
-    /// How many input schemas are in use, this one included.
+    /// The number of input schemas in use, including this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<u32>,
 }
@@ -30,19 +30,19 @@ pub struct ContractChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// It is made.
+    /// It is created.
     New,
     /// Its function, its comment or what is accepted changes.
     Changed,
     /// Nothing.
     Unchanged,
-    /// Its handler is not published, and no worker has it: the function raises an error from now on.
+    /// Its handler is not published, and no worker has it: after this, the function raises an error.
     Removed,
     /// Its handler is not published, but a worker has it.
     Kept,
 }
 
-/// Contracts were not published or dropped: a message for people.
+/// Contracts were not published or dropped: a human-readable message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ContractError(String);
@@ -59,13 +59,13 @@ impl From<&tokio_postgres::Error> for ContractError {
     }
 }
 
-/// Publishes contracts in one transaction, or says what that would change (`dry_run`). `contracts`: a JSON list, as
+/// Publishes contracts in one transaction, or returns what that would change (`dry_run`). `contracts`: a JSON list, as
 /// `rouse.publish_contracts` takes it. The schema is created if it does not exist. With `complete`, the contracts of
 /// all other handlers that no worker has are removed.
 ///
 /// # Errors
-/// Nothing is published: the connection's user is not the owner, the schema is none that may be used, or a function of
-/// somebody else has the name.
+/// Nothing is published: the connection's user is not the owner, the schema may not be used, or a function of another
+/// owner has the name.
 pub async fn publish_contracts(
     client: &mut Client,
     contracts: &str,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Store, StoreError};
 
-/// The time limit of counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in parallel
-/// with the next one.
+/// The time limit for counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in
+/// parallel with the next one.
 pub const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane.
@@ -25,7 +25,7 @@ pub struct Depth {
     pub oldest_wait_s: Option<f64>,
 }
 
-/// What determines how well the live table can be cleaned up.
+/// The values that determine how well the live table can be cleaned up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DatabaseMetrics {
     /// Dead rows of `rouse.job` that are not cleaned up, according to the statistics.
@@ -44,7 +44,7 @@ pub struct DatabaseMetrics {
 pub struct FairAge {
     /// The queue.
     pub queue: String,
-    /// By what it is divided, as in `rouse.queue.fair_key`.
+    /// The value by which it is divided, as in `rouse.queue.fair_key`.
     pub dimension: String,
     /// The key.
     pub key: String,

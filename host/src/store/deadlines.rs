@@ -9,13 +9,14 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{Attempt, JobId};
 
-/// How many deadlines one call handles at most. Most of them belong to jobs that have ended, and are deleted together.
+/// The maximum number of deadlines that one call handles. Most of them belong to jobs that have ended, and are deleted
+/// together.
 const HANDLED_MAX: i32 = 1000;
 
 /// The result of one call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Enforcement {
-    /// How many deadlines were handled; 0: there are none to handle now.
+    /// The number of deadlines that were handled; 0: there are none to handle now.
     pub handled: i32,
     /// Deadlines were handled up to this time, by the database's clock.
     pub looked_at: SystemTime,
@@ -62,7 +63,7 @@ impl Store {
             .first()
             .expect("a function with OUT parameters returns one row");
         let next_ms: Option<i64> = row.get(1);
-        // A list that this host cannot read is that of newer functions: the events are missing in its log.
+        // A list that this host cannot read comes from newer functions: the events are then missing in its log.
         let ended: Vec<EndedJob> = serde_json::from_value(row.get(3)).unwrap_or_default();
         Ok(Enforcement {
             handled: row.get(0),

@@ -35,7 +35,7 @@ impl Store {
             .await?;
         let listed = rows.iter().map(|row| {
             let (workers, current): (Option<JsonText>, Option<JsonText>) = (row.get(1), row.get(2));
-            // A worker with other capabilities than those of a host is left out.
+            // A worker with capabilities other than those of a host is left out.
             let workers: Option<Vec<Value>> =
                 workers.and_then(|JsonText(text)| serde_json::from_str(&text).ok());
             let workers = workers.unwrap_or_default().into_iter();

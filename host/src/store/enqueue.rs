@@ -36,7 +36,7 @@ pub struct EnqueueRequest {
     pub lease_secs: Option<f64>,
     /// The run timeout of its attempts, seconds; `None` means the handler's own.
     pub timeout_secs: Option<f64>,
-    /// The time within which it has to end, seconds; `None` means no limit.
+    /// The job timeout: the time within which it has to end, seconds; `None` means no limit.
     pub job_timeout_secs: Option<f64>,
     /// The jobs that it waits for, JSON; `None` means none.
     pub after: Option<String>,
@@ -47,7 +47,7 @@ pub struct EnqueueRequest {
 /// The result of an enqueue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnqueueResult {
-    /// The job, or the one to which it has given way: that with its unique key, or the earlier one of a gate.
+    /// The job, or the existing job that replaces it: the one with its unique key, or the earlier one of a gate.
     pub id: JobId,
     /// False if that job was there before, and nothing was inserted.
     pub created: bool,

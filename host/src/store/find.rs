@@ -10,7 +10,7 @@ use super::{EXAMINED_MAX, JsonText, Store, StoreError};
 pub struct FoundJobs {
     /// The jobs, the newest first.
     pub ids: Vec<i64>,
-    /// How many jobs were examined.
+    /// The number of jobs that were examined.
     pub looked_at: i32,
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
@@ -28,7 +28,7 @@ pub struct RetriedJobs {
     /// The jobs that were not retried: a live job has their unique key, their payload was removed, or a job that they
     /// wait for has failed.
     pub refused: Vec<i64>,
-    /// How many jobs were examined.
+    /// The number of jobs that were examined.
     pub looked_at: i32,
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,

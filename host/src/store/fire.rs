@@ -15,7 +15,7 @@ use crate::job::firing::{Action, CatchUp, Decision, Overlap, Previous, Schedule}
 pub struct Due {
     /// The time of the database.
     pub now: Timestamp,
-    /// When the next schedule is due that is not listed; `None` if none is.
+    /// The time until the next schedule that is not listed is due; `None` if none is.
     pub next_in: Option<Duration>,
     /// The schedules, the most overdue first.
     pub schedules: Vec<DueSchedule>,
@@ -32,7 +32,7 @@ pub struct DueSchedule {
     pub cron: String,
     /// Its time zone.
     pub time_zone: String,
-    /// What decides about its due times.
+    /// The part that decides the outcomes of its due times.
     pub schedule: Schedule,
 }
 
@@ -55,7 +55,7 @@ pub struct Backfill {
     pub handled_until: Option<Timestamp>,
 }
 
-/// What a host has decided about a schedule.
+/// The decision of a host about a schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleDecision<'a> {
     /// The schedule as it was listed.
@@ -100,8 +100,8 @@ impl Store {
         })
     }
 
-    /// Writes decisions in one transaction. Returns the names of the schedules for which they apply: not of those that
-    /// have changed since they were listed, or that another host is firing.
+    /// Writes decisions in one transaction. Returns the names of the schedules for which they were written, without
+    /// those that have changed since they were listed, or that another host is firing.
     pub async fn fire_schedules(
         &self,
         fired: &[ScheduleDecision<'_>],
@@ -124,7 +124,7 @@ impl Store {
     }
 
     /// Enqueues jobs for due times of a backfill; with `is_last` or an error, it is finished. Returns false if another
-    /// host has gone on with it.
+    /// host has already continued it.
     pub async fn fire_backfill(
         &self,
         backfill: &Backfill,
@@ -155,8 +155,8 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Deletes rows about due times that are older than the retention in the database, a batch at a time. Returns how
-    /// many.
+    /// Deletes rows about due times that are older than the retention in the database, one batch per call. Returns the
+    /// number of deleted rows.
     pub async fn maintain_schedules(&self) -> Result<i32, StoreError> {
         let worker = self.identity()?;
         let rows = self

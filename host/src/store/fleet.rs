@@ -60,7 +60,7 @@ impl Store {
             .await
     }
 
-    /// When the queue was paused, for people. `None` if it is not paused, or this login may not read it.
+    /// When the queue was paused, as text. `None` if it is not paused, or this login may not read it.
     pub async fn queue_paused_at(&self, queue: &str) -> Result<Option<String>, StoreError> {
         let answer = self
             .query(
@@ -71,7 +71,7 @@ impl Store {
         Ok(allowed(answer)?.and_then(|rows| rows.first()?.get(0)))
     }
 
-    /// Removes the ended incarnations of a worker; returns how many they were.
+    /// Removes the ended incarnations of a worker; returns how many there were.
     pub async fn forget_worker(&self, worker_id: &str) -> Result<i32, StoreError> {
         let rows = self
             .query(
@@ -105,7 +105,7 @@ impl Store {
     }
 }
 
-/// `None` if the login lacks the right.
+/// `None` if the login lacks the privilege.
 pub(super) fn allowed<T>(answer: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

@@ -6,8 +6,8 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// A page of flows ends with the flow that reaches this many jobs. All jobs are counted: 10,000, as many as a flow may
-/// have, take 10 to 40 ms.
+/// A page of flows ends with the flow that reaches this many jobs. All jobs are counted: 10,000, the maximum for a
+/// flow, take 10 to 40 ms.
 const JOBS_OF_PAGE: i64 = 20_000;
 
 /// Some of the newest flows.

@@ -1,6 +1,6 @@
 -- A page of the newest flows, and whether there are older ones; see the view rouse.flows
--- (migrations/functions/flows.sql), which counts the jobs of each. Only those of the page are counted: up to $2 flows,
--- and of these as many as it takes to reach $3 jobs, so that large flows make a short page. Served by flow_pkey.
+-- (migrations/functions/flows.sql), which counts the jobs of each. Only the flows of the page are counted: up to $2
+-- flows, and of these as many as it takes to reach $3 jobs, so that large flows make a short page. Served by flow_pkey.
 SELECT to_jsonb(w) - 'age' || jsonb_build_object('age_s', round(extract(epoch FROM w.age), 3)),
        EXISTS (SELECT FROM rouse.flow AS f WHERE f.id < w.id)
 FROM (

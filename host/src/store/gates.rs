@@ -17,13 +17,13 @@ pub struct NewGate {
     pub handler: Option<String>,
     /// The queue of its jobs.
     pub queue: Option<String>,
-    /// By which values it divides them.
+    /// The values by which it divides them.
     pub key: Vec<String>,
-    /// Running jobs of a key, starts in a period, or jobs of a batch.
+    /// The maximum number of running jobs of a key, of starts in a period, or of jobs in a batch.
     pub max: Option<i32>,
     /// The period, seconds.
     pub period_s: Option<f64>,
-    /// Starts at once.
+    /// The number of starts at once.
     pub burst: Option<i32>,
     /// `queued`, `running` or `period`.
     pub during: Option<String>,
@@ -38,7 +38,7 @@ pub struct NewGate {
 /// Keys of a gate.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GateKeys {
-    /// Rows of `rouse.gate_keys`, without the name of the gate; those first that have the most jobs.
+    /// Rows of `rouse.gate_keys`, without the name of the gate; those with the most jobs first.
     pub keys: Vec<Value>,
     /// The number of keys, of which `keys` may be a part.
     pub total: i64,

@@ -24,7 +24,7 @@ pub struct NewStateValue<'a> {
     pub key: &'a str,
     /// The bytes.
     pub value: &'a [u8],
-    /// The version that the value gets: random, and the same if the same write is repeated.
+    /// The version that the value gets: random, and the same if the same write is retried.
     pub version: i64,
     /// The version that is expected; 0 means no value, `None` means any.
     pub expected: Option<i64>,

@@ -5,7 +5,8 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// How many jobs one search examines at most: a filter with few matches would otherwise read the whole history.
+/// The maximum number of jobs that one search examines: a filter with few matches would otherwise read the whole
+/// history.
 pub const EXAMINED_MAX: i32 = 100_000;
 
 /// The selection of a listing.
@@ -17,7 +18,7 @@ pub struct Listing {
     pub before: Option<i64>,
     /// The maximum number of jobs; the newest are taken.
     pub limit: i32,
-    /// How many jobs are examined at most, for instance [`EXAMINED_MAX`].
+    /// The maximum number of jobs that are examined, for instance [`EXAMINED_MAX`].
     pub look_at: i32,
 }
 
@@ -50,7 +51,7 @@ impl Store {
         })
     }
 
-    /// When this job was requested, for people; `None` if the job does not exist or is no longer kept.
+    /// When this job was requested, as text; `None` if the job does not exist or is no longer kept.
     pub async fn requested_at(&self, id: i64) -> Result<Option<String>, StoreError> {
         let rows = self
             .query(

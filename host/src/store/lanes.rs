@@ -14,14 +14,15 @@ use crate::job::{ClaimGate, ClaimLimit, FairKey, FairShare, Incarnation, LaneId,
 /// higher numbers.
 pub const CATALOG_WINDOW: i64 = 256;
 
-/// What a recovery of inboxes has done.
+/// The result of a recovery of inboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InboxRecovery {
     /// The jobs that are in shared lanes now.
     pub moved: i32,
-    /// Those of them that had been ready for more than a day.
+    /// The number of these that had been ready for more than a day.
     pub late: i32,
-    /// Where the next call goes on: the inbox, and the last turn that was read there. `None`: there is no more.
+    /// The position from which the next call continues: the inbox, and the last turn that was read there. `None`: there
+    /// is no more.
     pub next: Option<(LaneId, i64)>,
 }
 
@@ -41,7 +42,7 @@ pub struct Lane {
     /// Tags that a worker must have.
     pub tags: Vec<String>,
     /// The values that all of its jobs have, and by which a fair queue or a gate divides them: `tenant`, `source`, or a
-    /// path of the payload. In an inbox, also `worker`.
+    /// path in the payload. In an inbox, also `worker`.
     pub values: BTreeMap<String, String>,
     /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
@@ -50,10 +51,10 @@ pub struct Lane {
 /// The catalog of lanes, and the settings by which they are served.
 #[derive(Debug)]
 pub struct Catalog {
-    /// The lanes that were asked for. Of retired ones, only those of the last [`CATALOG_WINDOW`] positions.
+    /// The requested lanes. Of retired ones, only those in the last [`CATALOG_WINDOW`] positions.
     pub lanes: Vec<Lane>,
-    /// The settings of all fair queues, by name. A key that only a newer host knows is left to that host: the lanes of
-    /// such a queue take turns.
+    /// The settings of all fair queues, by name. Queues with a key that only newer hosts know are left out: this host
+    /// lets their lanes take turns.
     pub fair: HashMap<String, FairShare>,
     /// The gates that act in claims (`rouse.gate`), by name.
     pub gates: Vec<ClaimGate>,
@@ -62,7 +63,7 @@ pub struct Catalog {
 }
 
 impl Lane {
-    /// `None` if its priority is one that only a newer host knows. It is left to that host.
+    /// `None` if only newer hosts know its priority. The lane is left to them.
     fn read(row: &Row) -> Option<Self> {
         Some(Self {
             seq: row.get(0),
@@ -77,7 +78,7 @@ impl Lane {
         })
     }
 
-    /// The worker whose inbox it is (direct dispatch); `None` if it is no inbox.
+    /// The worker whose inbox it is (direct dispatch); `None` if it is not an inbox.
     pub fn inbox_of(&self) -> Option<Incarnation> {
         let worker = self.values.get("worker")?;
         worker.parse().ok().map(Incarnation)
@@ -148,7 +149,7 @@ impl Store {
     }
 
     /// Moves up to `wanted` jobs out of inboxes of workers that no longer take them; see rouse.recover_direct
-    /// (migrations/functions/direct.sql). `from`: where the last call of this round has stopped.
+    /// (migrations/functions/direct.sql). `from`: the position at which the last call of this round stopped.
     pub async fn recover_direct(
         &self,
         wanted: i32,

@@ -98,7 +98,7 @@ pub(super) fn adopted(context: EventContext<'_>, uncounted: i32) {
         "adopted",
         context,
         uncounted,
-        "taken over from a worker that is gone"
+        "taken over from a worker that is dead or has stopped"
     );
 }
 
@@ -110,7 +110,7 @@ pub(super) fn lost(context: EventContext<'_>, uncounted: i32, has_failed: bool) 
             "lost",
             context,
             uncounted,
-            "its worker is gone; the job waits for its next attempt"
+            "its worker is dead or has stopped; the job waits for its next attempt"
         ),
         true => event!(
             warn,
@@ -118,7 +118,7 @@ pub(super) fn lost(context: EventContext<'_>, uncounted: i32, has_failed: bool) 
             context,
             uncounted,
             error = r#"{"kind":"lost"}"#,
-            "its worker is gone; the job has crashed its workers too often"
+            "its worker is dead or has stopped; the job has crashed its workers too often"
         ),
     }
 }
@@ -160,7 +160,7 @@ pub(super) fn unconfirmed(context: EventContext<'_>) {
         info,
         "unconfirmed",
         context,
-        "outcome unconfirmed: the answer to its settlement was lost; either it was written, or the lease is lost"
+        "outcome unconfirmed: the response to its settlement was lost; either it was written, or the lease is lost"
     );
 }
 
@@ -170,7 +170,7 @@ pub(super) fn given_up(context: EventContext<'_>) {
         error,
         "given_up",
         context,
-        "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again"
+        "outcome given up: it could not be written before the lease expired, or the host had to stop; the job runs again"
     );
 }
 
@@ -214,7 +214,7 @@ pub(super) fn missed_deadline(worker_id: &str, missed: &MissedDeadline) {
         attempt = (missed.attempt.0 > 0).then_some(missed.attempt.0),
         worker.id = worker_id,
         error = %missed.error,
-        "the job timeout is over"
+        "the job timeout has expired"
     );
 }
 

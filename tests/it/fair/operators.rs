@@ -248,7 +248,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
     assert!(!status.success());
     assert!(
         output.contains(
-            "set how queue bulk is shared (fair_share in rouse.toml, or ROUSE_FAIR_SHARE)"
+            "set the fair share of queue bulk (fair_share in rouse.toml, or ROUSE_FAIR_SHARE)"
         ) && output.contains("max_in_flight must be 0 to 1000000, not -1"),
         "{output}"
     );

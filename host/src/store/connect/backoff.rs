@@ -23,7 +23,7 @@ pub(super) struct Backoff {
     reach: watch::Sender<Reach>,
 }
 
-/// Whether connections to a server open.
+/// The reachability of a server: whether connections to it open.
 #[derive(Debug, Clone, Default)]
 pub struct Reach {
     /// The failure; `None` if the last connection opened, or none was tried.
@@ -65,8 +65,8 @@ pub enum OpenError<E> {
     /// Tried, and failed.
     #[error("{0}")]
     Failed(E),
-    /// Tried, without an answer in time.
-    #[error("no answer within {} s", .0.as_secs())]
+    /// Tried, without a response in time.
+    #[error("no response within {} s", .0.as_secs())]
     Silent(Duration),
 }
 
@@ -127,7 +127,7 @@ impl Backoff {
     }
 
     /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for
-    /// its end: whether the server is reached does not depend on the timeout of one task.
+    /// its end: whether the server is reached does not depend on the timeout of one caller.
     pub(super) fn start<T, E>(
         self: &Arc<Self>,
         timeout: Duration,
@@ -179,8 +179,8 @@ impl Backoff {
         self.reach.borrow().away().is_some()
     }
 
-    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may
-    /// be back.
+    /// Ends the wait for the next try. Also ends the wait for a try in progress: the server may be back, even if it
+    /// does not answer that try.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let away = reach.away.as_mut();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn try_now_does_not_wait_for_a_try_that_gets_no_answer() {
+    async fn try_now_does_not_wait_for_a_try_that_gets_no_response() {
         let backoff = Arc::new(Backoff::new("rouse"));
         let _ = fails(&backoff).await;
         backoff.try_now();
@@ -382,13 +382,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_try_without_an_answer_fails() {
+    async fn a_try_without_a_response_fails() {
         let backoff = Arc::new(Backoff::new("rouse"));
         let opening = pending::<Result<(), &str>>();
         let opened = backoff.open(Duration::from_millis(1), opening, |_| String::new());
         assert!(matches!(opened.await, Err(OpenError::Silent(_))));
         let away_now = away(&backoff).expect("it is away");
-        assert!(away_now.why.starts_with("no answer"), "{}", away_now.why);
+        assert!(away_now.why.starts_with("no response"), "{}", away_now.why);
     }
 
     #[tokio::test]

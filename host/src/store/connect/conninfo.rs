@@ -43,7 +43,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("PGGSSENCMODE", "gssencmode"),
 ];
 
-/// Settings that can be ignored: they ask for the default behaviour, or tune features that are not used.
+/// Settings that can be ignored: they request the default behaviour, or tune features that are not used.
 const IGNORED: [&str; 4] = [
     "client_encoding",
     "fallback_application_name",
@@ -68,7 +68,7 @@ const UNSUPPORTED: &[&str] = &[
     "gssencmode",
 ];
 
-/// Values of these that ask for what is done anyway.
+/// Values of these settings that request the default behaviour.
 const AS_BY_DEFAULT: &[(&str, &str)] = &[
     ("gssencmode", "disable"),
     ("gssencmode", "prefer"),
@@ -139,7 +139,7 @@ impl Params {
     }
 
     /// Passes the settings on, as a key-value string with all values quoted; except those that tokio-postgres reads in
-    /// another unit than libpq, or under another name.
+    /// a different unit than libpq, or under a different name.
     pub(super) fn into_config(mut self) -> Result<Config, ConnectError> {
         let tcp_user_timeout_ms = self.take_count("tcp_user_timeout")?;
         let keepalives_count = self.take_count("keepalives_count")?;

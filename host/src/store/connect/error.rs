@@ -104,7 +104,7 @@ pub enum ConnectError {
     },
     /// The server did not answer.
     #[error(
-        "cannot connect to {target}: no answer within {waited_s} s; check host, port and firewall"
+        "cannot connect to {target}: no response within {waited_s} s; check host, port and firewall"
     )]
     TimedOut {
         /// The address.

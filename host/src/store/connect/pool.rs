@@ -21,14 +21,13 @@ pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.
 ///
-/// A try continues if its caller gives up; the next caller gets it, and the connection that results. So even callers
-/// with little timeout are served by a server that is slow to accept connections, and the server does not get a new
-/// try from each of them.
+/// A try continues if its caller gives up; the next caller gets it, and the resulting connection. So even callers with
+/// a short timeout get connections from a server that is slow to accept them, and do not each start a new try.
 #[derive(Debug)]
 pub struct Opener {
     manager: Arc<Manager>,
     backoff: Arc<Backoff>,
-    /// How long a try may take.
+    /// The time limit for a try.
     timeout: Duration,
     /// Tries whose caller has given up.
     abandoned: Mutex<Vec<Opening>>,
@@ -84,7 +83,7 @@ impl Opener {
     /// An abandoned try, or a new one.
     fn opening(&self) -> Result<Opening, OpenError<Error>> {
         let mut abandoned = self.abandoned();
-        // A try that hangs may do so until its time limit; the server may be back by now.
+        // A try may hang until its time limit, although the server is already back.
         abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSE_AGE_MAX);
         // While the server is away, callers fail at once.
         let is_away = self.backoff.is_away();
