@@ -200,7 +200,7 @@ async fn a_host_that_starts_waits_a_few_seconds_for_locks_and_names_what_it_wait
     assert!(
         failed.starts_with("register the worker")
             && failed.contains(&format!(
-                "It has waited for {worker}: commit it, or end its session"
+                "It waited for {worker}: commit it, or end its session"
             )),
         "{failed}"
     );

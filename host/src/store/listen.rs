@@ -1,4 +1,4 @@
-//! Listens for wakeups. They are hints: the poll finds the jobs of a lost notification.
+//! Listens for wakeups. They are hints: if a notification is lost, the poll finds its jobs.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -79,10 +79,10 @@ const CHALLENGE: &str = "challenge";
 /// Before the content of a wakeup for the inbox of the worker; see `rouse._notify` (`migrations/functions/wake.sql`).
 const WAKE: &str = "wake ";
 
-/// How long a worker waits for its own notification.
+/// The time that a worker waits for its own notification.
 pub const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time limit of closing the connection.
+/// The time limit for closing the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
@@ -99,8 +99,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a
-    /// connection.
+    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The response may take as long as
+    /// opening a connection.
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
         let (sender, notifications) = mpsc::unbounded_channel();
@@ -122,7 +122,7 @@ impl Listener {
         let listen = format!("LISTEN {WAKE_CHANNEL}; LISTEN {}", own_channel(worker));
         let answered = connector.answered(client.batch_execute(&listen)).await;
         if answered.is_err() {
-            // Without an answer it would stay open until one arrives.
+            // Without a response it would stay open until one arrives.
             driver.abort();
         }
         answered?;
@@ -160,8 +160,8 @@ impl Listener {
 }
 
 impl Store {
-    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database,
-    /// or through a pooler that shares its sessions.
+    /// Notifies this worker itself. Its listening connection has to receive the notification, unless it leads to
+    /// another database, or through a pooler that shares its sessions.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(
             "SELECT pg_notify($1, $2)",

@@ -10,7 +10,7 @@ use super::fleet::allowed;
 use super::{Store, StoreError, millis};
 use crate::job::{Attempt, JobId};
 
-/// How many lines a page shows.
+/// The number of lines that a page shows.
 pub const NEWEST_LINES: i32 = 500;
 
 /// A log line of an attempt.
@@ -83,8 +83,8 @@ impl<'a> From<&'a LogLine> for LineRecord<'a> {
 }
 
 impl Store {
-    /// Stores these lines; returns how many are stored: those of jobs that this worker has claimed, or has ended an
-    /// attempt of. `repeats`: an earlier call may have stored some of them.
+    /// Stores these lines; returns the number that are stored: those of jobs that this worker has claimed, or whose
+    /// attempt it has ended. `repeats`: an earlier call may have stored some of them.
     pub async fn append_log(&self, lines: &[LogLine], repeats: bool) -> Result<usize, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();

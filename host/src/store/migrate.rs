@@ -1,6 +1,6 @@
 //! Brings schema `rouse` up to date.
 //!
-//! Each migration is applied once. The definitions (functions, views, triggers, rights) are applied whenever they
+//! Each migration is applied once. The definitions (functions, views, triggers, privileges) are applied whenever they
 //! differ from this host's. Both are recorded in a ledger.
 //!
 //! Any number of hosts may migrate at the same time: one works, the others wait. Migrations change tables and are
@@ -33,13 +33,13 @@ use plan::Plan;
 pub use sources::{ALL, Migration, PROTOCOL, ROLES_SQL, Source, Sources};
 use work::Work;
 
-/// How long a statement may wait for a lock, and block every enqueue, claim and settlement meanwhile. Long enough for
-/// the transactions of producers and workers, which end within milliseconds.
+/// The time that a statement may wait for a lock, and block every enqueue, claim and settlement while it waits. Long
+/// enough for the transactions of producers and workers, which end within milliseconds.
 pub const LOCK_WAIT: Duration = Duration::from_millis(150);
-/// How long [`run`] keeps trying by default.
+/// The time for which [`run`] keeps trying by default.
 pub const WAIT: Duration = Duration::from_secs(60);
 
-/// The roles that receive rights.
+/// The roles that receive privileges.
 const ROLES: [&str; 6] = [
     "rouse_enqueuer",
     "rouse_producer",
@@ -108,7 +108,7 @@ pub async fn run_these(
     };
     if !plan.is_empty() {
         let lock = Lock::take(keeper, client, &work.login, wait, &mut work.blockers).await?;
-        // Another host may have done some of it in the meantime.
+        // Another host may have done part of the work in the meantime.
         loop {
             let plan = Plan::read(client, sources).await?;
             if plan.is_empty() {
@@ -126,7 +126,7 @@ pub async fn run_these(
 /// Rejects a database that this host cannot serve. Changes nothing.
 ///
 /// # Errors
-/// If it cannot serve it, with what to do.
+/// If it cannot serve it, with a hint about what to do.
 pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
     let record = Record::read(client).await?;
     record.compare(ALL)?;

@@ -1,16 +1,16 @@
-//! Reads how jobs are doing, for callers that wait for their ends.
+//! Reads the states of jobs, for callers that wait for their ends.
 
 use tokio_postgres::types::Type;
 
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
-/// What a look shows of a job.
+/// The state of a job, as a look shows it.
 #[derive(Debug, Clone)]
 pub enum JobStatus {
     /// It has not ended: its row of `rouse.outcomes`, as JSON.
     Live(JsonText),
-    /// It has ended; [`Store::outcomes`] reads how.
+    /// It has ended; [`Store::outcomes`] reads its outcome.
     Ended,
 }
 

@@ -1,4 +1,4 @@
-//! Queries which lanes have waited too long.
+//! Queries the lanes whose jobs have waited too long.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct OverdueLane {
     pub lane: LaneId,
     /// The time until its next job will have waited too long, by the database's clock; zero if it already has.
     pub after: Duration,
-    /// How many of its next jobs have waited too long, or soon will have.
+    /// The number of its next jobs that have waited too long, or soon will have.
     pub jobs: usize,
 }
 

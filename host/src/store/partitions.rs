@@ -5,15 +5,15 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 
 impl Store {
-    /// Creates the partitions of today and the next days; returns how many were missing.
+    /// Creates the partitions of today and the next days; returns the number that were missing.
     pub async fn prepare_partitions(&self) -> Result<i32, StoreError> {
         let rows = self.query("SELECT rouse.prepare_partitions()", &[]).await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 
-    /// Drops the partitions that are older than the retentions in the database. Returns how many were dropped, and how
-    /// many were in use: a later call drops those.
+    /// Drops the partitions that are older than the retentions in the database. Returns the number that were dropped,
+    /// and the number that were in use: a later call drops those.
     pub async fn maintain_partitions(&self) -> Result<(i32, i32), StoreError> {
         let worker = self.identity()?;
         let rows = self

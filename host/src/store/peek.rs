@@ -15,7 +15,7 @@ pub struct PeekParams<'a> {
     pub lanes: &'a [ClaimOrder],
     /// The first position of the catalog of lanes to check.
     pub catalog_after: i64,
-    /// The sum of the positions from there on that the worker has already read.
+    /// The sum of the positions starting there that the worker has already read.
     pub catalog_sum: i64,
     /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,

@@ -7,13 +7,14 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::JobId;
 
-/// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
+/// The maximum number of jobs that one call promotes: enough for bursts, and few enough not to hold locks for a long
+/// time.
 const PROMOTED_MAX: i32 = 1000;
 
 /// The result of a promotion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promotion {
-    /// Jobs that can be claimed now.
+    /// The number of jobs that can be claimed now.
     pub promoted: u32,
     /// The time until the next job is due, by the database's clock; `None` if there is none.
     pub next_due: Option<Duration>,

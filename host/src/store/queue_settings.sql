@@ -1,5 +1,5 @@
--- Every queue; see the view rouse.queue_settings (migrations/functions/views.sql). Fair queues have what living workers
--- have counted.
+-- Every queue; see the view rouse.queue_settings (migrations/functions/views.sql). Fair queues include the counts of
+-- live workers.
 SELECT to_jsonb(q) - 'fair_share' || jsonb_build_object(
            'scheduler', q.fair_share || CASE WHEN q.fair_share ->> 'policy' = 'drr' THEN jsonb_build_object(
                'rounds', coalesce(t.rounds, 0), 'promotions', coalesce(t.promotions, 0)) ELSE '{}' END)

@@ -15,7 +15,7 @@ use crate::job::{Dispatch, FairCharge, FairKey, FairPolicy};
 pub struct NewFairShare {
     /// Which jobs go first.
     pub policy: Option<FairPolicy>,
-    /// By what it is divided.
+    /// The value by which it is divided.
     pub key: Option<FairKey>,
     /// The jobs of a key of weight 1 in each round.
     pub quantum: Option<i32>,
@@ -62,7 +62,7 @@ fn add_sums(queue: &mut Value, rows: &[&Value]) {
     }
 }
 
-/// Adds its keys to a queue, if it is fair. `keys`: what [`Store::fair_keys`] returned.
+/// Adds the keys of a queue, if it is fair. `keys`: the result of [`Store::fair_keys`].
 pub fn add_keys(queue: &mut Value, keys: &HashMap<String, Value>) {
     if queue["scheduler"]["policy"] == "drr" {
         let name = queue["name"].as_str().unwrap_or_default();
@@ -109,13 +109,13 @@ impl Store {
         self.names("SELECT DISTINCT handler FROM rouse.lane").await
     }
 
-    /// A column of texts. `None` if this login may not read it.
+    /// A column of strings. `None` if this login may not read it.
     pub(super) async fn names(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
         let rows = allowed(self.query(sql, &[]).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// Pauses a queue; returns when it was paused, for people.
+    /// Pauses a queue; returns when it was paused, as text.
     pub async fn pause_queue(&self, queue: &str) -> Result<String, StoreError> {
         let rows = self
             .query(
@@ -136,9 +136,9 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: `None` leaves the
-    /// setting unchanged, 0 resets it to the general retention. Returns the current settings; `None` means the general
-    /// retention.
+    /// Sets the number of days for which finished jobs of a queue are kept, and the number for jobs that failed or
+    /// timed out: `None` leaves a setting unchanged, 0 resets it to the general retention. Returns the current
+    /// settings; `None` means the general retention.
     pub async fn set_retention(
         &self,
         queue: &str,
@@ -159,7 +159,7 @@ impl Store {
         Ok((row.get(0), row.get(1)))
     }
 
-    /// Sets how large the payloads of a queue may be.
+    /// Sets the maximum size of the payloads of a queue.
     pub async fn set_payload_limit(&self, queue: &str, bytes_max: i32) -> Result<(), StoreError> {
         self.query(
             "SELECT rouse.set_payload_limit($1, $2)",
@@ -169,15 +169,15 @@ impl Store {
         Ok(())
     }
 
-    /// For how many days finished jobs are kept whose queue has no retention of its own.
+    /// The number of days for which finished jobs are kept if their queue has no retention of its own.
     pub async fn default_retention(&self) -> Result<Option<i32>, StoreError> {
         let sql = "SELECT keep_days::integer FROM rouse.limits";
         let rows = self.query(sql, &[]).await?;
         Ok(rows.first().map(|row| row.get(0)))
     }
 
-    /// Sets for how many days finished jobs are kept whose queue has no retention of its own. Returns the days until
-    /// now.
+    /// Sets the number of days for which finished jobs are kept if their queue has no retention of its own. Returns the
+    /// previous number.
     pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
         let rows = self
             .query(
@@ -189,7 +189,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets how a queue is shared: `None` leaves a setting unchanged. Returns the settings in force.
+    /// Sets the fair share of a queue: `None` leaves a setting unchanged. Returns the settings in force.
     pub async fn set_fair_share(
         &self,
         queue: &str,
@@ -227,7 +227,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets how a queue is shared as a worker's settings say.
+    /// Sets the fair share of a queue from the settings of a worker.
     pub async fn declare_fair_share(
         &self,
         queue: &str,

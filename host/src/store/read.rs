@@ -69,7 +69,7 @@ impl Store {
         }))
     }
 
-    /// What is between this job and its start: rows of `rouse.why`; empty if the job does not exist or is no longer
+    /// The reasons why this job has not started: rows of `rouse.why`; empty if the job does not exist or is no longer
     /// kept. `None` if the login may not read it.
     pub async fn why(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self

@@ -1,4 +1,4 @@
--- One job with its history, as JSON for people and scripts; see rouse.job and rouse.history
+-- One job with its history, as JSON for display and for scripts; see rouse.job and rouse.history
 -- (migrations/functions/views.sql). No row if the job does not exist.
 SELECT j.state::text,
        jsonb_build_object('history', coalesce((

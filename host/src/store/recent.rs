@@ -1,4 +1,4 @@
-//! What the newest ended jobs took, and which handlers fail: for the dashboard.
+//! The waits and durations of the newest ended jobs, and the handlers that fail: for the dashboard.
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
@@ -6,21 +6,21 @@ use tokio_postgres::types::Type;
 use super::fleet::allowed;
 use super::{Store, StoreError};
 
-/// How many of the newest jobs are examined. Without a handler, half a thousand are enough for percentiles.
+/// The number of the newest jobs that are examined. Without a handler, 500 are enough for percentiles.
 const NEWEST: i32 = 500;
-/// With a handler, which may have few of them.
+/// The same for one handler, which may have few of them.
 const NEWEST_OF_HANDLER: i32 = 10_000;
-/// How many of the newest unsuccessful jobs are examined.
+/// The number of the newest unsuccessful jobs that are examined.
 const NEWEST_UNSUCCESSFUL: i32 = 2_000;
 
-/// How many jobs have ended up to a time.
+/// The number of jobs that have ended up to a given time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EndedCounts {
     /// The time, seconds since 1970.
     pub at: f64,
     /// All ended jobs, since Postgres' statistics started.
     pub ended: i64,
-    /// Those that living workers count as failed. They report every 30 s.
+    /// Those that live workers count as failed. They report every 30 s.
     pub failed: i64,
 }
 
@@ -53,7 +53,7 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// How many jobs have ended. `None` if this login may not read it.
+    /// The number of jobs that have ended. `None` if this login may not read it.
     pub async fn ended_counts(&self) -> Result<Option<EndedCounts>, StoreError> {
         let result = self.query(include_str!("ended_counts.sql"), &[]).await;
         Ok(allowed(result)?.and_then(|rows| {

@@ -1,5 +1,5 @@
--- What the newest ended jobs took: of all handlers, or of one ($1). Of the $2 newest jobs by id, those of the handler
--- are used. Waits count from when a job was due. Served by finished_id.
+-- The waits, durations and CPU times of the newest ended jobs: of all handlers, or of one ($1). Of the $2 newest jobs
+-- by id, those of the handler are used. Waits count from when a job was due. Served by finished_id.
 WITH newest AS MATERIALIZED (
     SELECT f.state, f.lane, f.cpu_us, extract(epoch FROM f.claimed_at - f.available_at)::float8 AS wait_s,
            extract(epoch FROM f.finished_at - f.started_at)::float8 AS run_s

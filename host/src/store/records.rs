@@ -1,7 +1,7 @@
 //! The records that the functions for workers take: composite types of schema `rouse` (migrations/functions/types.sql).
 //!
-//! Each has a struct next to its verb, with `#[derive(ToSql)]`; the fields are matched by name. To add a field, extend
-//! the struct and the type; nothing in between has to change.
+//! Each has a struct next to its operation, with `#[derive(ToSql)]`; the fields are matched by name. To add a field,
+//! extend the struct and the type; nothing in between has to change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Lists {
     pub(super) fn array_type(&self, name: &str) -> Type {
         self.0
             .get(name)
-            .expect("the types of all verbs are read")
+            .expect("the types of all operations are read")
             .clone()
     }
 }

@@ -83,7 +83,7 @@ pub struct Stats {
     pub disk_free_bytes: Option<u64>,
     /// The age of this incarnation, seconds.
     pub uptime_s: u64,
-    /// Some of the modules that were present at its start are not loaded yet: it may soon have handlers that it does
+    /// Some of the modules that were present when it started are not loaded yet: it may soon have handlers that it does
     /// not list.
     pub loading: bool,
     /// What it did in fair queues in this incarnation.
@@ -96,9 +96,9 @@ pub struct Stats {
 pub struct FairQueueStats {
     /// The queue.
     pub queue: String,
-    /// How often the keys got credit.
+    /// The number of times that the keys got credit.
     pub rounds: u64,
-    /// Jobs that went first because they had waited too long.
+    /// The number of jobs that went first because they had waited too long.
     pub promotions: u64,
     /// Its keys, by name. Those that are not counted one by one share one entry.
     pub keys: Vec<FairKeyStats>,
@@ -111,9 +111,9 @@ pub struct FairKeyStats {
     pub key: Option<String>,
     /// Claimed jobs.
     pub selected: u64,
-    /// Claims that took nothing of it although it was known to have jobs.
+    /// The number of claims that took none of its jobs although it was known to have some.
     pub deferred: u64,
-    /// Jobs that went first because they had waited too long.
+    /// The number of jobs that went first because they had waited too long.
     pub promotions: u64,
     /// The turns that it has left in this round; less than zero if it took some in advance. `None` for several keys.
     pub deficit: Option<f64>,
@@ -144,14 +144,14 @@ impl StoreError {
         self.code().is_some_and(|code| codes.contains(&code.code()))
     }
 
-    /// True if this incarnation of the worker is over: its heartbeats stopped for too long, or the database no longer
+    /// True if this incarnation of the worker has ended: its heartbeats stopped for too long, or the database no longer
     /// knows it (after a restore, for instance). It has to register again, and all its claims are lost.
     pub fn is_over(&self) -> bool {
         self.is(&[OVER, UNKNOWN])
     }
 
-    /// True if the database does not know this incarnation of the worker, or not by this key and login: it was
-    /// restored, or has lost the registration in a failover.
+    /// True if the database does not know this incarnation of the worker, or knows it with a different key or login: it
+    /// was restored, or has lost the registration in a failover.
     pub fn is_unknown(&self) -> bool {
         self.is(&[UNKNOWN])
     }
@@ -167,7 +167,7 @@ impl StoreError {
     }
 }
 
-/// The answer to a heartbeat.
+/// The result of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
     /// Workers that this heartbeat found dead.
@@ -177,7 +177,7 @@ pub struct Heartbeat {
 }
 
 impl Store {
-    /// Registers an incarnation of a worker; returns its number and the heartbeat interval. From then on the store and
+    /// Registers an incarnation of a worker; returns its number and the heartbeat interval. After this, the store and
     /// its clones show this identity with each write.
     pub async fn register(
         &self,
@@ -216,8 +216,8 @@ impl Store {
     }
 
     /// Reports that the worker is alive, which handlers it can run (`None`: unchanged), its statistics, and whether it
-    /// is draining. Returns how many workers were found dead, and for how many attempts the worker has its timeout
-    /// flag.
+    /// is draining. Returns the number of workers that were found dead, and the number of attempts for which the worker
+    /// has its timeout flag.
     ///
     /// # Errors
     /// [`StoreError::is_about_data`] if the database rejects what the worker reports; nothing of it is stored then.
@@ -249,7 +249,7 @@ impl Store {
         })
     }
 
-    /// Reports that this host is alive although the incarnation of its worker is over, so that the attempts that it
+    /// Reports that this host is alive although the incarnation of its worker has ended, so that the attempts that it
     /// lost do not count as crashes.
     pub async fn outlived(&self) -> Result<(), StoreError> {
         let worker = self.identity()?;

@@ -4,12 +4,12 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// How many dependencies one call resolves at most: enough for a wide graph, and short enough to hold no lock for
-/// long.
+/// The maximum number of dependencies that one call resolves: enough for a wide graph, and few enough not to hold locks
+/// for a long time.
 const RELEASED_MAX: i32 = 1000;
 
 impl Store {
-    /// Releases more of the jobs whose release a settlement has left over. Returns whether there is more to do at once.
+    /// Releases more of the jobs that a settlement has left unreleased. Returns whether there is more to do at once.
     pub async fn continue_releases(&self) -> Result<bool, StoreError> {
         let me = self.identity()?;
         let rows = self
@@ -25,8 +25,8 @@ impl Store {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept. Returns how many
-    /// chains were found: no known fault leaves any.
+    /// Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept. Returns the number
+    /// of chains that were found: no known fault leaves any.
     pub async fn maintain_dependencies(&self) -> Result<i32, StoreError> {
         let worker = self.identity()?;
         let rows = self

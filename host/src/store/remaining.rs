@@ -15,7 +15,7 @@ pub struct Remaining {
     pub tags: Vec<String>,
     /// Jobs that can be claimed.
     pub ready: i64,
-    /// Jobs that can be claimed in a moment: they are due, or their lease has ended.
+    /// Jobs that can be claimed shortly: they are due, or their lease has ended.
     pub due: i64,
     /// The ready and due jobs from one of the requested sources.
     pub bound: i64,

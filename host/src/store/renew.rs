@@ -10,10 +10,10 @@ use crate::job::{AbortReason, Fence, JobId};
 /// The largest number of renewals in one statement: a slow server renews at least the first ones in time.
 pub const RENEWALS_MAX: usize = 500;
 
-/// A statement that takes longer is repeated on another connection.
+/// A statement that takes longer is retried on another connection.
 const RENEW_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much longer it may take for each renewal. The server continues with a statement that is given up, and until it
-/// is done, each repetition finds the jobs locked.
+/// The additional time for each renewal. The server continues with a statement that is given up, and until it is done,
+/// each retry finds the jobs locked.
 const RENEW_TIMEOUT_EACH: Duration = Duration::from_millis(5);
 
 /// One lease to extend.

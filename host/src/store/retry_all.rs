@@ -13,16 +13,16 @@ use super::{RetriedJobs, Store, StoreError};
 /// A bulk retry, and what it has done so far.
 #[derive(Debug)]
 pub struct RetryAll {
-    /// How many jobs were retried.
+    /// The number of jobs that were retried.
     pub retried: usize,
     /// The jobs that were refused.
     pub refused: BTreeSet<i64>,
-    /// How many jobs were examined; refused ones count once.
+    /// The number of jobs that were examined; refused ones count once.
     pub looked_at: i64,
     filter: Value,
     limit: i32,
-    /// The calls that this pass has left: each tries the jobs from `before` down to the last id. A call that does not
-    /// come so far is followed by another one.
+    /// The remaining calls of this pass: each tries the jobs from `before` down to the last id. A call that does not
+    /// get that far is followed by another one.
     calls: VecDeque<(Option<i64>, i64)>,
     is_first_pass: bool,
     /// This pass has retried jobs.
@@ -30,8 +30,8 @@ pub struct RetryAll {
 }
 
 impl RetryAll {
-    /// Nothing is retried before the first [`Self::go_on`]. `limit`: jobs of a batch. Without `until` in the filter,
-    /// jobs that end meanwhile may be retried too.
+    /// Nothing is retried before the first [`Self::go_on`]. `limit`: the maximum number of jobs in a batch. Without
+    /// `until` in the filter, jobs that end in the meantime may be retried too.
     pub fn new(filter: Value, limit: i32) -> Self {
         Self {
             retried: 0,
@@ -78,7 +78,7 @@ impl RetryAll {
         }
     }
 
-    /// One call for as many refused jobs as a batch has, the oldest first.
+    /// Calls that each try a batch of the refused jobs, the oldest first.
     fn calls_for_refused(&self) -> VecDeque<(Option<i64>, i64)> {
         let refused: Vec<i64> = self.refused.iter().copied().collect();
         let max = usize::try_from(self.limit).unwrap_or(1).max(1);

@@ -45,9 +45,9 @@ pub struct NewSchedule {
     pub lease_secs: Option<f64>,
     /// Their run timeout, seconds.
     pub timeout_secs: Option<f64>,
-    /// The time within which they have to end, seconds.
+    /// Their job timeout: the time within which they have to end, seconds.
     pub job_timeout_secs: Option<f64>,
-    /// The key of the payload that gets the due time.
+    /// The key in the payload that gets the due time.
     pub due_key: Option<String>,
 }
 
@@ -107,7 +107,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Pauses a schedule; returns since when it is paused, for people.
+    /// Pauses a schedule; returns when it was paused, as text.
     pub async fn pause_schedule(&self, name: &str) -> Result<String, StoreError> {
         let sql = "SELECT to_jsonb(rouse.pause_schedule($1)) #>> '{}'";
         let rows = self.query(sql, &[(&name, Type::TEXT)]).await?;

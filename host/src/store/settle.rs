@@ -35,8 +35,8 @@ pub struct Settlement {
 }
 
 impl Settlement {
-    /// Gives it another outcome. The jobs go if that one does not enqueue them: Postgres checks them whatever the
-    /// outcome is, and might refuse this one for them too.
+    /// Gives it another outcome. The jobs are dropped if the new outcome does not enqueue them: Postgres checks them
+    /// regardless of the outcome, and might refuse the new outcome because of them, too.
     pub fn replace(&mut self, outcome: Outcome) {
         if !outcome.enqueues() {
             self.jobs.clear();
@@ -64,14 +64,14 @@ pub enum Locked {
     Skip,
 }
 
-/// The database's answer to a batch. A job in neither set has lost its lease.
+/// The result of a batch. A job in neither set has lost its lease.
 #[derive(Debug, Default)]
 pub struct SettleResult {
     /// Settled.
     pub accepted: HashSet<JobId>,
     /// Skipped because another transaction has locked the job.
     pub locked: HashSet<JobId>,
-    /// Some jobs that wait for these are not released yet: [`Store::continue_releases`] goes on.
+    /// Some jobs that wait for these are not released yet: [`Store::continue_releases`] releases them.
     pub has_releases: bool,
 }
 

@@ -12,11 +12,11 @@ use super::{Store, StoreError};
 pub struct LeasedShards {
     /// The queue.
     pub queue: String,
-    /// How many shards it has.
+    /// The number of shards that it has.
     pub shards: u32,
     /// The numbers of those that the worker has leased.
     pub own: HashSet<u32>,
-    /// How long the lease lasts, from before the call.
+    /// The duration of the lease, counted from before the call.
     pub lease: Duration,
 }
 

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 
 impl Store {
-    /// For this long from now, the worker wants a NOTIFY for these queues (`*`: for any).
+    /// Requests a NOTIFY for these queues (`*`: for any), for this long from now.
     pub async fn sleep(&self, queues: &[String], how_long: Duration) -> Result<(), StoreError> {
         let worker = self.identity()?;
         let ms = i64::try_from(how_long.as_millis()).unwrap_or(i64::MAX);

@@ -3,7 +3,7 @@
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
 //! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker
 //! holds the job (migrations/functions/effects.sql). The statements are sent at once and answered in one round trip;
-//! the COMMIT follows when all answers are right.
+//! the COMMIT follows if all results are as expected.
 
 mod check;
 mod error;
@@ -29,25 +29,25 @@ use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
 use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError, is_about_data};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
-/// How many times its statement timeout a transaction may take.
+/// The time limit of a transaction, as a multiple of its statement timeout.
 const STATEMENTS: u32 = 4;
 
-/// How long a transaction waits for the lock of another one: it holds the lock of the job meanwhile.
+/// The time that a transaction waits for the lock of another one: it holds the lock of the job while it waits.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The same for a transaction with the effects of several jobs, which is then tried again in parts.
 const LOCK_WAIT_OF_SEVERAL: Duration = Duration::from_millis(50);
 
-/// A statement that a transaction runs this often is prepared first, which costs a round trip.
+/// A statement that a transaction runs at least this often is prepared first, which costs a round trip.
 const PREPARED_FROM: usize = 4;
 
-/// How much longer than its timeouts a transaction may take: for the way, and for a busy server.
+/// The additional time that a transaction may take beyond its timeouts: for the network, and for a busy server.
 const RESPONSE_SLACK: Duration = Duration::from_secs(5);
 
 /// A transaction with effects.
 #[derive(Debug, Clone, Copy)]
 pub struct Effects<'a> {
-    /// What is committed with them.
+    /// The write with which they are committed.
     pub write: FencedWrite<'a>,
     /// The statements in order, of each outcome or of the step.
     pub calls: &'a [Vec<CheckedCall<'a>>],
@@ -58,7 +58,7 @@ pub struct Effects<'a> {
 /// A call of a statement that fits the database.
 pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
 
-/// What effects are committed with.
+/// The write, behind the fence, with which effects are committed.
 #[derive(Debug, Clone, Copy)]
 pub enum FencedWrite<'a> {
     /// The outcomes of attempts that have succeeded.
@@ -79,7 +79,7 @@ pub enum FencedWrite<'a> {
 /// The effects are committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitResult {
-    /// Some jobs that wait for this one are not released yet: [`Store::continue_releases`] goes on.
+    /// Some jobs that wait for this one are not released yet: [`Store::continue_releases`] releases them.
     pub has_releases: bool,
 }
 
@@ -92,21 +92,21 @@ pub enum CommitError {
     Recorded,
     /// Postgres refused a statement, or its number of rows is wrong.
     Statement(SqlFailure),
-    /// Postgres cannot store the result, or the jobs that the attempt enqueues, and would refuse them again: a message
-    /// for people.
+    /// Postgres cannot store the result, or the jobs that the attempt enqueues, and would refuse them again: a
+    /// human-readable message.
     Refused(String),
     /// Today's partition of the history does not exist.
     NoPartition,
-    /// The incarnation of the worker is over.
+    /// The incarnation of the worker has ended.
     Over,
     /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a
     /// key of a job that the attempt enqueues. No statement has run.
     Locked(SqlError),
-    /// Nothing was committed, because of this. It is not the fault of a statement's data, nor of the result.
+    /// Nothing was committed, because of this error. It is not caused by a statement's data, nor by the result.
     Failed(SqlError),
     /// The COMMIT was sent, and not answered.
     InDoubt(SqlError),
-    /// A verb for workers was called too early, or the schema is not migrated.
+    /// An operation for workers was called too early, or the schema is not migrated.
     Store(StoreError),
 }
 
@@ -127,10 +127,10 @@ fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + S
     values.zip(types.iter().cloned()).collect()
 }
 
-/// The answers to the statements of one outcome, after that to the settings before them, if any.
+/// The responses to the statements of one outcome, after the response to the settings before them, if any.
 type Answers = (Option<Result<(), tokio_postgres::Error>>, Vec<Answer>);
 
-/// The answer to one statement of a transaction.
+/// The response to one statement of a transaction.
 enum Answer {
     Rows(u64),
     Failed(SqlError),
@@ -265,7 +265,7 @@ impl Store {
             };
             let run_all = async |settings: &str, prepared: &HashMap<&str, Prepared>| {
                 let outcomes = bound.iter().enumerate().map(async |(number, calls)| {
-                    // What a statement of one job sets is gone in the next one.
+                    // Settings that a statement of one job has changed are reset for the next job.
                     let settings = (number > 0).then(|| session.batch_execute(settings));
                     let statements = calls.iter().map(|(statement, values)| {
                         run(&session, statement, prepared.get(&*statement.name), values)
@@ -342,8 +342,8 @@ impl Store {
         }
     }
 
-    /// What became of an attempt whose settlement was not answered. Waits for its transaction, for at most 250 ms
-    /// (`lock_not_available`).
+    /// Looks up the state of an attempt whose settlement was not answered. Waits for its transaction, for at most 250
+    /// ms (`lock_not_available`).
     pub async fn confirm(
         &self,
         id: JobId,
@@ -432,7 +432,8 @@ async fn run(
     }
 }
 
-/// The first answer that is an error, or a wrong number of rows. All after it only say that the transaction has failed.
+/// The first response that is an error, or has a wrong number of rows. All responses after it only say that the
+/// transaction has failed.
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
@@ -488,8 +489,8 @@ fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> Commi
     }
 }
 
-/// An error as the answer to COMMIT: a deferred constraint is the fault of some statement, and nothing is committed. A
-/// lost connection leaves it open.
+/// An error in response to COMMIT: a deferred constraint is violated by some statement, and nothing is committed. After
+/// a lost connection, the result is unknown.
 fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> CommitError {
     let calls: Vec<CheckedCall<'_>> = calls.iter().flatten().copied().collect();
     match (error.class(), calls.last()) {

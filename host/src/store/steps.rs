@@ -20,7 +20,7 @@ impl LostJob {
     }
 }
 
-/// The recorded steps of a job, as far as they were read.
+/// The recorded steps of a job that have been read.
 #[derive(Debug, Clone, Default)]
 pub struct RecordedSteps {
     /// The steps by name, with their results if they are small.
@@ -31,7 +31,7 @@ pub struct RecordedSteps {
     versions: i64,
 }
 
-/// The rows of an answer, unless the first one says that the job is no longer this worker's.
+/// The rows of a response, unless the first one says that the job is no longer this worker's.
 pub(super) fn check_held(rows: &[Row]) -> Result<&[Row], LostJob> {
     let refusal = rows.first().and_then(|row| row.get::<_, Option<&str>>(0));
     refusal.map_or(Ok(rows), |reason| Err(LostJob::read(reason)))
@@ -109,7 +109,7 @@ impl Store {
         Ok(results.map(|mut results| results.remove(step)))
     }
 
-    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as one answer may hold,
+    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as fit into one response,
     /// and at least one.
     pub(super) async fn recorded_results(
         &self,
@@ -202,7 +202,7 @@ impl RecordedSteps {
         true
     }
 
-    /// The size in memory, about.
+    /// The approximate size in memory.
     pub fn bytes(&self) -> usize {
         let texts = self.steps.iter().map(|(name, step)| match step {
             RecordedStep::Done {

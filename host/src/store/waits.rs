@@ -47,8 +47,8 @@ impl Store {
         }
     }
 
-    /// The ends of the calls of these steps, recorded as their results. Fails if these have more than `bytes_max`
-    /// bytes. Large ones are read by further statements, which lock nothing.
+    /// The ends of the calls of these steps, recorded as their results. Fails if these are larger than `bytes_max`
+    /// bytes. Large ones are read by further statements, which do not lock anything.
     pub async fn returned_calls(
         &self,
         id: JobId,

@@ -133,7 +133,7 @@ async fn a_query_without_a_response_is_cancelled_and_the_page_reports_it() {
     holder.batch_execute(lock).await.unwrap();
     let page = dashboard.get("/schedules").await;
     assert_eq!(page.status, 503, "{}", page.body);
-    assert!(page.body.contains("no answer from"), "{}", page.body);
+    assert!(page.body.contains("no response from"), "{}", page.body);
     let waiting = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
     until_true(&db.client().await, waiting).await;
     holder.rollback().await.unwrap();

@@ -17,7 +17,7 @@ pub enum MigrateError {
         /// The names of the missing migrations.
         missing: Vec<String>,
     },
-    /// Functions, views or rights have been changed since they were applied.
+    /// Functions, views or privileges have been changed since they were applied.
     #[error(
         "the database differs from what `rouse migrate` applied: {}; run `rouse migrate` to restore it",
         in_force::listed(.differences)
@@ -51,7 +51,7 @@ pub enum MigrateError {
     },
     /// The user may not create the roles, or the schema.
     #[error(
-        "{0}; ask an administrator to run the output of `rouse migrate --roles-sql`, or migrate as a user with that right"
+        "{0}; ask an administrator to run the output of `rouse migrate --roles-sql`, or migrate as a user with that privilege"
     )]
     NotAllowed(String),
     /// The user may not act as the owner of the schema, or the owner may not create it.
@@ -60,7 +60,7 @@ pub enum MigrateError {
         .login.grants()
     )]
     NotOwner {
-        /// The operation, and why it was refused.
+        /// The operation, and the reason for the refusal.
         refusal: String,
         /// The user and the database.
         login: Login,
@@ -91,13 +91,13 @@ pub enum MigrateError {
     Sql {
         /// The operation that failed.
         operation: String,
-        /// The error of Postgres.
+        /// The Postgres error.
         error: tokio_postgres::Error,
     },
 }
 
 impl MigrateError {
-    /// The same error, with what an administrator has to do if the login lacks a right.
+    /// The same error, with what an administrator has to do if the login lacks a privilege.
     pub(super) fn or_not_owner(self, login: &Login) -> Self {
         match self {
             Self::Sql { operation, error }
@@ -174,7 +174,7 @@ pub(super) fn allowed(operation: &str) -> impl FnOnce(tokio_postgres::Error) -> 
     }
 }
 
-/// Like [`sql`], for operations whose refusal means that the user, or the owner, lacks a right.
+/// Like [`sql`], for operations whose refusal means that the user, or the owner, lacks a privilege.
 pub(super) fn owned(
     operation: &str,
     login: &Login,

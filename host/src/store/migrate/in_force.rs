@@ -1,4 +1,4 @@
-//! Checks whether functions, views, triggers and rights are as they were applied.
+//! Checks whether functions, views, triggers and privileges are as they were applied.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::error::sql;
 use super::ledger::release;
 use super::{MigrateError, ROLES, Sources};
 
-/// How many differences a message lists.
+/// The maximum number of differences that a message lists.
 const LISTED_MAX: usize = 5;
 
 /// An object that differs from what was applied.
@@ -36,7 +36,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Rejects a database whose functions, views, triggers or rights differ from what was applied. Changes nothing.
+/// Rejects a database whose functions, views, triggers or privileges differ from what was applied. Changes nothing.
 ///
 /// # Errors
 /// If something differs, with a list, or if the database does not answer.
@@ -84,7 +84,7 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
     let rows = transaction
         .query_typed(&query, &[(&&ROLES[..], Type::TEXT_ARRAY)])
         .await
-        .map_err(sql("read which functions and rights are in force"))?;
+        .map_err(sql("read the functions and privileges in force"))?;
     Ok(rows
         .iter()
         .map(|row| Difference {
@@ -98,7 +98,7 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
         .collect())
 }
 
-/// Records what is in force now as what was applied.
+/// Records what is now in force as what was applied.
 pub(super) async fn record(
     transaction: &Transaction<'_>,
     sources: Sources<'_>,

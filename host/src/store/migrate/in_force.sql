@@ -1,5 +1,5 @@
 -- The definitions in force in schema rouse: one row for each function, view and trigger with a digest of its
--- definition, and for each right of the roles in $1 and of PUBLIC. Reads catalogs only. Names and definitions are
+-- definition, and for each privilege of the roles in $1 and of PUBLIC. Reads catalogs only. Names and definitions are
 -- printed with the search path of the session, which has to be pg_catalog. Partitions are left out, because they change
 -- daily.
 WITH function AS (

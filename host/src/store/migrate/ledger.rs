@@ -1,4 +1,4 @@
-//! The ledger: which migrations and definitions the database has recorded.
+//! The ledger: the migrations and definitions that the database has recorded.
 
 use tokio_postgres::GenericClient;
 

@@ -6,7 +6,7 @@ CREATE TABLE rouse.migration (
     name       text NOT NULL,
     sha256     text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now());
--- The functions, views and rights that were last applied.
+-- The functions, views and privileges that were last applied.
 CREATE TABLE rouse.definitions (
     sha256       text PRIMARY KEY,
     -- The release of the host that applied them.
@@ -14,7 +14,7 @@ CREATE TABLE rouse.definitions (
     -- The oldest protocol of hosts that they support.
     protocol_oldest integer NOT NULL,
     server_major integer NOT NULL,
-    -- What was in force afterwards: a digest for each function, view, trigger and right.
+    -- What was in force afterwards: a digest for each function, view, trigger and privilege.
     facts        jsonb NOT NULL,
     applied_at   timestamptz NOT NULL DEFAULT now());
 RESET ROLE

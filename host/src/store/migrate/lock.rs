@@ -24,7 +24,7 @@ pub(super) struct Lock<'a> {
 }
 
 impl<'a> Lock<'a> {
-    /// Waits for it, for at most `wait`; `watcher` checks which session has it.
+    /// Waits for the lock, for at most `wait`; `watcher` checks which session has it.
     pub(super) async fn take(
         keeper: &'a mut Client,
         watcher: &Client,

@@ -13,7 +13,7 @@ pub struct Migration {
     pub name: &'static str,
     /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
     /// statement (each ends with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only.
-    /// It runs again after it failed half way, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// It runs again after it failed halfway, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 
@@ -43,8 +43,8 @@ pub struct Source {
     pub sql: &'static str,
 }
 
-/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not
-/// survive. Reasons and consequences: docs/decisions/two-protocols-are-served.md.
+/// The protocol between this host and the functions for workers. Incremented by each change that is incompatible with
+/// older hosts. Reasons and consequences: docs/decisions/two-protocols-are-served.md.
 pub const PROTOCOL: i32 = 1;
 
 /// All sources of schema `rouse`.
@@ -56,7 +56,7 @@ pub struct Sources<'a> {
     pub migrations: &'a [Migration],
     /// Functions, views and triggers, in an order in which they can be defined.
     pub functions: &'a [Source],
-    /// Comments and rights, which are applied after vanished functions are dropped.
+    /// Comments and privileges, which are applied after vanished functions are dropped.
     pub privileges: &'a [Source],
 }
 

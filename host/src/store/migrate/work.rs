@@ -77,8 +77,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Waits before the next attempt, without holding any lock that producers or workers need; fails if there is no
-    /// time left.
+    /// Waits before the next try, without holding any lock that producers or workers need; fails if there is no time
+    /// left.
     async fn pause(&mut self, name: &str, pause: &mut Duration) -> Result<(), MigrateError> {
         let by = self.blockers.latest();
         let left = self.wait.saturating_sub(self.started.elapsed());
@@ -133,7 +133,7 @@ impl Work<'_> {
         match applied {
             Ok(()) => transaction.commit().await.map_err(sql("commit")),
             Err(error) => {
-                // The first error is more useful than a possible error here.
+                // The first error is more useful than a possible error of the rollback.
                 let _ = transaction.rollback().await;
                 Err(error)
             }
@@ -141,7 +141,7 @@ impl Work<'_> {
     }
 
     /// Runs a migration statement by statement. Its lock timeout is the remaining time, because statements that can run
-    /// outside a transaction block no other session. Meanwhile it does not check which sessions block: a check takes a
+    /// outside a transaction do not block any other session. It does not check which sessions block it: a check takes a
     /// snapshot, and a concurrent index would wait for its transaction.
     async fn run_outside(
         &mut self,

@@ -22,12 +22,12 @@ pub struct CheckedStatement {
     pub(super) on_error: OnError,
 }
 
-/// How an effect is run.
+/// The text that runs an effect.
 #[derive(Debug, Clone)]
 pub(super) enum EffectText {
     /// As it is: it returns no rows.
     Plain(String),
-    /// Within a statement that counts its rows, so that the server does not send them.
+    /// Wrapped in a statement that counts its rows, so that the server does not send them.
     Counted(String),
 }
 
@@ -43,7 +43,7 @@ impl CheckedStatement {
     /// The parameters of a call, from a JSON array.
     ///
     /// # Errors
-    /// A message for people.
+    /// A human-readable message.
     pub(super) fn bind(&self, params: &str) -> Result<Vec<TextParam>, String> {
         params::from_json(params, &self.params)
     }
@@ -51,7 +51,7 @@ impl CheckedStatement {
     /// Checks the parameters of a call.
     ///
     /// # Errors
-    /// A message for people.
+    /// A human-readable message.
     pub fn check_params(&self, params: &str) -> Result<(), String> {
         self.bind(params).map(drop)
     }
@@ -60,9 +60,9 @@ impl CheckedStatement {
 /// Why a statement cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unfit {
-    /// It does not fit the database, or the login may not run it: a message for people.
+    /// It does not fit the database, or the login may not run it: a human-readable message.
     Misfit(String),
-    /// It could not be checked now: a message for people.
+    /// It could not be checked now: a human-readable message.
     Unchecked(String),
 }
 
@@ -123,7 +123,7 @@ async fn check(
     let unfit = |error: tokio_postgres::Error| {
         let error = SqlError::from(&error);
         match error.code.as_deref() {
-            // Lost connections and timeouts say nothing about the statement.
+            // Lost connections and timeouts do not say anything about the statement.
             None => Unfit::Unchecked(error.message),
             Some(code) => match SqlErrorClass::from_code(code, None) {
                 SqlErrorClass::Away | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
@@ -157,7 +157,7 @@ async fn check(
             let counted = counted(sql);
             if !parses(client, &counted).await.map_err(unfit)? {
                 return Err(Unfit::Misfit(
-                    "it cannot be part of another statement; leave out INTO, or RETURNING beside a data-modifying WITH"
+                    "it cannot be part of another statement; leave out INTO, or RETURNING next to a data-modifying WITH"
                         .into(),
                 ));
             }
@@ -176,7 +176,7 @@ async fn check(
     })
 }
 
-/// The GRANT that an operator may want to run after this message of Postgres. It is a proposal, read from the words of
+/// The GRANT that an operator may want to run after this Postgres message. It is a proposal, derived from the words of
 /// the message and of the statement.
 fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
     let denied = message.strip_prefix("permission denied for ")?;
@@ -248,8 +248,8 @@ fn counted(sql: &str) -> String {
     format!("WITH rouse_effect AS (\n{sql}\n) SELECT count(*) FROM rouse_effect")
 }
 
-/// The rows of a query as JSON. The row after the last one that is allowed is returned too, and a row is null if it
-/// exceeds the size of all rows together.
+/// The rows of a query as JSON. The row after the last allowed one is returned too. A row is null if it exceeds the
+/// size limit for all rows together.
 fn limited(sql: &str, limits: &SqlLimits) -> String {
     format!(
         "SELECT CASE WHEN sized.bytes <= {bytes_max} THEN sized.json END FROM (\
@@ -260,7 +260,7 @@ fn limited(sql: &str, limits: &SqlLimits) -> String {
     )
 }
 
-/// Whether Postgres accepts this text.
+/// Checks whether Postgres accepts this text.
 async fn parses(client: &tokio_postgres::Client, sql: &str) -> Result<bool, tokio_postgres::Error> {
     client.batch_execute("SAVEPOINT rouse_parse").await?;
     match client.prepare(sql).await {
@@ -275,7 +275,7 @@ async fn parses(client: &tokio_postgres::Client, sql: &str) -> Result<bool, toki
     }
 }
 
-/// Syntax errors, and what Postgres does not support in this place.
+/// True for syntax errors, and for constructs that Postgres does not support in this position.
 fn is_about_the_text(code: &SqlState) -> bool {
     matches!(&code.code()[..2], "42" | "0A")
 }

@@ -4,14 +4,14 @@ use super::CheckedStatement;
 use crate::job::{OnError, SqlErrorClass, SqlFailure};
 use crate::store::{describe_sql, is_partition_missing};
 
-/// An error of Postgres, or of the connection.
+/// An error from Postgres, or of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlError {
-    /// The SQLSTATE; `None` if there was no answer.
+    /// The SQLSTATE; `None` if there was no response.
     pub(super) code: Option<String>,
     /// The function of the server that raised it.
     pub(super) routine: Option<String>,
-    /// For people, in one line.
+    /// A human-readable message, in one line.
     pub(super) message: String,
     /// The statement of the handler, if one has failed.
     pub(super) statement: Option<String>,
@@ -25,7 +25,7 @@ impl SqlError {
         self.code.as_deref().unwrap_or("08000")
     }
 
-    /// What it says about the transaction.
+    /// The class of the error, which decides what happens to the transaction.
     pub fn class(&self) -> SqlErrorClass {
         SqlErrorClass::from_code(self.code(), self.routine.as_deref())
     }

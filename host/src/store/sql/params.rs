@@ -1,11 +1,12 @@
-//! Parameters of a handler's statement: from JSON to the text notation of Postgres, by the types of the parameters.
+//! Parameters of a handler's statement: converted from JSON to the Postgres text format, by the types of the
+//! parameters.
 
 use postgres_types::private::BytesMut;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio_postgres::types::{Format, IsNull, Kind, ToSql, Type, to_sql_checked};
 
-/// A parameter in text notation; `None` is NULL.
+/// A parameter in text format; `None` is NULL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextParam(Option<String>);
 
@@ -38,7 +39,8 @@ impl ToSql for TextParam {
 /// The parameters of a statement with these types, from a JSON array.
 ///
 /// # Errors
-/// A message for people: there are too many or too few, or one of them is an object or an array and its type is not.
+/// A human-readable message: there are too many or too few, or one of them is an object or an array and its type is
+/// not.
 pub(super) fn from_json(params: &str, types: &[Type]) -> Result<Vec<TextParam>, String> {
     let params: Vec<&RawValue> =
         serde_json::from_str(params).map_err(|error| format!("its parameters: {error}"))?;
@@ -60,7 +62,7 @@ pub(super) fn from_json(params: &str, types: &[Type]) -> Result<Vec<TextParam>, 
 }
 
 fn text(json: &str, of: &Type) -> Result<Option<String>, String> {
-    // A domain has the notation of its type.
+    // A domain has the format of its type.
     if let Kind::Domain(base) = of.kind() {
         return text(json, base);
     }
@@ -80,7 +82,7 @@ fn text(json: &str, of: &Type) -> Result<Option<String>, String> {
     }))
 }
 
-/// An array in the notation of Postgres: `{1,NULL,"a \"b\""}`.
+/// An array in the Postgres text format: `{1,NULL,"a \"b\""}`.
 fn array(json: &str, member: &Type) -> Result<String, String> {
     let members: Vec<&RawValue> = serde_json::from_str(json).map_err(|error| error.to_string())?;
     let mut out = String::from("{");

@@ -10,11 +10,11 @@ use crate::job::{SqlErrorClass, SqlFailure, SqlLimits};
 /// Why a query has no rows.
 #[derive(Debug)]
 pub enum QueryError {
-    /// The call is wrong, or there are too many rows: a message for people.
+    /// The call is wrong, or there are too many rows: a human-readable message.
     Refused(String),
     /// Postgres refused it.
     Statement(SqlFailure),
-    /// It did not run, because of this.
+    /// It did not run, because of this error.
     Failed(SqlError),
 }
 

@@ -12,7 +12,7 @@ use super::SqlError;
 use crate::store::RESPONSE_TIMEOUT;
 use crate::store::connect::{Connector, OpenError, Pool, PooledClient};
 
-/// How long a statement may take to end after the request to cancel it.
+/// The time that a statement may take to end after the request to cancel it.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A login of a handler, with its connections.
@@ -27,9 +27,9 @@ pub struct Login {
     away_since: Arc<Mutex<Option<Instant>>>,
 }
 
-/// How long the server waits for the next message of a transaction. It holds the row of the job from the fence on:
-/// while its host is frozen, or its network is gone, nobody could adopt the job. A host sends the next message within
-/// milliseconds.
+/// The time that the server waits for the next message of a transaction. The transaction locks the row of the job after
+/// the fence: while its host is frozen, or disconnected, no other worker could adopt the job. A host sends the next
+/// message within milliseconds.
 const NEXT_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
@@ -80,13 +80,13 @@ pub(super) struct Session<'a> {
     login: &'a Login,
     /// `None` once it is back in the pool.
     client: Option<PooledClient>,
-    /// The COMMIT has been sent. It is not cancelled: a commit that waits for a standby would be visible before the
-    /// standby has it.
+    /// The COMMIT has been sent. It is not cancelled, because a commit that waits for a standby would then be visible
+    /// before the standby has it.
     pub(super) is_committing: bool,
 }
 
 impl Session<'_> {
-    /// Puts the connection back into the pool: the server has answered that the transaction has ended.
+    /// Puts the connection back into the pool: the server has confirmed that the transaction has ended.
     pub(super) fn end(mut self) {
         self.client = None;
         *self.login.away_since() = None;
@@ -125,7 +125,7 @@ impl Login {
         }
     }
 
-    /// For how long it has had no connection, or no answer. `None` if the last transaction was answered.
+    /// The time for which it has had no connection, or no response. `None` if the last transaction was answered.
     pub fn away_for(&self) -> Option<Duration> {
         let since = *self.away_since();
         since.map(|since| since.elapsed())
@@ -141,7 +141,7 @@ impl Login {
         self.away_since().get_or_insert(since);
     }
 
-    /// Tries whether it has an answer now.
+    /// Checks whether it gets a response now.
     pub async fn answers(&self) -> bool {
         let Ok(session) = self.session().await else {
             return false;
@@ -195,18 +195,18 @@ impl Login {
 
     pub(super) fn silent(&self, waited: Duration) -> SqlError {
         SqlError::no_answer(format!(
-            "no answer from {} within {} s",
+            "no response from {} within {} s",
             self.target,
             waited.as_secs()
         ))
     }
 
-    /// Waits for the answer of a session. A statement can lift its own statement timeout, so it is cancelled after
-    /// `timeout`, and the answer to that counts too. The second value is false then: the session must not be used
-    /// again, since the request may arrive late.
+    /// Waits for the response of a session. A statement can lift its own statement timeout, so it is cancelled after
+    /// `timeout`, and the response to that counts too. In that case the second value is false: the session must not be
+    /// used again, since the request may arrive late.
     ///
     /// # Errors
-    /// If there is no answer at all. The server ends the transaction when it notices the closed connection.
+    /// If there is no response at all. The server ends the transaction when it notices the closed connection.
     pub(super) async fn answer<T>(
         &self,
         client: &Client,
@@ -219,7 +219,7 @@ impl Login {
             return (Ok(answer), true);
         }
         let cancelled = async {
-            // If the request fails, there will be no answer either.
+            // If the request fails, there will be no response either.
             let _ = self.connector.cancel(client).await;
             running.await
         };
