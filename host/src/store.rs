@@ -79,7 +79,7 @@ pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedLane, OverdueFilter,
-    fills_an_answer,
+    fills_a_response,
 };
 pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
 pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
@@ -412,16 +412,16 @@ impl Store {
     ) -> Result<Vec<Row>, StoreError> {
         let until = tokio::time::Instant::now() + timeout;
         let mut client = self.client_with_timeout(timeout).await?;
-        let answer = async {
+        let response = async {
             match &self.reader {
                 None => client.query_typed(sql, params).await,
                 Some(reader) => query_for(&mut client, reader, sql, params).await,
             }
         };
-        match tokio::time::timeout_at(until, answer).await {
-            Ok(answer) => {
-                close_if_unfit(client, &answer);
-                Ok(answer?)
+        match tokio::time::timeout_at(until, response).await {
+            Ok(response) => {
+                close_if_unfit(client, &response);
+                Ok(response?)
             }
             Err(_) => {
                 self.give_up(client);
@@ -439,13 +439,13 @@ impl Store {
         let until = tokio::time::Instant::now() + RESPONSE_TIMEOUT;
         let client = self.client_with_timeout(RESPONSE_TIMEOUT).await?;
         // The statements are sent in this order, without waiting for responses.
-        let answers = statements.map(|(sql, params)| client.query_typed(sql, params));
-        let answers = futures_util::future::try_join_all(answers);
-        match tokio::time::timeout_at(until, answers).await {
-            Ok(answers) => {
-                close_if_unfit(client, &answers);
-                let answers: Vec<Vec<Row>> = answers?;
-                Ok(answers.try_into().expect("a response for each statement"))
+        let responses = statements.map(|(sql, params)| client.query_typed(sql, params));
+        let responses = futures_util::future::try_join_all(responses);
+        match tokio::time::timeout_at(until, responses).await {
+            Ok(responses) => {
+                close_if_unfit(client, &responses);
+                let responses: Vec<Vec<Row>> = responses?;
+                Ok(responses.try_into().expect("a response for each statement"))
             }
             Err(_) => {
                 self.give_up(client);
@@ -468,9 +468,9 @@ impl Store {
         };
         let timeout = limit + RESPONSE_TIMEOUT;
         match tokio::time::timeout(timeout, reading).await {
-            Ok(answer) => {
-                close_if_unfit(client, &answer);
-                answer.map_err(StoreError::Refused)
+            Ok(response) => {
+                close_if_unfit(client, &response);
+                response.map_err(StoreError::Refused)
             }
             Err(_) => {
                 self.give_up(client);
@@ -513,8 +513,11 @@ impl Store {
 
 /// Closes a connection whose session cannot do this work: it is read-only, as on a standby, or has a different
 /// isolation level. A new connection may reach another server.
-fn close_if_unfit<T>(client: PooledClient, answer: &Result<T, tokio_postgres::Error>) {
-    let code = answer.as_ref().err().and_then(tokio_postgres::Error::code);
+fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::Error>) {
+    let code = response
+        .as_ref()
+        .err()
+        .and_then(tokio_postgres::Error::code);
     // 25 invalid transaction state.
     if code.is_some_and(|code| code.code().starts_with("25")) {
         drop(Object::take(client));
@@ -575,8 +578,8 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
 
 /// The Postgres message with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
-    let is_about_rights = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
-    let roles = is_about_rights.then_some(
+    let is_about_privileges = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
+    let roles = is_about_privileges.then_some(
         "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
          single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
     );

@@ -18,7 +18,7 @@ pub const COLUMNS_BYTES: usize = 120;
 
 /// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because
 /// of its size.
-pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
+pub fn fills_a_response(jobs: usize, bytes: usize) -> bool {
     jobs * COLUMNS_BYTES + bytes >= CLAIM_BYTES_MAX
 }
 
@@ -302,7 +302,7 @@ impl Store {
         }
         let rows = match self.read_claimed(fence, ids).await {
             Err(error) if error.is_transient() => self.read_claimed(fence, ids).await?,
-            answer => answer?,
+            response => response?,
         };
         jobs(&rows, fence)
     }

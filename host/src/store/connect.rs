@@ -266,11 +266,11 @@ impl Connector {
     /// Waits for the server's response on an open connection, for at most the time that opening one may take.
     pub(super) async fn answered<T>(
         &self,
-        answer: impl Future<Output = Result<T, Error>>,
+        response: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, ConnectError> {
         let timeout = self.timeout();
-        match tokio::time::timeout(timeout, answer).await {
-            Ok(Ok(answer)) => Ok(answer),
+        match tokio::time::timeout(timeout, response).await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
             Err(_) => Err(self.timed_out(timeout)),
         }

@@ -62,13 +62,13 @@ impl Store {
 
     /// When the queue was paused, as text. `None` if it is not paused, or this login may not read it.
     pub async fn queue_paused_at(&self, queue: &str) -> Result<Option<String>, StoreError> {
-        let answer = self
+        let response = self
             .query(
                 "SELECT to_jsonb(paused_at) #>> '{}' FROM rouse.queue WHERE name = $1",
                 &[(&queue, Type::TEXT)],
             )
             .await;
-        Ok(allowed(answer)?.and_then(|rows| rows.first()?.get(0)))
+        Ok(allowed(response)?.and_then(|rows| rows.first()?.get(0)))
     }
 
     /// Removes the ended incarnations of a worker; returns how many there were.
@@ -106,9 +106,9 @@ impl Store {
 }
 
 /// `None` if the login lacks the privilege.
-pub(super) fn allowed<T>(answer: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
+pub(super) fn allowed<T>(response: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match response {
+        Ok(response) => Ok(Some(response)),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),
         Err(error) => Err(error),
     }

@@ -60,7 +60,7 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        let answer = self.query(sql, params).await;
+        let response = self.query(sql, params).await;
         let unknown = [
             // "cache lookup failed for type"
             SqlState::INTERNAL_ERROR,
@@ -68,12 +68,12 @@ impl Store {
             SqlState::UNDEFINED_FUNCTION,
             SqlState::DATATYPE_MISMATCH,
         ];
-        if let Err(error) = &answer
+        if let Err(error) = &response
             && error.code().is_some_and(|code| unknown.contains(code))
         {
             self.lists.store(None);
         }
-        answer
+        response
     }
 
     /// Reads the types of records.

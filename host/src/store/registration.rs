@@ -12,7 +12,7 @@ use super::{Store, StoreError};
 use crate::job::Incarnation;
 
 /// The secret that a worker shows with each write: 32 bytes, random for each incarnation or pinned by the operator. The
-/// database keeps their SHA-256; they are never logged, nor printed by `{:?}`.
+/// database keeps their SHA-256; they are never logged or printed by `{:?}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerKey([u8; 32]);
 

@@ -61,13 +61,18 @@ impl Store {
                 ],
             )
             .await?;
-        let answer = |word: &str| match word {
+        let refusal = |word: &str| match word {
             "busy" => Refusal::Busy,
             reason => Refusal::Lost(AbortReason::parse(reason).unwrap_or(AbortReason::Error)),
         };
         Ok(rows
             .iter()
-            .map(|row| (JobId(row.get(0)), row.get::<_, Option<&str>>(1).map(answer)))
+            .map(|row| {
+                (
+                    JobId(row.get(0)),
+                    row.get::<_, Option<&str>>(1).map(refusal),
+                )
+            })
             .collect())
     }
 }

@@ -66,9 +66,9 @@ impl Store {
     /// The running attempts, the longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the
     /// login may not read it.
     pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
-        let answer = self
+        let response = self
             .query(include_str!("top.sql"), &[(&limit, Type::INT8)])
             .await;
-        Ok(allowed(answer)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(response)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 }

@@ -110,7 +110,7 @@ pub enum CommitError {
     Store(StoreError),
 }
 
-/// What became of an attempt whose settlement was not answered.
+/// The state of an attempt whose settlement was not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitStatus {
     /// The worker holds the job: nothing was committed.
@@ -128,10 +128,10 @@ fn typed<'a>(values: &'a [TextParam], types: &[Type]) -> Vec<(&'a (dyn ToSql + S
 }
 
 /// The responses to the statements of one outcome, after the response to the settings before them, if any.
-type Answers = (Option<Result<(), tokio_postgres::Error>>, Vec<Answer>);
+type Responses = (Option<Result<(), tokio_postgres::Error>>, Vec<Response>);
 
 /// The response to one statement of a transaction.
-enum Answer {
+enum Response {
     Rows(u64),
     Failed(SqlError),
 }
@@ -276,9 +276,9 @@ impl Store {
             };
             if often.is_empty() {
                 let nothing = HashMap::new();
-                let ((started, fenced, _), answers) =
+                let ((started, fenced, _), responses) =
                     tokio::join!(opening, run_all(&settings, &nothing));
-                return (started, fenced, answers);
+                return (started, fenced, responses);
             }
             let (started, fenced, prepared) = opening.await;
             let names = often.iter().map(|statement| &*statement.name);
@@ -291,9 +291,9 @@ impl Store {
         };
         let timeout = limits.statement_timeout * STATEMENTS + RESPONSE_SLACK;
         let started_at = Instant::now();
-        let (answered, is_usable) = login.answer(&session, timeout, running).await;
+        let (answered, is_usable) = login.wait_for_response(&session, timeout, running).await;
         let refused = match answered {
-            Ok((started, fenced, answers)) => match refusal(started, &fenced, answers, calls) {
+            Ok((started, fenced, responses)) => match refusal(started, &fenced, responses, calls) {
                 None => Ok(fenced),
                 Some(why) => Err(why),
             },
@@ -400,10 +400,10 @@ async fn run(
     statement: &CheckedStatement,
     prepared: Option<&Prepared>,
     values: &[TextParam],
-) -> Answer {
+) -> Response {
     let prepared = match prepared.map(Result::as_ref).transpose() {
         Ok(prepared) => prepared,
-        Err(error) => return Answer::Failed(error.into()),
+        Err(error) => return Response::Failed(error.into()),
     };
     let rows = match (&statement.effect, prepared) {
         (EffectText::Plain(_), Some(prepared)) => client.execute_raw(prepared, values).await,
@@ -427,8 +427,8 @@ async fn run(
         }
     };
     match rows {
-        Ok(rows) => Answer::Rows(rows),
-        Err(error) => Answer::Failed((&error).into()),
+        Ok(rows) => Response::Rows(rows),
+        Err(error) => Response::Failed((&error).into()),
     }
 }
 
@@ -437,7 +437,7 @@ async fn run(
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,
     fenced: &Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
-    answers: Vec<Answers>,
+    responses: Vec<Responses>,
     calls: &[Vec<CheckedCall<'_>>],
 ) -> Option<CommitError> {
     if let Err(error) = started {
@@ -456,14 +456,14 @@ fn refusal(
             _ => CommitError::Failed(error),
         });
     }
-    for ((settings, answers), calls) in answers.into_iter().zip(calls) {
+    for ((settings, responses), calls) in responses.into_iter().zip(calls) {
         if let Some(Err(error)) = settings {
             return Some(CommitError::Failed((&error).into()));
         }
-        for (answer, (statement, _)) in answers.into_iter().zip(calls) {
-            let rows = match answer {
-                Answer::Failed(error) => return Some(statement_failure(error, statement)),
-                Answer::Rows(rows) => rows,
+        for (response, (statement, _)) in responses.into_iter().zip(calls) {
+            let rows = match response {
+                Response::Failed(error) => return Some(statement_failure(error, statement)),
+                Response::Rows(rows) => rows,
             };
             if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
                 return Some(CommitError::Statement(SqlFailure {

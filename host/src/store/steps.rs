@@ -67,8 +67,8 @@ impl Store {
             }
             requested = again;
         }
-        let answers = known.into_iter().enumerate();
-        Ok(answers
+        let steps = known.into_iter().enumerate();
+        Ok(steps
             .map(|(index, steps)| refused.remove(&index).map_or(Ok(steps), Err))
             .collect())
     }

@@ -24,7 +24,7 @@ use crate::job::{Fence, Incarnation, LaneId};
 use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, StoreError,
-    fills_an_answer,
+    fills_a_response,
 };
 
 /// The maximum number of claims for queued jobs in one look. Each claim after the first follows one that several lanes
@@ -168,13 +168,13 @@ impl<'a> Claims<'a> {
     /// Queries the overdue jobs of lanes that wait behind other lanes, and of keys of fair queues, starting after
     /// `after` in each.
     pub(super) async fn find_overdue(&mut self, after: After) -> Result<(), StoreError> {
-        let mut asked = self.lanes.starving(after);
+        let mut requested = self.lanes.starving(after);
         if let Some(wait) = self.shared.settings.promote_after {
-            asked.insert(0, (wait, self.lanes.behind(after)));
+            requested.insert(0, (wait, self.lanes.behind(after)));
         }
         let store = &self.shared.store;
         let mut counts = Vec::new();
-        for (wait, lanes) in asked {
+        for (wait, lanes) in requested {
             if !lanes.is_empty() {
                 let overdue = store.overdue(&lanes, wait, KNOWN_AHEAD, KNOWN_MAX).await?;
                 counts.push((wait, overdue));
@@ -339,12 +339,14 @@ impl<'a> Claims<'a> {
         let under_way = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
-        let asked = limits.as_ref().map_or(&orders, |limits| &limits.orders);
+        let requested = limits.as_ref().map_or(&orders, |limits| &limits.orders);
         let claimed = match batch {
-            None => store.claim(fence, asked, wanted, checked_at).await,
+            None => store.claim(fence, requested, wanted, checked_at).await,
             Some(size) => {
-                let asked = batches::whole(asked, size, wanted);
-                store.claim_batches(fence, &asked, wanted, checked_at).await
+                let requested = batches::whole(requested, size, wanted);
+                store
+                    .claim_batches(fence, &requested, wanted, checked_at)
+                    .await
             }
         };
         // If it was committed nevertheless, its jobs are adopted, and adoptions take no turns.
@@ -501,6 +503,6 @@ impl<'a> Claims<'a> {
     fn record_size(&mut self, jobs: &[ClaimedJob]) -> bool {
         let bytes = jobs.iter().map(ClaimedJob::bytes).sum();
         self.prefetch.claimed(jobs.len(), bytes);
-        fills_an_answer(jobs.len(), bytes)
+        fills_a_response(jobs.len(), bytes)
     }
 }

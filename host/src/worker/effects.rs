@@ -238,12 +238,12 @@ impl AttemptJournal {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
         loop {
             // It waits for the transaction in question.
-            let answer = match store.confirm(id, fence, attempt).await {
+            let response = match store.confirm(id, fence, attempt).await {
                 Ok(CommitStatus::Held) => store.recorded_step(id, fence, step).await,
                 Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,
                 Err(error) => Err(error),
             };
-            if let Some(result) = self.answer(answer).await {
+            if let Some(result) = self.check_response(response).await {
                 return result.is_some();
             }
         }
@@ -292,8 +292,8 @@ impl AttemptJournal {
                     locked += 1;
                 }
                 CommitError::Store(error) => {
-                    let answer: Result<_, StoreError> = Err(error);
-                    self.answer::<()>(answer).await;
+                    let response: Result<_, StoreError> = Err(error);
+                    self.check_response::<()>(response).await;
                 }
                 CommitError::InDoubt(error) => {
                     info!(job.id = self.id.0, %error, "the response to a commit with effects was lost; looking it up");

@@ -132,13 +132,13 @@ impl AttemptJournal {
     {
         loop {
             let permit = limit.acquire().await;
-            let answer = call().await;
+            let response = call().await;
             drop(permit);
-            match answer {
+            match response {
                 Err(error) if error.is_about_data() => return Err(error.to_string()),
-                answer => {
-                    if let Some(answer) = self.answer(answer).await {
-                        return Ok(answer);
+                response => {
+                    if let Some(response) = self.check_response(response).await {
+                        return Ok(response);
                     }
                 }
             }
@@ -147,12 +147,12 @@ impl AttemptJournal {
 
     /// Returns the response of the database, or `None` if the call has to be retried. If the attempt has lost its job,
     /// waits for the abort signal.
-    pub(super) async fn answer<T>(
+    pub(super) async fn check_response<T>(
         &self,
-        answer: Result<Result<T, LostJob>, StoreError>,
+        response: Result<Result<T, LostJob>, StoreError>,
     ) -> Option<T> {
-        match answer {
-            Ok(Ok(answer)) => Some(answer),
+        match response {
+            Ok(Ok(response)) => Some(response),
             Ok(Err(LostJob(reason))) => {
                 self.shared.leases.lose(self.id, self.fence, reason);
                 pending().await
@@ -186,8 +186,8 @@ impl Journal for AttemptJournal {
                 return Arc::default();
             }
             loop {
-                let answer = recorded(&self.shared, (self.id, self.fence)).await;
-                if let Some(recorded) = self.answer(answer).await {
+                let response = recorded(&self.shared, (self.id, self.fence)).await;
+                if let Some(recorded) = self.check_response(response).await {
                     let steps = recorded.steps.clone();
                     *self.read_steps() = Some(recorded);
                     return steps;
@@ -201,9 +201,9 @@ impl Journal for AttemptJournal {
             let store = &self.shared.store;
             loop {
                 let call = self.shared.calls.steps.acquire().await;
-                let answer = store.recorded_step(self.id, self.fence, step).await;
+                let response = store.recorded_step(self.id, self.fence, step).await;
                 drop(call);
-                if let Some(result) = self.answer(answer).await {
+                if let Some(result) = self.check_response(response).await {
                     let gone =
                         || format!("the recorded result of the step {step} no longer exists");
                     return result.ok_or_else(gone);

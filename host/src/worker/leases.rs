@@ -39,7 +39,7 @@ pub(super) struct Leases {
     /// Some leases are in doubt.
     doubts: Notify,
     /// Renewals of some of them were answered.
-    answers: Notify,
+    responses: Notify,
 }
 
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl UnderWay<'_> {
             self.0.doubts.notify_one();
         }
         // An earlier attempt of one of these jobs may be waiting for the renewal of its lease.
-        self.0.answers.notify_waiters();
+        self.0.responses.notify_waiters();
     }
 }
 
@@ -127,7 +127,7 @@ impl Leases {
                 ..Inner::default()
             }),
             doubts: Notify::new(),
-            answers: Notify::new(),
+            responses: Notify::new(),
         }
     }
 
@@ -183,13 +183,13 @@ impl Leases {
         }
         let started = async {
             loop {
-                let mut answers = pin!(self.answers.notified());
+                let mut responses = pin!(self.responses.notified());
                 // Enabled before the check, so that a response between the check and the await is not missed.
-                answers.as_mut().enable();
+                responses.as_mut().enable();
                 if let Some(started) = self.try_start(id, fence, attempt) {
                     return started;
                 }
-                answers.await;
+                responses.await;
             }
         };
         let answered = tokio::time::timeout(RENEWAL_TIMEOUT, started).await;
@@ -232,7 +232,7 @@ impl Leases {
         }
         let running = inner.running().map(|(id, _)| id.0).collect();
         drop(inner);
-        self.answers.notify_waiters();
+        self.responses.notify_waiters();
         running
     }
 

@@ -137,12 +137,12 @@ impl LookPlan {
 
     /// Decides the work of the look that starts now. `known`: jobs are known to exist.
     pub(super) fn next(&mut self, now: Instant, trigger: Trigger, known: bool) -> Step {
-        let patience = match trigger {
+        let delay_max = match trigger {
             // A job that was announced is claimed first; the sweep follows with the next look.
             Trigger::Wakeup => self.intervals.sweep,
             Trigger::More | Trigger::Poll => Duration::ZERO,
         };
-        if now >= self.sweep_at + patience {
+        if now >= self.sweep_at + delay_max {
             return Step::Sweep(self.sweep(now));
         }
         if !known {

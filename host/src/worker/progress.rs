@@ -84,9 +84,9 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         let permit = shared.calls.patient.acquire().await;
         let Pending { reports, ended } = shared.reports.progress.take();
         let sent: Vec<Report> = reports.values().cloned().collect();
-        let answer = shared.store.report(&sent, &ended).await;
+        let response = shared.store.report(&sent, &ended).await;
         drop(permit);
-        match answer {
+        match response {
             Ok(mine) => {
                 for report in sent.iter().filter(|report| !mine.contains(&report.id)) {
                     shared.leases.doubt(Some(report.id));

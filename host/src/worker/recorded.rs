@@ -24,13 +24,13 @@ pub(super) struct Waiting(Mutex<Vec<Question>>);
 struct Question {
     job: (JobId, Fence),
     /// Dropped if the call fails: the attempt then asks again.
-    answer: oneshot::Sender<Steps>,
+    response: oneshot::Sender<Steps>,
 }
 
 impl Waiting {
     fn push(&self, job: (JobId, Fence)) -> oneshot::Receiver<Steps> {
-        let (answer, answered) = oneshot::channel();
-        let question = Question { job, answer };
+        let (response, answered) = oneshot::channel();
+        let question = Question { job, response };
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push(question);
         answered
@@ -44,7 +44,7 @@ impl Waiting {
         };
         let mut taken = vec![waiting.swap_remove(index)];
         // Those of attempts that were aborted in the meantime are dropped.
-        waiting.retain(|question| !question.answer.is_closed());
+        waiting.retain(|question| !question.response.is_closed());
         let others = waiting.len().min(JOBS_MAX - 1);
         taken.extend(waiting.drain(..others));
         taken
@@ -60,7 +60,7 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
         let mut answered = shared.recorded.push(job);
         let call = tokio::select! {
             biased;
-            answer = &mut answered => match answer {
+            response = &mut answered => match response {
                 Ok(steps) => return Ok(steps),
                 Err(_) => continue,
             },
@@ -71,10 +71,10 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
             let jobs: Vec<_> = questions.iter().map(|question| question.job).collect();
             // If the call fails, the next one reads all of them.
             let known = jobs.iter().map(|(id, _)| shared.kept.take(*id)).collect();
-            let answers = shared.store.recorded_steps(&jobs, known).await?;
-            for (question, steps) in questions.into_iter().zip(answers) {
+            let responses = shared.store.recorded_steps(&jobs, known).await?;
+            for (question, steps) in questions.into_iter().zip(responses) {
                 // An attempt that was aborted does not wait for it.
-                let _ = question.answer.send(steps);
+                let _ = question.response.send(steps);
             }
         }
         drop(call);

@@ -128,7 +128,7 @@ async fn unregister(shared: &Shared) -> Result<(), StoreError> {
             store.try_now();
             store.unregister().await
         }
-        answer => answer,
+        response => response,
     }
 }
 

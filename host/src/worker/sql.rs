@@ -250,7 +250,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 ..
             }) => {
                 // Nothing else may be trying.
-                if statements.login.answers().await {
+                if statements.login.responds().await {
                     let state = FitState::Fits(statements.clone());
                     note_login(shared, name, granted, statements, state).await;
                     continue;

@@ -215,7 +215,7 @@ async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_logi
     let connector = proxy.connector();
     let login = Login::new(&connector, 1);
     proxy.go_down();
-    assert!(!login.answers().await);
+    assert!(!login.responds().await);
     proxy.come_up();
     // Until the next try is due.
     connector.ready().await;

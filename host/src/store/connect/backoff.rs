@@ -364,7 +364,7 @@ mod tests {
         let backoff = Arc::new(Backoff::new("rouse"));
         let _ = fails(&backoff).await;
         backoff.ready().await;
-        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let (response, answered) = tokio::sync::oneshot::channel::<()>();
         let opening = backoff.open(TIMEOUT, answered, |_| String::new());
         assert!(
             tokio::time::timeout(Duration::from_millis(1), opening)
@@ -373,7 +373,7 @@ mod tests {
             "the caller gives up"
         );
         assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
-        answer.send(()).expect("the try continues");
+        response.send(()).expect("the try continues");
         let mut reach = backoff.reach();
         reach
             .wait_for(|reach| reach.away().is_none())

@@ -55,7 +55,7 @@ impl Login {
         };
         let timeout = limits.statement_timeout + RESPONSE_SLACK;
         let started_at = Instant::now();
-        let (answered, is_usable) = self.answer(&session, timeout, running).await;
+        let (answered, is_usable) = self.wait_for_response(&session, timeout, running).await;
         let rows = answered.map_err(QueryError::Failed).flatten();
         match &rows {
             Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {

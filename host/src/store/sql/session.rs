@@ -142,16 +142,16 @@ impl Login {
     }
 
     /// Checks whether it gets a response now.
-    pub async fn answers(&self) -> bool {
+    pub async fn responds(&self) -> bool {
         let Ok(session) = self.session().await else {
             return false;
         };
         let answered = tokio::time::timeout(RESPONSE_TIMEOUT, session.batch_execute(RESET)).await;
-        let answers = matches!(answered, Ok(Ok(())));
-        if answers {
+        let responses = matches!(answered, Ok(Ok(())));
+        if responses {
             session.end();
         }
-        answers
+        responses
     }
 
     /// The address, without secrets.
@@ -207,7 +207,7 @@ impl Login {
     ///
     /// # Errors
     /// If there is no response at all. The server ends the transaction when it notices the closed connection.
-    pub(super) async fn answer<T>(
+    pub(super) async fn wait_for_response<T>(
         &self,
         client: &Client,
         timeout: Duration,
@@ -215,18 +215,18 @@ impl Login {
     ) -> (Result<T, SqlError>, bool) {
         let started_at = Instant::now();
         let mut running = pin!(running);
-        if let Ok(answer) = tokio::time::timeout(timeout, &mut running).await {
-            return (Ok(answer), true);
+        if let Ok(response) = tokio::time::timeout(timeout, &mut running).await {
+            return (Ok(response), true);
         }
         let cancelled = async {
             // If the request fails, there will be no response either.
             let _ = self.connector.cancel(client).await;
             running.await
         };
-        let answer = tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await;
-        if answer.is_err() {
+        let response = tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await;
+        if response.is_err() {
             self.note_away(started_at);
         }
-        (answer.map_err(|_| self.silent(timeout)), false)
+        (response.map_err(|_| self.silent(timeout)), false)
     }
 }

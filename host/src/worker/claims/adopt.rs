@@ -9,7 +9,7 @@ use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{AfterLoss, Fence, LaneId, after_loss};
 use crate::sandbox::BootTime;
-use crate::store::{Adoption, AdoptionResult, ClaimedJob, Orphan, StoreError, fills_an_answer};
+use crate::store::{Adoption, AdoptionResult, ClaimedJob, Orphan, StoreError, fills_a_response};
 use crate::worker::events::{self, EventContext, Since};
 use crate::worker::lanes::Served;
 
@@ -96,7 +96,7 @@ impl Claims<'_> {
             self.report_lost(adoption);
         }
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
-        let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
+        let is_cut = is_filled || fills_a_response(claimed.len(), bytes);
         let jobs = self
             .dispatch(under_way, claimed, sent, InLine::Adopted, None)
             .await;

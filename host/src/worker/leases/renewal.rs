@@ -40,7 +40,7 @@ pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
 async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
     let sent = BootTime::now();
     match shared.store.renew(renewals).await {
-        Ok(answers) => {
+        Ok(responses) => {
             // While all slots are taken, the next claim may be far away. In other cases, a host that cannot claim is
             // not ready, even if it can renew.
             if shared.slots.are_taken() {
@@ -49,7 +49,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
                     .database_answers
                     .store(true, Ordering::Relaxed);
             }
-            apply_answers(shared, renewals, sent, answers)
+            apply_responses(shared, renewals, sent, responses)
         }
         Err(error) => {
             shared.leases.unanswered(renewals);
@@ -62,16 +62,16 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
 }
 
 /// Applies the responses; true if another worker has taken over one of the jobs.
-fn apply_answers(
+fn apply_responses(
     shared: &Shared,
     due: &[Renewal],
     sent: BootTime,
-    answers: Vec<(JobId, Option<Refusal>)>,
+    responses: Vec<(JobId, Option<Refusal>)>,
 ) -> bool {
     let mut taken = false;
     let renewals: HashMap<JobId, &Renewal> =
         due.iter().map(|renewal| (renewal.id, renewal)).collect();
-    for (id, refusal) in answers {
+    for (id, refusal) in responses {
         let Some(renewal) = renewals.get(&id) else {
             continue;
         };
@@ -87,6 +87,6 @@ fn apply_answers(
             }
         }
     }
-    shared.leases.answers.notify_waiters();
+    shared.leases.responses.notify_waiters();
     taken
 }

@@ -182,7 +182,7 @@ async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
             None => assert!(leases.extend(&due[0], sent)),
             Some(reason) => leases.lose(id, FENCE, reason),
         }
-        leases.answers.notify_waiters();
+        leases.responses.notify_waiters();
         let started = waiting.await.expect("it ends");
         assert_eq!(started.err(), lost.map(RunEnd::Aborted));
     }

@@ -38,9 +38,9 @@ async fn try_until_settled(
         let permit = one_at_a_time.acquire().await;
         give_up_lost(shared, &mut part);
         let one = part.first()?;
-        let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
+        let response = shared.store.settle(&[&one.settlement], Locked::Skip).await;
         drop(permit);
-        match answer {
+        match response {
             Ok(settled) if settled.locked.contains(&id) => {}
             Ok(settled) => {
                 if settled.has_releases {

@@ -383,12 +383,12 @@ fn a_claim_of_one_job_of_each_lane_asks_as_many_as_fit() {
     }
     let parts = turns.one_each(256);
     assert!(parts.iter().all(|part| part.max == Some(1)));
-    let mut asked: Vec<i64> = parts.iter().map(|part| part.lane.0).collect();
-    asked.sort_unstable();
-    asked.dedup();
-    assert_eq!(asked.len(), 256, "each of them once");
+    let mut covered: Vec<i64> = parts.iter().map(|part| part.lane.0).collect();
+    covered.sort_unstable();
+    covered.dedup();
+    assert_eq!(covered.len(), 256, "each of them once");
     // A gate has closed them all.
-    for id in asked {
+    for id in covered {
         turns.remove(LaneId(id));
     }
     let parts = turns.one_each(256);
