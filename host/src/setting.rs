@@ -52,9 +52,9 @@ impl Settable for () {
 pub struct Setting<T: 'static> {
     /// The key in `rouse.toml`.
     pub key: &'static str,
-    /// What it may be, as written: a count, bytes, MiB, or milliseconds of a duration.
+    /// The range of its values, in the unit of the file: a count, bytes, MiB, or the milliseconds of a duration.
     bounds: RangeInclusive<u64>,
-    /// What it means, for the reference page and for `--help`.
+    /// Its meaning, for the reference page and for `--help`.
     pub doc: &'static str,
     /// The key from which this one follows: a table that sets that key and not this one sets this one to twice as much.
     twice: Option<&'static str>,
@@ -144,7 +144,7 @@ impl<T: Settable> Setting<T> {
     /// The value of an option.
     ///
     /// # Errors
-    /// What is expected, as a sentence without its subject: clap names the option and the value first.
+    /// The expected value, as a sentence without its subject: clap names the option and the value first.
     pub(crate) fn parse(&self, text: &str) -> Result<Number, String> {
         let [min, max] = [self.bounds.start(), self.bounds.end()];
         match self.default() {

@@ -120,7 +120,7 @@ struct Shared {
     reports: Reports,
     /// The costs of jobs in fair queues that charge CPU time.
     costs: costs::Costs,
-    /// What claims did in fair queues, as of the last sweep.
+    /// The statistics of claims in fair queues, as of the last sweep.
     fairness: ArcSwap<Vec<FairQueueStats>>,
     sql: sql::Sql,
     /// Jobs whose recorded steps no call has requested yet.
@@ -259,7 +259,7 @@ pub async fn run(
     worked
 }
 
-/// What [`run`] does with a worker that has registered. After an error, it is still registered.
+/// The part of [`run`] after the registration. After an error, the worker is still registered.
 async fn work(
     settings: Settings,
     parts: Parts,

@@ -1,4 +1,4 @@
-//! What Postgres can check of a schema, and how its payloads are passed to a SQL function.
+//! The part of a schema that Postgres can check, and the parameters of a SQL function that takes its payloads.
 //!
 //! A contract is data: a jsonpath predicate that is true only for values that [`Schema::check`] refuses too. A rule
 //! that jsonpath cannot express exactly is left out, and so is a rule that exceeds the limits: a schema is untrusted,
@@ -37,7 +37,7 @@ const NUMBER_BYTES_MAX: usize = 40;
 /// The maximum length of a rule in a message, characters.
 const SHOWN_MAX: usize = 100;
 
-/// What Postgres can check of a schema.
+/// The part of a schema that Postgres can check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Contract {
     /// A jsonpath predicate, without its mode `strict`; `None` if it refuses nothing.
@@ -49,7 +49,7 @@ pub struct Contract {
 }
 
 impl Schema {
-    /// What Postgres can check of this schema.
+    /// The part of this schema that Postgres can check.
     pub fn contract(&self) -> Contract {
         let Some(compiled) = &self.compiled else {
             return Contract {

@@ -193,7 +193,7 @@ impl Schema {
     }
 }
 
-/// Schemas are equal if their texts are equal.
+/// Schemas are equal if they have the same text.
 impl PartialEq for Schema {
     fn eq(&self, other: &Self) -> bool {
         self.written() == other.written()

@@ -19,7 +19,7 @@ pub(super) struct NodeId(pub(super) u32);
 /// A property's name, and the requirement that its presence triggers.
 pub(super) type Dependent<T> = Vec<(Box<str>, T)>;
 
-/// A keyword, and the canonical texts of its values.
+/// A keyword, and the canonical text of each of its values.
 pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 
 #[derive(Default)]

@@ -23,7 +23,7 @@ pub fn describe(expression: &str) -> String {
     cron.map(|cron| cron.describe()).unwrap_or_default()
 }
 
-/// When a schedule is due.
+/// The due times of a schedule.
 #[derive(Debug, Clone)]
 pub struct DueTimes {
     cron: Cron,
@@ -109,7 +109,7 @@ impl DueTimes {
         Some(next.timestamp())
     }
 
-    /// When a fixed time of day is due.
+    /// The time at which a fixed time of day is due.
     fn due_at(&self, date: DateTime) -> Option<Timestamp> {
         let found = self.zone.to_ambiguous_timestamp(date);
         match found.offset() {

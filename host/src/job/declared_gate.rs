@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A gate, with the keys of a manifest and of `rouse.declare_gates`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeclaredGate {
-    /// What it limits.
+    /// The limit.
     #[serde(flatten)]
     pub limit: GateLimit,
     /// The values that have a limit of their own: `tenant`, `source`, `handler`, `queue`, or a path in the payload such
@@ -13,7 +13,7 @@ pub struct DeclaredGate {
     pub key: Vec<String>,
 }
 
-/// What a gate limits, by its kind.
+/// The limit of a gate, by its kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum GateLimit {
@@ -57,7 +57,7 @@ pub enum GateLimit {
         /// The maximum duration of a burst, milliseconds. `None`: no limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         max_wait_ms: Option<u64>,
-        /// Which job of a burst runs.
+        /// The job of a burst that runs.
         edge: Edge,
     },
 }
@@ -88,7 +88,7 @@ pub enum OnConflict {
     Refuse,
 }
 
-/// Which job of a burst runs.
+/// The job of a burst that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Edge {

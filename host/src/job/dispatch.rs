@@ -1,9 +1,9 @@
-//! How workers are chosen for the jobs of a queue.
+//! The choice of workers for the jobs of a queue.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How a worker is chosen for each job of a queue when it is enqueued (`rouse.queue.dispatch`).
+/// The choice of a worker for each job of a queue when it is enqueued (`rouse.queue.dispatch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {

@@ -1,4 +1,4 @@
-//! The error of an attempt, as it is stored and shown.
+//! The error of an attempt, as it is stored and displayed.
 
 use serde::Serialize;
 

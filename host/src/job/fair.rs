@@ -1,4 +1,4 @@
-//! How the jobs of a fair queue share its workers.
+//! The settings by which the jobs of a fair queue share its workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Which jobs of a priority go first.
+/// The order of the jobs of a priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FairPolicy {
@@ -16,7 +16,7 @@ pub enum FairPolicy {
     Drr,
 }
 
-/// What a job costs its key.
+/// The cost of a job for its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FairCharge {

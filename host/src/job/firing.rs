@@ -35,7 +35,7 @@ pub enum Overlap {
     Cancel,
 }
 
-/// Which missed due times get a job.
+/// The missed due times that get a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CatchUp {
@@ -64,7 +64,7 @@ pub struct Schedule {
     pub name: String,
     /// What happens if the previous job is live.
     pub overlap: Overlap,
-    /// Which missed due times get a job.
+    /// The missed due times that get a job.
     pub catch_up: CatchUp,
     /// Missed due times that are older get none.
     pub window: Option<SignedDuration>,
@@ -221,7 +221,9 @@ fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Tim
         .chain_update([0])
         .chain_update(due_at.as_second().to_be_bytes())
         .finalize();
-    let (bytes, _) = hash.split_first_chunk().expect("a SHA-256 has 32 bytes");
+    let (bytes, _) = hash
+        .split_first_chunk()
+        .expect("a SHA-256 is 32 bytes long");
     let ms = u64::from_be_bytes(*bytes) % (max + 1);
     due_at
         .checked_add(SignedDuration::from_millis(i64::try_from(ms).ok()?))

@@ -14,13 +14,13 @@ pub struct ClaimGate {
     pub handler: Option<String>,
     /// The values by which it divides jobs: `tenant`, `source`, `handler`, `queue`, and paths in the payload.
     pub key: Vec<String>,
-    /// What it limits.
+    /// The limit.
     pub limit: ClaimLimit,
     /// All of its settings, as text: if they change, closed lanes may be open.
     pub settings: String,
 }
 
-/// What a gate limits that acts in claims.
+/// The limit of a gate that acts in claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimLimit {
     /// The number of running jobs (`max_concurrent`).

@@ -59,7 +59,7 @@ const BYTES_MAX: usize = 1 << 20;
 pub struct SqlLimits {
     /// Connections of this host with the login. Default: 4.
     pub connections_max: u32,
-    /// How long one statement may run. Default: 5 s.
+    /// The time limit for one statement. Default: 5 s.
     pub statement_timeout: Duration,
     /// Rows of one query. Default: 1,000.
     pub rows_max: usize,
@@ -145,8 +145,8 @@ impl SqlErrorClass {
                 Some("08") => Self::Away,
                 // Syntax error or access rule violation; invalid schema, catalog; wrong password; not supported.
                 Some("42" | "3F" | "3D" | "28" | "0A") => Self::Misfit,
-                // Cancelled by a timeout; no resources; a limit of the server; a failing disk; an internal error; a
-                // read-only server.
+                // Cancelled by a timeout; no resources; a server limit; a failing disk; an internal error; a read-only
+                // server.
                 Some("57" | "53" | "54" | "58" | "XX" | "25") => Self::Temporary,
                 // Data exceptions, violated constraints, RAISE EXCEPTION, codes of extensions.
                 Some(_) | None => Self::Data,

@@ -41,7 +41,7 @@ pub struct ClaimOrder {
 /// The overdue jobs of a lane: of its next `max` jobs, those that have waited for `waited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverdueFilter {
-    /// How many of the lane's next jobs are read.
+    /// The maximum number of the lane's next jobs that are read.
     pub max: usize,
     /// The minimum wait, by the database's clock.
     pub waited: Duration,
@@ -116,7 +116,7 @@ pub struct ClaimedJob {
     pub lane: LaneId,
     /// Its turn in the lane.
     pub turn: i64,
-    /// Which attempt this is; 1 for the first.
+    /// The number of this attempt; 1 for the first.
     pub attempt: Attempt,
     /// The number of its attempts that do not count: they were lost with their worker, suspended, or given back after
     /// their start.

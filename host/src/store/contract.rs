@@ -7,12 +7,12 @@ use tokio_postgres::types::Type;
 
 use super::describe_sql;
 
-/// What a publication does to the contract of one handler.
+/// The change of the contract of one handler by a publication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContractChange {
     /// The handler.
     pub handler: String,
-    /// What happens.
+    /// The kind of change.
     pub change: Change,
     /// Its typed function, quoted as SQL needs it.
     pub function: String,
@@ -26,7 +26,7 @@ pub struct ContractChange {
     pub versions: Option<u32>,
 }
 
-/// What happens to a contract.
+/// The kind of change to a contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {

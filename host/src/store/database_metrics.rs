@@ -21,7 +21,7 @@ pub struct Depth {
     pub scheduled: i64,
     /// Claimed jobs.
     pub running: i64,
-    /// How long the oldest ready job has waited, seconds; `None` if no job is ready.
+    /// The wait of the oldest ready job, seconds; `None` if no job is ready.
     pub oldest_wait_s: Option<f64>,
 }
 
@@ -39,7 +39,7 @@ pub struct DatabaseMetrics {
     pub notification_queue_usage: f64,
 }
 
-/// How long the oldest ready job of a key of a fair queue has waited.
+/// The wait of the oldest ready job of a key of a fair queue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FairAge {
     /// The queue.

@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError};
 use crate::job::firing::{Action, CatchUp, Decision, Overlap, Previous, Schedule};
 
-/// What is due, by the database's clock.
+/// The due schedules and unfinished backfills, by the database's clock.
 #[derive(Debug, Clone)]
 pub struct Due {
     /// The time of the database.
@@ -26,7 +26,7 @@ pub struct Due {
 /// A schedule that is due, or whose due times no host has computed.
 #[derive(Debug, Clone)]
 pub struct DueSchedule {
-    /// Changes with each change of the row.
+    /// The version of the row. It changes with each change to the row.
     pub revision: i64,
     /// The cron expression.
     pub cron: String,

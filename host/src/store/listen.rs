@@ -149,7 +149,7 @@ impl Listener {
     /// Stops listening and ends the connection. A pooler may keep its session open; UNLISTEN cleans that up.
     pub async fn close(self) {
         let unlisten = self.client.batch_execute("UNLISTEN *");
-        // If the connection is broken, its session is gone too.
+        // If the connection is broken, its session has ended too.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, unlisten).await;
     }
 

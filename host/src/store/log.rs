@@ -22,7 +22,7 @@ pub struct LogLine {
     pub attempt: Attempt,
     /// Counted from 1 within the attempt.
     pub line: u32,
-    /// How long ago it was logged.
+    /// The time since it was logged.
     pub age: Duration,
     /// `trace`, `debug`, `info`, `warn` or `error`.
     pub level: &'static str,

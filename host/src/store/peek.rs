@@ -56,7 +56,7 @@ pub struct Peek {
 }
 
 impl Store {
-    /// One read: it locks nothing, and never waits for a lock.
+    /// One read: it does not take locks, and never waits for one.
     pub async fn peek(&self, looking: &PeekParams<'_>) -> Result<Peek, StoreError> {
         let lanes: Vec<i64> = looking.lanes.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = looking.lanes.iter().map(|order| order.after).collect();

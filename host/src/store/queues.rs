@@ -13,7 +13,7 @@ use crate::job::{Dispatch, FairCharge, FairKey, FairPolicy};
 /// New settings of a fair queue, as in `rouse.set_fair_share`. `None` leaves a setting unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NewFairShare {
-    /// Which jobs go first.
+    /// The order of jobs.
     pub policy: Option<FairPolicy>,
     /// The value by which it is divided.
     pub key: Option<FairKey>,
@@ -27,7 +27,7 @@ pub struct NewFairShare {
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, on all workers; 0 means any.
     pub max_in_flight: Option<i32>,
-    /// What a job costs its key.
+    /// The cost of a job for its key.
     pub charge: Option<FairCharge>,
 }
 

@@ -86,12 +86,12 @@ pub struct Stats {
     /// Some of the modules that were present when it started are not loaded yet: it may soon have handlers that it does
     /// not list.
     pub loading: bool,
-    /// What it did in fair queues in this incarnation.
+    /// The statistics of its claims in fair queues in this incarnation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fair: Vec<FairQueueStats>,
 }
 
-/// What the claims of a worker did in a fair queue.
+/// The statistics of a worker's claims in a fair queue.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FairQueueStats {
     /// The queue.
@@ -104,7 +104,7 @@ pub struct FairQueueStats {
     pub keys: Vec<FairKeyStats>,
 }
 
-/// What the claims of a worker did with a key of a fair queue.
+/// The statistics of a worker's claims for a key of a fair queue.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FairKeyStats {
     /// The key; `None` for all those that are not counted one by one.

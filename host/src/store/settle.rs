@@ -55,7 +55,7 @@ pub struct GuestRun {
     pub digest: [u8; 32],
 }
 
-/// How to treat a job that another transaction has locked.
+/// The treatment of a job that another transaction has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locked {
     /// Wait for at most 250 ms; then the whole call fails with `lock_not_available`.

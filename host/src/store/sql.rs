@@ -533,7 +533,7 @@ fn unfit_login(login: &Login, error: &tokio_postgres::Error) -> Unfit {
         )),
         // The worker is unknown here.
         "RW004" => Unfit::Misfit(format!(
-            "{}: this is another database than Rouse's; effects are committed in the database of the jobs",
+            "{}: this is a database other than Rouse's; effects are committed in the database of the jobs",
             login.target
         )),
         _ => login.unfit(&error),

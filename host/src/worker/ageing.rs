@@ -56,7 +56,7 @@ struct Known {
     at: Instant,
     /// The number of its next jobs that are overdue, or will be soon.
     left: usize,
-    /// How long a job has to wait to be overdue.
+    /// The wait after which a job is overdue.
     wait: Duration,
 }
 

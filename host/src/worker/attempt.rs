@@ -409,7 +409,7 @@ async fn run_in_sandbox(
     report
 }
 
-/// What is recorded of an attempt that starts now.
+/// The recorded facts about an attempt that starts now.
 fn traced<'a>(shared: &'a Shared, claim: &'a Claim, handler: &'a Handler) -> TracedJob<'a> {
     let job = &claim.job;
     TracedJob {
@@ -506,7 +506,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// What the settlement of a started attempt contains in addition to the outcome.
+/// The parts of the settlement of a started attempt other than the outcome.
 #[derive(Clone)]
 struct AttemptDetails {
     /// From the arrival of the claim to the start.

@@ -30,7 +30,7 @@ pub(super) struct Claim {
     pub(super) host_limit: Option<HostLimit>,
     /// The time just before the claim was sent.
     pub(super) sent: BootTime,
-    /// When the response to the claim arrived.
+    /// The time at which the response to the claim arrived.
     pub(super) received: Instant,
     /// The time after `sent` for which it is valid without a renewal.
     pub(super) lease: Duration,

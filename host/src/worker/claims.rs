@@ -50,8 +50,8 @@ struct HostLimits {
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The number of jobs found; a batch counts as one. It leaves out jobs that are given back again and again because
-    /// their handler is missing.
+    /// The number of jobs found; a batch counts as one. It leaves out jobs that are repeatedly given back because their
+    /// handler is missing.
     pub(super) jobs: usize,
     /// There may be more jobs: a response ended because of its size, a lane has used up its share of the claim, or an
     /// adoption found as many jobs as wanted.

@@ -28,7 +28,8 @@ const FIRED_MAX: usize = 500;
 /// The time between two looks for all due schedules. The others leave out those that were due long before the last look
 /// that found none: while a transaction is open all day, the index keeps an entry for each firing.
 const ALL_EVERY: Duration = Duration::from_secs(600);
-/// How long before that look a schedule may have been due that was not visible then: its transaction was open.
+/// The margin before that look: a schedule that was due within it may not have been visible, because its transaction
+/// was open.
 const LATE: Duration = Duration::from_secs(60);
 /// The wait after a round in which nothing could be written, because other hosts were faster, or a transaction that has
 /// changed the schedule is still open. It doubles with each such round, up to [`RETRY_AFTER`].

@@ -21,7 +21,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// handled since then.
 const ALL_EVERY: Duration = Duration::from_secs(600);
 
-/// How long before the previous look a deadline may have passed that was not visible then: its transaction was open.
+/// The margin before the previous look: a deadline that passed within it may not have been visible, because its
+/// transaction was open.
 const LATE: Duration = Duration::from_secs(60);
 
 /// The wait after an error.

@@ -46,7 +46,7 @@ pub(super) struct Lanes {
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,
-    /// How fair queues are shared.
+    /// The settings of fair queues, and the statistics of their claims.
     shares: Shares,
     /// The lanes that are behind gates, and those that are closed.
     gates: Gates,

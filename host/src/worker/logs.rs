@@ -26,7 +26,7 @@ const PENDING_BYTES_MAX: usize = 8 << 20;
 /// The memory of a pending line apart from its text, bytes.
 const LINE_BYTES: usize = 96;
 
-/// How long a worker that stops waits for the last lines to be stored.
+/// The time that a worker that stops waits for the last lines to be stored.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lines of one worker's attempts that are not stored yet.

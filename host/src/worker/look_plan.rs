@@ -23,7 +23,7 @@ const PERIODIC_RESTART_SHARE: u32 = 100;
 /// The search for due jobs and expired leases starts this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 
-/// How often a worker looks behind its cursors. Tests set these; operators do not.
+/// The intervals at which a worker looks behind its cursors, and related times. Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
     /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn late_commits_cause_a_restart_at_once_and_then_for_a_twentieth_of_the_time() {
+    fn late_commits_cause_a_restart_at_once_and_then_for_5_percent_of_the_time() {
         let (mut plan, now) = started();
         let later = now + SECOND;
         let sweep = expect_sweep(plan.next(later, Trigger::Poll, false));
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_for_overdue_jobs_take_a_twentieth_of_the_time_and_start_over_every_thirty_seconds() {
+    fn checks_for_overdue_jobs_take_5_percent_of_the_time_and_start_over_every_thirty_seconds() {
         let (mut plan, now) = started();
         let restart = Sweep {
             restart: true,

@@ -41,9 +41,10 @@ pub struct Policy {
     pub grace: Duration,
     /// The backoff, and the maximum number of attempts.
     pub retry: RetryPolicy,
-    /// How many attempts of the handler may run at the same time on this host. `None`: as many as there are slots.
+    /// The maximum number of attempts of the handler that run at the same time on this host. `None`: the number of
+    /// slots.
     pub concurrency: Option<u32>,
-    /// How long a slot waits after an attempt before it starts the next one. `None` means the worker's setting.
+    /// The time that a slot waits after an attempt before it starts the next one. `None` means the worker's setting.
     pub job_delay: Option<Duration>,
 }
 

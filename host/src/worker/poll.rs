@@ -1,4 +1,4 @@
-//! How long to wait before the next look.
+//! Decides the wait before the next look.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How the worker logs an outage of the database, and how it reconnects while it stops.
+//! Logs outages of the database, and reconnects while the worker stops.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -40,9 +40,9 @@ pub struct Settings {
     pub promote_share: u8,
     /// The number of crashes of its workers after which a job fails.
     pub lost_max: u32,
-    /// How long a slot waits after an attempt before it starts the next one.
+    /// The time that a slot waits after an attempt before it starts the next one.
     pub job_delay: Duration,
-    /// How long running attempts may continue after a stop.
+    /// The time for which running attempts may continue after a stop.
     pub drain_timeout: Duration,
     /// Handlers by source: jobs from such a source run this handler instead of the one that their producer named.
     pub sources: HashMap<String, String>,
@@ -65,7 +65,7 @@ pub enum QueueOrder {
     /// Within a priority, jobs of the first queue go first.
     #[default]
     Priority,
-    /// No job of a queue is claimed while an earlier queue has ready jobs, whatever their priorities.
+    /// No job of a queue is claimed while an earlier queue has ready jobs, regardless of priority.
     Strict,
 }
 

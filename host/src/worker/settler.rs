@@ -33,7 +33,8 @@ use crate::traces::AttemptTrace;
 pub struct UnsettledMax {
     /// The maximum number of outcomes that wait for the settler, and separately of those that it has tried and keeps.
     pub count: usize,
-    /// The bytes of all large outcomes that are not settled. A larger outcome waits until there is no other.
+    /// The maximum number of bytes of all large outcomes that are not settled. A larger outcome waits until it is the
+    /// only one.
     pub bytes: u32,
 }
 
@@ -51,8 +52,8 @@ impl Default for UnsettledMax {
 const SMALL_BYTES_MAX: usize = 4 << 10;
 /// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
-/// How long a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as ten or
-/// twenty outcomes.
+/// The time for which a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as
+/// ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;

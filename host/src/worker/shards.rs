@@ -183,11 +183,17 @@ mod tests {
         assert!(shards.own(at(4)).has("q", LaneId(3)));
         assert!(!shards.own(at(4)).has("q", LaneId(4)), "another shard");
         assert!(!shards.own(at(4)).has("other", LaneId(3)));
-        assert!(!shards.own(at(5)).has("q", LaneId(3)), "the lease is over");
+        assert!(
+            !shards.own(at(5)).has("q", LaneId(3)),
+            "the lease has expired"
+        );
         let before = shards.own(at(4));
         assert!(!shards.note(own(16, &[5, 3]), at(3), lease), "a renewal");
         assert!(Arc::ptr_eq(&before, &shards.own(at(7))));
-        assert!(shards.note(own(16, &[3, 5]), at(8), lease), "it was over");
+        assert!(
+            shards.note(own(16, &[3, 5]), at(8), lease),
+            "it had expired"
+        );
         assert!(shards.note(own(8, &[3, 5]), at(9), lease), "another number");
     }
 

@@ -51,7 +51,7 @@ pub(super) struct Sql {
     are_followed: AtomicBool,
 }
 
-/// What is known about the statements of a handler.
+/// The state of the statements of a handler.
 #[derive(Clone)]
 struct Fit {
     granted: Arc<GrantedSql>,
@@ -185,8 +185,8 @@ fn granted(handler: &Handler) -> Option<&Arc<GrantedSql>> {
         .filter(|granted| !granted.statements.is_empty())
 }
 
-/// Checks the statements of all handlers at the start and after each change of the handlers, and those that do not fit
-/// again and again, until the worker ends.
+/// Checks the statements of all handlers at the start and after each change to the handlers, and rechecks those that do
+/// not fit at intervals, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut changes = shared.catalog.changed();
     loop {

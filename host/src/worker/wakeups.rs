@@ -1,4 +1,4 @@
-//! Wakes the claimer: after notifications, retries, and changes of the handlers folder.
+//! Wakes the claimer: after notifications, retries, and changes to the handlers folder.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ pub(super) struct Wakeups {
 struct Pending {
     /// Lanes that may have jobs.
     lanes: HashSet<LaneId>,
-    /// Lanes behind limits of running jobs, one of whose jobs has ended.
+    /// Lanes behind limits on running jobs, one of whose jobs has ended.
     freed: HashSet<LaneId>,
     /// The number of attempts that have ended, of handlers whose concurrent attempts this host limits.
     freed_handlers: HashMap<Arc<str>, usize>,
@@ -56,7 +56,7 @@ impl Wakeups {
         self.signal.notify_one();
     }
 
-    /// Notes that a job of a lane behind a limit of running jobs has ended, and wakes the claimer if others wait for
+    /// Notes that a job of a lane behind a limit on running jobs has ended, and wakes the claimer if others wait for
     /// that.
     pub(super) fn freed(&self, lane: LaneId) {
         let mut pending = self.pending();

@@ -173,8 +173,8 @@ where
     }
 
     /// Forgets the usage of limits by members that are no longer behind them. `members`: all members with the limits
-    /// that they are behind. The caller calls this when lanes are gone, so there are never more counts than lanes that
-    /// were known at a time.
+    /// that they are behind. The caller calls this when lanes were removed, so there are never more counts than lanes
+    /// that were known at a time.
     pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
     where
         K: 'a,

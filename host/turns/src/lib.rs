@@ -1,4 +1,4 @@
-//! How the lanes of a worker share its claims, and how large these are.
+//! Divides the claims of a worker among its lanes, and decides the size of claims.
 //!
 //! Decisions only: the caller passes in the time, and what was claimed. This crate has no I/O, no clock, no randomness
 //! and no dependencies, so the host and the simulator (`tests/simulate`) run the same code.

@@ -141,7 +141,7 @@ mod tests {
         Prefetch::new(now, 8, 8 << 20, 120)
     }
 
-    /// What a model of a worker with a backlog has done.
+    /// The results of a model of a worker with a backlog.
     #[derive(Debug, Default)]
     struct Report {
         started: usize,

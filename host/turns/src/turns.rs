@@ -368,7 +368,7 @@ impl<K, C> Default for Ring<K, C> {
     }
 }
 
-/// What takes the turn of a member.
+/// Something that takes the turn of a member.
 trait Taker<K> {
     type Lane;
 
@@ -493,8 +493,8 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         lane
     }
 
-    /// Charges a member; less than zero gives back. Whoever pays goes to the end of its order, whoever gets back to the
-    /// start.
+    /// Charges a member; a negative cost gives turns back. A member that pays goes to the end of its order, one that
+    /// gets turns back to the start.
     fn pay(&mut self, key: &K, cost: f64) {
         let Some(member) = self.members.get_mut(key) else {
             return;
@@ -543,7 +543,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         let passed = rounds as u64;
         self.round += passed;
         let round = self.round;
-        // Whoever left before the last round has nothing to come back to, except a debt that it has not paid yet.
+        // A member that left before the last round keeps nothing, except a debt that it has not paid yet.
         if self.members.len() > self.len() {
             self.members.retain(|_, member| {
                 #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
@@ -561,7 +561,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             };
             member.round = round;
             member.credit += member.share * rounds;
-            // Whoever was due lacks no more than what is lost by rounding.
+            // A member that was due lacks at most what is lost by rounding.
             if member.credit > 1.0 - 1e-6 {
                 member.credit = member.credit.max(1.0);
             }

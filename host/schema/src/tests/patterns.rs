@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::schema;
 
-/// A pattern, texts that it matches, texts that it does not match.
+/// A pattern, strings that it matches, strings that it does not match.
 type Case = (
     &'static str,
     &'static [&'static str],
@@ -62,7 +62,7 @@ const CASES: &[Case] = &[
         &[r"^$\.*+?()[]{}|/"],
         &["\\^"],
     ),
-    // A surrogate pair is one character; texts contain no lone surrogates.
+    // A surrogate pair is one character; strings do not contain lone surrogates.
     (
         r"^\uD83D\uDE00{2}$",
         &["😀😀"],

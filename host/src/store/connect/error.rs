@@ -81,7 +81,7 @@ pub enum ConnectError {
     PassFile {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system error.
         error: io::Error,
     },
     /// The server cannot be reached, is not trusted, or refuses the connection.

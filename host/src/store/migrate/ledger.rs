@@ -13,7 +13,7 @@ pub(super) struct Recorded {
     sha256: String,
 }
 
-/// What the database has recorded.
+/// The recorded state of the database.
 pub(super) struct Record {
     pub(super) migrations: Vec<Recorded>,
     pub(super) definitions: Option<Definitions>,

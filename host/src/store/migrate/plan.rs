@@ -1,4 +1,4 @@
-//! What remains to be done to a database.
+//! The work that remains to be done on a database.
 
 use tokio_postgres::Client;
 

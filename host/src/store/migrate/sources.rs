@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// One migration: a change of tables.
+/// One migration: a change to tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Migration {
     /// The number at the start of its name.

@@ -24,7 +24,7 @@ pub(super) struct Newest {
     /// committed. `None`: nothing is read.
     last: [Option<i64>; 2],
     further_at: Instant,
-    /// When [`Self::further`] is updated next.
+    /// The time of the next update of [`Self::further`].
     look_back_at: Instant,
     /// The same for two earlier times.
     further: [Option<i64>; 2],

@@ -182,7 +182,7 @@ impl Gathered {
         self.successes.drain(..count).collect()
     }
 
-    /// Whether another committer starts. `is_late`: the transaction of one takes long.
+    /// True if another committer has to start. `is_late`: the transaction of one takes a long time.
     fn wants_another(&self, connections: usize, is_late: bool) -> bool {
         let count = self.successes.len();
         let is_wanted = match self.committers {

@@ -18,7 +18,7 @@ use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::store::ClosedLane;
 
-/// A limit on running jobs, or on the rate at which they start, and its key.
+/// The name of a limit on running jobs, or on the rate at which they start, with its key.
 pub(super) type Limit = Arc<str>;
 
 /// One of those who share a limit.

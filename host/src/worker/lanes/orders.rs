@@ -19,7 +19,8 @@ pub(super) fn rotate_after(lanes: &mut Vec<&Known>, after: Option<LaneId>) {
 /// jobs before the next sweep does.
 pub(super) const PROBES_PER_CLAIM: usize = 32;
 
-/// Whether lanes may have more jobs after a claim. False if the claim was filled: then the next one follows anyway.
+/// The reasons why lanes may have more jobs after a claim. All are false if the claim was filled: then the next one
+/// follows anyway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::worker) struct MayHaveMore {
     /// A lane has used up its share.

@@ -1,4 +1,4 @@
-//! Fair queues: their settings, applied to lanes, and what claims did with their keys.
+//! Fair queues: their settings, applied to lanes, and the statistics of claims for their keys.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct Shares {
     any_served: bool,
     /// The last lane that was searched for starving jobs, by the wait after which they starve.
     starving_after: HashMap<Duration, LaneId>,
-    /// What claims did.
+    /// The statistics of claims.
     fairness: Fairness,
 }
 
@@ -84,7 +84,7 @@ impl Lanes {
         true
     }
 
-    /// What claims did in fair queues.
+    /// The statistics of claims in fair queues.
     pub(in crate::worker) fn fairness(&self) -> Vec<FairQueueStats> {
         self.shares.fairness.report(&self.active)
     }

@@ -132,7 +132,7 @@ fn lanes_go_by_priority_and_those_of_one_priority_share_a_claim() {
     let jobs: Vec<ClaimedJob> = [20, 30, 30].map(|lane| job(lane, lane)).into();
     assert!(
         lanes.claimed(&orders, &jobs, &[], false).used_up,
-        "lane 20 has used its part up"
+        "lane 20 has used up its share"
     );
     assert_eq!(lanes.orders(After::Cursor, WANTED)[1].max, Some(6));
 }
@@ -177,7 +177,7 @@ fn a_claim_that_lanes_share_leaves_later_classes_alone() {
 }
 
 #[test]
-fn lanes_without_known_jobs_are_probed_in_turns() {
+fn lanes_without_known_jobs_take_turns_being_probed() {
     let mut lanes = serving((1..=100).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.mark_all_empty();
     lanes.mark_active(LaneId(50));
@@ -325,7 +325,7 @@ fn a_lane_that_is_missing_from_the_whole_catalog_is_forgotten() {
     let change = lanes.learn(vec![lane(end, end, Priority::Low)]);
     assert!(!change.removed && lanes.knows(LaneId(1)));
     lanes.forget_catalog();
-    // Lane 2 is gone, lane 3 is retired, lane 4 is retired and catalogued again.
+    // Lane 2 was removed, lane 3 is retired, lane 4 is retired and catalogued again.
     let read = vec![
         lane(1, 1, Priority::Low),
         retired(3, 3),
@@ -468,7 +468,7 @@ fn lanes_served_by_source_take_turns_if_they_do_not_fit_one_claim() {
 }
 
 #[test]
-fn lanes_of_one_class_served_by_source_take_turns_in_being_the_first() {
+fn lanes_of_one_class_served_by_source_take_turns_going_first() {
     let mut lanes = Lanes::default();
     lanes.learn((1..=3).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.serve(|_| {

@@ -59,8 +59,8 @@ fn ago(duration: Duration) -> BootTime {
 }
 
 proptest! {
-    /// The database counts a lease from its answer, and the worker from before it sent the claim. So the worker always
-    /// stops trusting the lease first, and renewals are due in the first half.
+    /// The database counts a lease from its response, and the worker from before it sent the claim. So the worker
+    /// always stops trusting the lease first, and renewals are due in the first half.
     #[test]
     fn the_worker_stops_trusting_a_lease_before_the_database_does(
         lease_ms in 2_000_u64..10_000_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
@@ -87,7 +87,8 @@ const LONG: Duration = Duration::from_secs(3600);
 
 proptest! {
     /// The database counts the silence of a worker from when it receives a heartbeat, and the worker from before it
-    /// sent it. So the worker always stops trusting its leases before it can be declared dead, whatever it renews.
+    /// sent it. So the worker always stops trusting its leases before it can be declared dead, regardless of what it
+    /// renews.
     #[test]
     fn the_worker_stops_trusting_long_leases_before_it_can_be_declared_dead(
         sent_ms in 0_u64..10_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..40_000, is_renewed in any::<bool>(),
@@ -166,7 +167,7 @@ fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_answer() {
+async fn an_attempt_that_waits_for_a_renewal_starts_or_ends_with_its_response() {
     let (sent, leases) = (BootTime::now(), Arc::new(Leases::new_live()));
     for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
         leases.arrives(id, FENCE, sent, LEASE);
@@ -198,7 +199,7 @@ async fn a_claim_in_doubt_whose_renewal_is_not_answered_gives_up_its_slot() {
 }
 
 #[test]
-fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
+fn a_change_notified_before_the_response_to_the_claim_puts_the_lease_in_doubt() {
     let sent = BootTime::now();
     for (changed, doubted) in [
         (Some(JOB), [true, false]),
@@ -225,7 +226,7 @@ fn a_change_notified_before_the_answer_to_the_claim_puts_the_lease_in_doubt() {
 fn leases_that_end_first_are_renewed_first_if_they_need_several_statements() {
     let (now, leases) = (BootTime::now(), Leases::new_live());
     for ms in 0..2_000_u64 {
-        // In another order than that of their ends.
+        // In an order other than that of their ends.
         let id = JobId(i64::try_from(ms * 7 % 2_000).expect("a small number"));
         leases.runs(id, FENCE, now.plus(Duration::from_millis(ms)));
     }
@@ -371,7 +372,7 @@ fn a_claim_that_is_given_back_is_trusted_for_its_lease_and_briefly_while_the_wor
 }
 
 #[test]
-fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
+fn a_lease_that_is_given_up_expires_without_being_renewed() {
     let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     let late = now.plus(LEASE.mul_f64(0.9));

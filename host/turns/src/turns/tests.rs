@@ -85,7 +85,7 @@ fn queues_share_equally_however_many_lanes_and_jobs_they_have() {
 }
 
 #[test]
-fn keys_share_by_weight_whatever_the_size_of_claims() {
+fn keys_share_by_weight_regardless_of_the_size_of_claims() {
     for batch in [1, 3, 7, 100] {
         let mut turns = Turns::default();
         turns.insert(LaneId(1), place("q", "a", 3.0));
@@ -376,7 +376,7 @@ fn each_of_very_many_lanes_takes_several_turns_at_once_and_has_its_share_in_the_
 }
 
 #[test]
-fn a_claim_of_one_job_of_each_lane_asks_as_many_as_fit() {
+fn a_claim_of_one_job_of_each_lane_covers_as_many_as_fit() {
     let mut turns = Turns::default();
     for n in 0..300 {
         turns.insert(LaneId(n), place("a", &n.to_string(), 3.0));
@@ -437,7 +437,7 @@ fn the_first_class_is_that_of_a_lane() {
 
 /// A class behind a busy one is divided by each claim, and gets nothing.
 #[test]
-fn turns_that_were_given_back_do_not_put_off_those_who_come_later() {
+fn turns_that_were_given_back_do_not_delay_lanes_that_come_later() {
     let mut turns = Turns::default();
     let high = Place {
         class: [0, 0],

@@ -58,7 +58,7 @@ fn claims_leave_out_lanes_at_their_limit_until_a_job_of_their_key_has_ended() {
     assert!(lanes.free(LaneId(30)));
     assert_eq!(next(&mut lanes), [30]);
     assert!(!lanes.free(LaneId(30)), "it is open");
-    // That which was closed first goes first.
+    // The lane that was closed first goes first.
     for expected in [10, 20, 10, 20] {
         assert!(lanes.free(LaneId(10)));
         lanes.mark_all_empty();
@@ -106,7 +106,7 @@ fn open(lanes: &Lanes) -> Vec<i64> {
 
 /// The others have cancelled or run their jobs.
 #[test]
-fn if_the_first_lanes_of_a_limit_have_no_jobs_any_more_the_next_ones_follow_at_once() {
+fn if_the_first_lanes_of_a_limit_have_no_more_jobs_the_next_ones_follow_at_once() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..30).map(|n| of_tenant(n, n, "a")).collect());
@@ -130,9 +130,10 @@ fn if_the_first_lanes_of_a_limit_have_no_jobs_any_more_the_next_ones_follow_at_o
     );
 }
 
-/// A look that asks as many lanes as it wants jobs takes long to get past very many closed ones.
+/// A look that reads only as many lanes as the number of jobs it wants takes a long time to get past very many closed
+/// ones.
 #[test]
-fn after_a_claim_of_closed_lanes_the_next_one_asks_as_many_as_fit() {
+fn after_a_claim_of_closed_lanes_the_next_one_covers_as_many_as_fit() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..=300).map(|n| of_tenant(n, n, &n.to_string())).collect());
@@ -195,9 +196,9 @@ fn lanes_that_a_sweep_finds_empty_make_way_for_others_of_their_limit() {
     assert!(lanes.is_closed(LaneId(9)));
 }
 
-/// Otherwise a lane without jobs would open those that another limit keeps closed, again and again.
+/// Otherwise a lane without jobs would repeatedly open those that another limit keeps closed.
 #[test]
-fn a_lane_that_was_not_known_to_have_jobs_opens_no_other() {
+fn a_lane_that_was_not_known_to_have_jobs_does_not_open_others() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..3).map(|n| of_tenant(n, n, "a")).collect());
@@ -413,7 +414,7 @@ fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
             let closed: Vec<ClosedLane> = closed.collect();
             lanes.claimed(&orders, &claimed, &closed, false);
         }
-        // The answer of a claim takes less than half a minute.
+        // The response to a claim takes less than half a minute.
         let later = Duration::from_secs(30);
         match runs.take() {
             Some((lane, end)) => {
@@ -468,7 +469,7 @@ fn what_tenants_that_are_gone_have_had_of_limits_is_forgotten() {
     }
 }
 
-/// Otherwise a gate that earlier classes use up would keep them for ever.
+/// Otherwise a gate that earlier classes use up would keep them closed forever.
 #[test]
 fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_first() {
     let mut lanes = Lanes::default();
@@ -506,7 +507,7 @@ fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_firs
 }
 
 #[test]
-fn a_lane_at_its_rate_opens_by_itself() {
+fn a_lane_at_its_rate_opens_when_its_wait_ends() {
     let mut lanes = Lanes::default();
     let gate = crate::job::ClaimGate {
         key: vec!["tenant".to_owned()],
@@ -526,7 +527,7 @@ fn a_lane_at_its_rate_opens_by_itself() {
     assert!(!lanes.open_due(now + Duration::from_secs(4)));
     assert!(lanes.open_due(now + Duration::from_secs(5)));
     assert_eq!(next(&mut lanes), [20]);
-    // A change of the gates opens them all.
+    // A change to the gates opens them all.
     let settings = "2".into();
     assert!(lanes.set_gates(vec![crate::job::ClaimGate { settings, ..gate }]));
     lanes.serve(|_| Some(SERVED));
@@ -571,7 +572,7 @@ fn the_end_of_an_attempt_opens_lanes_whose_handler_had_no_room_on_this_host() {
     assert_eq!(open(&lanes), [1, 2]);
 }
 
-/// The claims that have closed them told them different times.
+/// The claims that have closed them reported different times.
 #[test]
 fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start() {
     let mut lanes = Lanes::default();
@@ -586,7 +587,7 @@ fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start(
         .map(|(n, s)| for_seconds(n, s))
         .collect();
     lanes.claimed(&orders, &jobs, &closed, false);
-    // Those of which the claim has taken jobs were closed last, and told up to 3 s.
+    // Those from which the claim has taken jobs were closed last, for up to 3 s.
     assert!(!lanes.open_due(now + Duration::from_secs(1)));
     assert!(lanes.open_due(Instant::now() + Duration::from_secs(3)));
     assert_eq!(open(&lanes), [4, 5], "they had nothing yet");
@@ -623,7 +624,7 @@ fn the_first_job_of_a_lane_is_claimed_first_and_goes_ahead_whether_or_not_the_la
     lanes.claimed(&orders, &[], &[], false);
     lanes.wake(LaneId(20), true);
     assert_eq!(woken(&lanes), [LaneId(20)]);
-    // Somebody else was faster.
+    // Another worker was faster.
     let orders = lanes.first_orders(9);
     lanes.claimed(&orders, &[], &[], false);
     assert_eq!(woken(&lanes), []);
