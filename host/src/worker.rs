@@ -215,12 +215,12 @@ impl Shared {
 
     /// True if the error means that this worker's incarnation has ended. If so, it also triggers a heartbeat, which
     /// registers the worker again or finds out why it cannot.
-    fn is_incarnation_over(&self, error: &StoreError) -> bool {
-        let is_over = error.is_over() || error.is_superseded();
-        if is_over {
+    fn has_incarnation_ended(&self, error: &StoreError) -> bool {
+        let has_ended = error.is_incarnation_ended() || error.is_superseded();
+        if has_ended {
             self.presence.heartbeat_now.notify_one();
         }
-        is_over
+        has_ended
     }
 }
 

@@ -138,7 +138,7 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
     let refused = store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await;
-    assert!(refused.unwrap_err().is_over());
+    assert!(refused.unwrap_err().is_incarnation_ended());
     // Nothing that it reported about itself is left.
     let row = client
         .query_one(

@@ -244,7 +244,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
             .await
             .unwrap_err(),
     ] {
-        assert!(refused.is_over(), "{refused}");
+        assert!(refused.is_incarnation_ended(), "{refused}");
     }
 }
 

@@ -201,7 +201,7 @@ impl<'a> References<'a> {
     }
 }
 
-/// All subschemas that are objects, in all places that the standard defines, with their members.
+/// All subschemas that are objects, at all positions that the standard defines, with their members.
 fn schemas(json: Json<'_>) -> Vec<(Location, Vec<Member<'_>>)> {
     let mut schemas = Vec::new();
     let mut pending = vec![json.root()];

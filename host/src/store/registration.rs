@@ -133,7 +133,7 @@ impl Identity {
 }
 
 /// Codes of `migrations/functions/workers.sql`.
-const OVER: &str = "RW001";
+const ENDED: &str = "RW001";
 const SUPERSEDED: &str = "RW002";
 const TAKEN: &str = "RW003";
 const UNKNOWN: &str = "RW004";
@@ -146,8 +146,8 @@ impl StoreError {
 
     /// True if this incarnation of the worker has ended: its heartbeats stopped for too long, or the database no longer
     /// knows it (after a restore, for instance). It has to register again, and all its claims are lost.
-    pub fn is_over(&self) -> bool {
-        self.is(&[OVER, UNKNOWN])
+    pub fn is_incarnation_ended(&self) -> bool {
+        self.is(&[ENDED, UNKNOWN])
     }
 
     /// True if the database does not know this incarnation of the worker, or knows it with a different key or login: it

@@ -222,7 +222,7 @@ mod tests {
     use crate::job::ErrorKind;
 
     #[test]
-    fn an_outcome_that_replaces_a_success_enqueues_no_jobs() {
+    fn an_outcome_that_replaces_a_success_does_not_enqueue_jobs() {
         let success = Settlement {
             id: JobId(1),
             fence: Fence(1),

@@ -98,7 +98,7 @@ pub enum CommitError {
     /// Today's partition of the history does not exist.
     NoPartition,
     /// The incarnation of the worker has ended.
-    Over,
+    IncarnationEnded,
     /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a
     /// key of a job that the attempt enqueues. No statement has run.
     Locked(SqlError),
@@ -448,7 +448,7 @@ fn refusal(
         return Some(match error.code() {
             "RW007" => CommitError::Lost,
             "RW008" => CommitError::Recorded,
-            "RW001" | "RW002" | "RW004" => CommitError::Over,
+            "RW001" | "RW002" | "RW004" => CommitError::IncarnationEnded,
             // lock_not_available
             "55P03" => CommitError::Locked(error),
             _ if error.is_partition_missing => CommitError::NoPartition,

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_that_end_or_are_stopped_are_no_error() {
+    async fn tasks_that_end_or_are_stopped_are_not_errors() {
         let (background, worker) = (Background::default(), Stop::default());
         background.stop_after_a_panic(worker.clone());
         background.spawn(pending());

@@ -212,7 +212,7 @@ impl Claimer<'_> {
             .database_answers
             .store(false, Ordering::Relaxed);
         // Called for the heartbeat that it triggers.
-        self.shared.is_incarnation_over(error);
+        self.shared.has_incarnation_ended(error);
         // The first failure may be due to one broken connection in the pool.
         if self.failures > 0 {
             self.warned |= !error.is_unreachable() && !error.is_cut_off();

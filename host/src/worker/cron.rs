@@ -57,7 +57,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                 wait
             }
             Err(error) => {
-                if !shared.is_incarnation_over(&error) {
+                if !shared.has_incarnation_ended(&error) {
                     warn_unless_unreachable!(
                         error,
                         "cannot fire schedules; trying again in a second"

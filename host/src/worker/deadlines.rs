@@ -36,7 +36,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         let wait = match enforce(&shared, &mut looks).await {
             Ok(next_in) => next_in.map_or(every, |next_in| next_in.min(every)),
             Err(error) => {
-                if !shared.is_incarnation_over(&error) {
+                if !shared.has_incarnation_ended(&error) {
                     warn_unless_unreachable!(
                         error,
                         "cannot end jobs whose job timeout has expired; trying again in a second"

@@ -75,7 +75,9 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
         };
         match done {
             Ok(done) => info!(handler, done, "changed the schedule that a module declares"),
-            Err(error) if error.is_transient() || error.is_over() => return Err(error),
+            Err(error) if error.is_transient() || error.is_incarnation_ended() => {
+                return Err(error);
+            }
             // If the database refuses one, the others are still created.
             Err(error) => {
                 warn!(handler, %error, "the schedule that a module declares cannot be created")

@@ -51,7 +51,11 @@ impl DeclaredGates {
                     }
                     self.0.insert(handler.clone(), gates.to_vec());
                 }
-                Err(error) if error.is_transient() || error.is_over() || error.is_locked() => {
+                Err(error)
+                    if error.is_transient()
+                        || error.is_incarnation_ended()
+                        || error.is_locked() =>
+                {
                     return Err(error);
                 }
                 // If the database refuses one, the others are still set.

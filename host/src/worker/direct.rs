@@ -55,7 +55,7 @@ async fn recover(shared: &Shared) {
         );
     }
     if let Some(error) = failed
-        && !shared.is_incarnation_over(&error)
+        && !shared.has_incarnation_ended(&error)
     {
         warn_unless_unreachable!(
             error,

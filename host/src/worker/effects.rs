@@ -139,8 +139,8 @@ async fn commit(
                 settler::report(shared, one, accepted.unwrap_or(false));
                 return Ok(());
             }
-            CommitError::Lost | CommitError::Over => {
-                if matches!(failure, CommitError::Over) {
+            CommitError::Lost | CommitError::IncarnationEnded => {
+                if matches!(failure, CommitError::IncarnationEnded) {
                     shared.presence.heartbeat_now.notify_one();
                 }
                 settler::report(shared, one, false);
@@ -196,7 +196,7 @@ async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
             Ok(CommitStatus::Held) => return None,
             Ok(CommitStatus::Settled) => return Some(true),
             Ok(CommitStatus::Lost) => return Some(false),
-            Err(error) if shared.is_incarnation_over(&error) => return Some(false),
+            Err(error) if shared.has_incarnation_ended(&error) => return Some(false),
             Err(error) => {
                 debug!(job.id = id.0, %error, "cannot look up a commit; trying again");
                 if one.is_lost(shared) {
@@ -278,7 +278,7 @@ impl AttemptJournal {
                 // An earlier, unanswered try has recorded it.
                 CommitError::Recorded => return Ok(()),
                 CommitError::Lost => self.lost().await,
-                CommitError::Over => {
+                CommitError::IncarnationEnded => {
                     // The next heartbeat aborts the attempt.
                     self.shared.presence.heartbeat_now.notify_one();
                     pending::<()>().await;

@@ -298,7 +298,7 @@ impl<'a> Heartbeats<'a> {
                     self.start_over().await;
                 }
             }
-            Err(error) if error.is_over() || error.is_superseded() => {
+            Err(error) if error.is_incarnation_ended() || error.is_superseded() => {
                 self.replace(&error).await;
             }
             // The capabilities are informational. The heartbeat itself protects the jobs.
@@ -326,7 +326,9 @@ impl<'a> Heartbeats<'a> {
         lose_claims(shared, &"no heartbeat was answered for too long").await;
         match shared.store.unregister().await {
             Ok(()) => self.register().await,
-            Err(error) if error.is_over() || error.is_superseded() => self.replace(&error).await,
+            Err(error) if error.is_incarnation_ended() || error.is_superseded() => {
+                self.replace(&error).await
+            }
             Err(error) => {
                 warn_unless_unreachable!(
                     error,

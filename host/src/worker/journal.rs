@@ -158,7 +158,7 @@ impl AttemptJournal {
                 pending().await
             }
             // The next heartbeat aborts the attempt.
-            Err(error) if self.shared.is_incarnation_over(&error) => pending().await,
+            Err(error) if self.shared.has_incarnation_ended(&error) => pending().await,
             // Another transaction has the lock, usually for a short time.
             Err(error) if error.is_locked() => {
                 debug!(job.id = self.id.0, %error, "a step or the state is locked; trying again");

@@ -205,7 +205,7 @@ async fn write(shared: &Shared) -> bool {
             true
         }
         // The attempts of these lines are lost.
-        Err(error) if shared.is_incarnation_over(&error) => {
+        Err(error) if shared.has_incarnation_ended(&error) => {
             counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
             false
         }

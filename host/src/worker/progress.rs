@@ -93,7 +93,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                 }
             }
             // The attempts of these reports are lost.
-            Err(error) if shared.is_incarnation_over(&error) => {}
+            Err(error) if shared.has_incarnation_ended(&error) => {}
             Err(error) => {
                 warn_unless_unreachable!(
                     error,

@@ -239,7 +239,7 @@ pub(super) fn retry_after(failures: u32) -> Duration {
 enum Tried {
     First,
     Again,
-    /// A part that was blocked; if it is a single outcome, this often.
+    /// A part that was blocked; if it is one outcome, this many times.
     HeldUp(u32),
 }
 

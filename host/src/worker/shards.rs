@@ -148,7 +148,7 @@ async fn lease(shared: &Shared, wanted: &Wanted) {
             }
         }
         Err(error) => {
-            if !shared.is_incarnation_over(&error) {
+            if !shared.has_incarnation_ended(&error) {
                 warn_unless_unreachable!(
                     error,
                     "could not lease shards; trying again within a second"

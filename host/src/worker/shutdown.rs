@@ -106,7 +106,7 @@ pub(super) async fn leave_after_failure(store: &Store) {
     match tokio::time::timeout(LAST_STEP_TIMEOUT, store.unregister()).await {
         Ok(Ok(())) => {}
         // It is no longer registered, which may be why it has failed.
-        Ok(Err(error)) if error.is_over() || error.is_superseded() => {}
+        Ok(Err(error)) if error.is_incarnation_ended() || error.is_superseded() => {}
         Ok(Err(error)) => {
             warn!(%error, "could not unregister; this worker will be listed as dead in 90 s");
         }

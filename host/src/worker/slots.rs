@@ -78,7 +78,7 @@ impl Inner {
         self.waiting.len() + self.running
     }
 
-    /// The place of the next claim that may start.
+    /// The index of the next claim that may start.
     fn startable(&self) -> Option<usize> {
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that may be too long ago: then it is given
@@ -485,7 +485,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn no_more_attempts_of_a_handler_run_than_this_host_may_run_at_once() {
+    fn attempts_of_a_handler_are_limited_to_those_that_this_host_may_run_at_once() {
         let slots = Slots::new(3, Arc::default());
         let limit = HostLimit {
             handler: "noop".into(),

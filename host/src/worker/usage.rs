@@ -26,7 +26,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         match shared.store.report_usage(&running).await {
             Ok(()) => reported = running.len(),
             // The attempts are lost, and their rows with them.
-            Err(error) if shared.is_incarnation_over(&error) => reported = 0,
+            Err(error) if shared.has_incarnation_ended(&error) => reported = 0,
             Err(error) => warn_unless_unreachable!(
                 error,
                 "could not report the usage of running attempts; trying again in 5 s"

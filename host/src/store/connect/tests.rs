@@ -185,7 +185,7 @@ fn unsupported_settings_are_refused_by_name() {
 }
 
 #[test]
-fn debug_texts_and_errors_contain_no_password() {
+fn debug_output_and_errors_do_not_contain_passwords() {
     let connector = connector("postgres://ann:s3cret@db.example/jobs", &[]).unwrap();
     assert!(!format!("{connector:?} {:?}", connector.config).contains("s3cret"));
     for broken in [

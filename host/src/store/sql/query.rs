@@ -75,7 +75,7 @@ impl Login {
         let rows: Option<Vec<Vec<u8>>> = rows.map(|row| row.map(String::into_bytes)).collect();
         rows.ok_or_else(|| {
             QueryError::Refused(format!(
-                "the rows of the statement {} have more than {} bytes as JSON (bytes_max of its table in rouse.toml)",
+                "the rows of the statement {} are larger than {} bytes as JSON (bytes_max of its table in rouse.toml)",
                 statement.name, limits.bytes_max
             ))
         })

@@ -128,7 +128,7 @@ fn a_key_that_was_idle_for_an_hour_makes_room_and_is_counted_with_the_others() {
 }
 
 #[test]
-fn the_last_key_of_a_queue_makes_no_room() {
+fn the_last_key_of_a_queue_does_not_make_room() {
     let turns = turns(&[]);
     let start = Instant::now();
     let mut fairness = Fairness::default();
@@ -145,7 +145,7 @@ fn the_last_key_of_a_queue_makes_no_room() {
 }
 
 #[test]
-fn the_metrics_name_no_more_keys_than_their_maximum() {
+fn the_metrics_name_at_most_the_maximum_number_of_keys() {
     let turns = turns(&[]);
     let mut now = Instant::now();
     let mut fairness = Fairness::default();

@@ -53,7 +53,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
         }
         Err(error) => {
             shared.leases.unanswered(renewals);
-            if !shared.is_incarnation_over(&error) {
+            if !shared.has_incarnation_ended(&error) {
                 warn_unless_unreachable!(error, "could not renew leases; trying again");
             }
             false

@@ -307,7 +307,7 @@ fn no_attempt_starts_after_all_were_aborted() {
 }
 
 #[test]
-fn no_claim_starts_once_the_incarnation_is_over() {
+fn no_claim_starts_once_the_incarnation_has_ended() {
     let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
     leases.arrives(JobId(2), FENCE, now, LEASE);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_neither_few_steps_nor_those_that_would_take_the_place_of_all_others() {
+    fn keep_neither_few_steps_nor_those_that_would_displace_all_others() {
         let kept = Kept::default();
         kept.keep(JobId(1), steps(STEPS_MIN));
         kept.keep(JobId(2), steps(STEPS_MIN - 1));

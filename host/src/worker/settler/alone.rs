@@ -53,7 +53,7 @@ async fn try_until_settled(
                 warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease expires");
                 shared.leases.give_up(id, fence);
             }
-            Err(error) if shared.is_incarnation_over(&error) => {
+            Err(error) if shared.has_incarnation_ended(&error) => {
                 report(shared, one, false);
                 return None;
             }

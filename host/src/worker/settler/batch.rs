@@ -172,7 +172,7 @@ impl Settler<'_> {
             batch.put_back(part);
         } else if error.may_be_one_rows_fault() {
             self.handle_no_space(batch, part, error);
-        } else if self.shared.is_incarnation_over(error) {
+        } else if self.shared.has_incarnation_ended(error) {
             // The database no longer knows this worker, and has given its jobs to others.
             for one in &part {
                 report(self.shared, one, false);
@@ -217,7 +217,7 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part whose settlement was not answered: its halves are tried, and a single outcome is retried in
+    /// Handles a part whose settlement was not answered: its halves are tried, and an individual outcome is retried in
     /// parallel with the others.
     async fn retry_unanswered(
         &mut self,
@@ -258,9 +258,9 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a single outcome that the database refuses. A value that Postgres cannot store fails the job. Any other
-    /// refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed, so that
-    /// the retries end with the lease.
+    /// Handles an individual outcome that the database refuses. A value that Postgres cannot store fails the job. Any
+    /// other refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed, so
+    /// that the retries end with the lease.
     fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
         let Settlement { id, fence, .. } = one.settlement;
         let value = match &one.settlement.outcome {

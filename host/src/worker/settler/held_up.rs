@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn new_outcomes_do_not_wait_for_those_that_are_held_up_for_long() {
+    fn new_outcomes_do_not_wait_for_those_that_are_blocked_for_a_long_time() {
         let started_at = Instant::now();
         let later = started_at + Duration::from_secs(1);
         let mut held_up = HeldUp::new();

@@ -117,7 +117,7 @@ fn the_first_key_with_credit_wins_and_pays_one() {
 }
 
 #[test]
-fn a_new_key_is_next_but_gets_no_more_than_its_share_by_coming_back() {
+fn a_new_key_is_next_but_gets_at_most_its_share_by_coming_back() {
     let mut turns = Turns::default();
     for lane in 1..=100 {
         turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
@@ -171,7 +171,7 @@ fn turns_that_were_not_used_are_given_back() {
 }
 
 #[test]
-fn a_key_that_leaves_takes_no_more_than_one_share_along() {
+fn a_key_that_leaves_keeps_at_most_one_share() {
     let mut turns = Turns::default();
     turns.insert(LaneId(1), place("q", "a", 1.0));
     turns.insert(LaneId(2), place("q", "b", 1.0));
@@ -190,7 +190,7 @@ fn a_key_that_leaves_takes_no_more_than_one_share_along() {
 }
 
 #[test]
-fn a_claim_covers_no_more_lanes_than_fit_and_the_next_one_goes_on() {
+fn a_claim_covers_at_most_as_many_lanes_as_fit_and_the_next_one_continues() {
     let mut turns = Turns::default();
     for lane in 0..1000 {
         turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));

@@ -445,7 +445,7 @@ fn lanes_behind_a_gate_and_a_rate_cost_few_claims_that_take_nothing() {
 
 /// Otherwise a worker would keep a count for each tenant that it has ever served.
 #[test]
-fn what_tenants_that_are_gone_have_had_of_limits_is_forgotten() {
+fn the_use_of_limits_by_removed_tenants_is_forgotten() {
     let mut lanes = Lanes::default();
     let own = crate::job::ClaimGate {
         key: vec!["tenant".to_owned()],
