@@ -147,8 +147,8 @@ impl Environment {
         ),
     ];
 
-    /// Rejects variables of [`VARIABLES`](Self::VARIABLES) that are not UTF-8: [`get`](Self::get) would treat them as
-    /// unset, and another database or a weaker setting would be used.
+    /// Rejects variables that Rouse reads and that are not UTF-8: [`get`](Self::get) would treat them as unset, and
+    /// another database or a weaker setting would be used.
     ///
     /// # Errors
     /// If there is one; it names the variable, and not its value.
@@ -211,11 +211,14 @@ impl Environment {
     }
 }
 
+/// Folders that contain files which Rouse reads, such as `~/.postgresql/root.crt` and the code cache.
+const FOLDERS: [&str; 2] = ["HOME", "XDG_CACHE_HOME"];
+
 /// True for a variable that Rouse reads, whose value is not UTF-8.
 fn is_broken(name: &OsStr, value: &OsStr) -> bool {
     let is_read = |name: &str| {
-        let mut keys = Environment::VARIABLES.iter().map(|entry| entry.key);
-        keys.any(|key| match key.strip_suffix('*') {
+        let keys = Environment::VARIABLES.iter().map(|entry| entry.key);
+        keys.chain(FOLDERS).any(|key| match key.strip_suffix('*') {
             Some(start) => name.starts_with(start),
             None => name == key,
         })
@@ -268,6 +271,8 @@ mod tests {
             "ROUSE_LISTEN_URL",
             "PGSSLROOTCERT",
             "OTEL_SERVICE_NAME",
+            "HOME",
+            "XDG_CACHE_HOME",
         ] {
             assert!(is_broken(OsStr::new(name), latin_1), "{name}");
             assert!(!is_broken(OsStr::new(name), OsStr::new("café")), "{name}");
