@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::process::ExitStatusExt,
     path::PathBuf,
-    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -107,13 +107,13 @@ impl Host {
 
     /// Starts any command.
     pub(crate) fn spawn(command: Command) -> Self {
-        let (host, stderr) = Self::spawn_with_unread_stderr(command);
-        collect(stderr, true, &host.output);
+        let mut host = Self::spawn_with_unread_stderr(command);
+        host.read_stderr();
         host
     }
 
-    /// Starts any command. Its stderr, which nobody reads, is returned.
-    pub(crate) fn spawn_with_unread_stderr(mut command: Command) -> (Self, ChildStderr) {
+    /// Starts any command. Nobody reads its stderr until [`read_stderr`](Self::read_stderr).
+    pub(crate) fn spawn_with_unread_stderr(mut command: Command) -> Self {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -127,8 +127,14 @@ impl Host {
             false,
             &output,
         );
-        let stderr = child.stderr.take().expect("stderr is piped");
-        (Self { child, output }, stderr)
+        Self { child, output }
+    }
+
+    /// Starts to read its stderr.
+    pub(crate) fn read_stderr(&mut self) {
+        let stderr = self.child.stderr.take();
+        let stderr = stderr.expect("stderr is piped, and not read yet");
+        collect(stderr, true, &self.output);
     }
 
     /// The process id.
