@@ -219,7 +219,8 @@ END
 $$;
 
 -- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
--- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder.
+-- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder, or at
+-- once if that lies more than 10 s in the future: the clock has been set back, and the holder may be dead.
 --
 -- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and
 -- each takeover costs every running job an attempt. So the replaced host reports that it was still alive
@@ -239,10 +240,11 @@ CREATE OR REPLACE FUNCTION rouse.register(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
-    at         timestamptz := clock_timestamp();
+    at         timestamptz;
     holder     record;
     flag       record;
     is_limited boolean;
+    is_live    boolean;
 BEGIN
     IF p_worker_id IS NULL OR p_worker_id !~ '^[A-Za-z0-9_-]{1,64}$' THEN
         RAISE EXCEPTION 'rouse.register: % is not a worker id', coalesce(quote_literal(left(p_worker_id, 80)), 'null')
@@ -258,16 +260,18 @@ BEGIN
     is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
     -- One at a time for each id.
     PERFORM rouse._lock('register', p_worker_id);
+    at := clock_timestamp();
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
     IF FOUND THEN
-        IF (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) AND holder.seen_at > at - interval '90 seconds' THEN
+        is_live := holder.seen_at > at - interval '90 seconds' AND holder.seen_at <= at + interval '10 seconds';
+        IF is_live AND (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) THEN
             RAISE EXCEPTION 'rouse.register: worker id % is taken by a live host (%, last heartbeat % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
                 USING ERRCODE = 'RW003',
                       HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
         END IF;
-        IF holder.seen_at > at - interval '90 seconds' AND EXISTS (
+        IF is_live AND EXISTS (
             SELECT FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.replaced_at IS NOT NULL AND w.outlived_at > at - interval '10 minutes')
         THEN
             RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; it is held by the one on % (last heartbeat % s ago)',
@@ -372,18 +376,19 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET time
 SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at         timestamptz := clock_timestamp();
+    at         timestamptz;
     worker_row record;
     forgotten  integer;
     kept_from  timestamptz;
 BEGIN
     -- The lock of rouse.register: no incarnation of this id can start in the meantime.
     PERFORM rouse._lock('register', forget_worker.worker_id);
+    at := clock_timestamp();
     FOR worker_row IN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
         WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
     LOOP
-        IF worker_row.seen_at > at - interval '90 seconds' THEN
+        IF worker_row.seen_at > at - interval '90 seconds' AND worker_row.seen_at <= at + interval '10 seconds' THEN
             RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, worker_row.hostname,
                 round(extract(epoch FROM at - worker_row.seen_at))
                 USING ERRCODE = 'object_not_in_prerequisite_state',
