@@ -168,8 +168,8 @@ impl Catalog {
                 unusable.why()
             ),
         };
-        if let Some((name, why)) = listing.unreadable.iter().next() {
-            bail!("{} cannot be listed: {why}", sanitize::name(name));
+        if let Some((name, why)) = listing.unreadable.into_iter().next() {
+            bail!("{} cannot be listed: {}", sanitize::name(&name), why.why());
         }
         listing.files.into_iter().map(digest).collect()
     }

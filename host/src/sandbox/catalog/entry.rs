@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::file::Stamp;
+use super::file::{Stamp, Unusable};
 use super::handler::Handler;
 use crate::job::most_specific_first;
 use crate::sandbox::capability::{HttpAccess, SqlAccess};
@@ -23,6 +23,8 @@ pub(super) struct Entry {
     pub(super) seen: Option<Snapshot>,
     /// The file as it is now, and the time since which it has been unchanged.
     pub(super) fresh: Option<(Snapshot, Instant)>,
+    /// Why the last scan could not determine whether the file is there, if so.
+    pub(super) unreadable: Option<Unusable>,
     /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
     /// The time of the next try, if it was refused for a reason that may be temporary.
@@ -72,7 +74,10 @@ pub(super) struct Serving {
 impl Entry {
     /// True while the file may turn out to have had a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
-        let will_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
+        // Without the permission to read it there is nothing more to try.
+        let is_forbidden = matches!(self.unreadable, Some(Unusable::UntilChanged(_)));
+        let is_unseen = self.seen.is_none() && !is_forbidden;
+        let will_be_tried = is_unseen || self.fresh.is_some() || self.retry_at.is_some();
         self.was_at_start && will_be_tried
     }
 

@@ -83,8 +83,8 @@ pub(super) fn name(path: &Path) -> String {
 #[derive(Default)]
 pub(super) struct Listing {
     pub(super) files: BTreeMap<String, Listed>,
-    /// Files that may be there, and the reason why this cannot be determined: a sentence that starts with "it …".
-    pub(super) unreadable: BTreeMap<String, String>,
+    /// Files that may be there, and the reason why this cannot be determined.
+    pub(super) unreadable: BTreeMap<String, Unusable>,
 }
 
 impl Listing {
@@ -115,7 +115,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
             // The file was removed in the meantime, or is a link whose target does not exist.
             Err(error) if is_missing(&error) => continue,
             Err(error) => {
-                let why = format!("it cannot be read: {error}");
+                let why = Unusable::unreadable("it", &error);
                 listing.unreadable.insert(name, why);
                 continue;
             }
@@ -164,7 +164,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Why a file cannot be used: a sentence that starts with "it …" or "its …".
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Unusable {
     /// Until the file, its signature or the lock file changes.
     UntilChanged(String),

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::entry::{Entry, Serving, Snapshot};
-use super::file::{self, Listed, QUIET};
+use super::file::{self, Listed, QUIET, Unusable};
 use super::loading::{Loaded, Loader, Order, Outcome, Wake};
 use super::owners::Owners;
 use super::set::{HandlerSet, Refusal};
@@ -188,13 +188,19 @@ impl Folder {
     }
 
     /// Refuses a file that may be there. Its last good version keeps serving. Returns true if that is new.
-    fn refuse_unreadable(&mut self, name: &str, why: String, trust: &Trust) -> bool {
+    fn refuse_unreadable(&mut self, name: &str, why: Unusable, trust: &Trust) -> bool {
         let new = self.new_entry(trust);
         let entry = self.entries.entry(name.to_owned()).or_insert(new);
         // It is loaded as soon as it can be read.
         entry.seen = None;
         entry.fresh = None;
-        entry.refuse(name, why, None)
+        entry.retry_at = None;
+        // Its last good version may have been refused for another reason since, or accepted.
+        if entry.unreadable.as_ref() == Some(&why) && entry.refused.is_some() {
+            return false;
+        }
+        entry.unreadable = Some(why.clone());
+        entry.refuse(name, why.why(), None)
     }
 
     /// The state of a file that is new in this scan.
@@ -221,6 +227,7 @@ impl Folder {
         };
         let new = self.new_entry(trust);
         let entry = self.entries.entry(name.to_owned()).or_insert(new);
+        entry.unreadable = None;
         let again = entry.retry_at.is_some_and(|at| at <= now);
         if entry.seen == Some(snapshot) && !again {
             entry.fresh = None;
@@ -376,6 +383,7 @@ mod tests {
 
     use super::*;
     use crate::sandbox::Settings;
+    use crate::sandbox::module::admission::Denied;
 
     /// A folder with one file, `mail.wasm`, during startup. The test decides when the folder receives loaded modules.
     struct Start {
@@ -471,6 +479,47 @@ mod tests {
         assert!(!start.folder.ends_start());
         start.folder.start_ends_at = Instant::now();
         assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_ends_without_a_file_that_it_may_not_read() {
+        let mut start = Start::new();
+        start.finish_with(Outcome::Changed);
+        let mut refuse = |why: Unusable| {
+            let folder = &mut start.folder;
+            folder.refuse_unreadable("mail.wasm", why, &Trust::Everything);
+            folder.ends_start()
+        };
+        assert!(!refuse(Unusable::ForNow("input/output error".into())));
+        assert!(refuse(Unusable::UntilChanged("permission denied".into())));
+        // Now it may be read.
+        start.replace();
+        assert!(!start.folder.ends_start());
+        start.finish();
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_refused_once() {
+        let mut start = Start::new();
+        start.finish();
+        let path = start.dir.path().join("mail.wasm");
+        fs::remove_file(&path).unwrap();
+        // An error that root gets too: the name is too long.
+        std::os::unix::fs::symlink("x".repeat(300), &path).unwrap();
+        assert!(start.folder.scan(&Trust::Everything).changed);
+        let entry = start.folder.entries.get_mut("mail.wasm").unwrap();
+        assert!(matches!(entry.unreadable, Some(Unusable::ForNow(_))));
+        // As while a version of it waits for a name.
+        let why = "the name belongs to another file".into();
+        assert!(entry.deny("mail.wasm", Denied { why, lines: None }));
+        for _ in 0..2 {
+            assert!(!start.folder.scan(&Trust::Everything).changed);
+        }
+        // As after that version was accepted.
+        start.folder.entries.get_mut("mail.wasm").unwrap().accept();
+        assert!(start.folder.scan(&Trust::Everything).changed);
+        assert!(!start.folder.scan(&Trust::Everything).changed);
     }
 
     #[test]
