@@ -17,10 +17,11 @@ use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
 use deadpool::managed::Object;
 use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
+use rand::seq::SliceRandom as _;
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_postgres::{
     Client, Config, Error, Socket,
-    config::{Host, SslMode as WireMode, TargetSessionAttrs},
+    config::{Host, LoadBalanceHosts, SslMode as WireMode, TargetSessionAttrs},
     error::SqlState,
 };
 
@@ -100,6 +101,7 @@ impl Connector {
         params.refuse_unsupported()?;
         let mut config = params.into_config()?;
         complete(&mut config, &given, env);
+        check_lists(&config)?;
 
         let only_sockets = config
             .get_hosts()
@@ -313,14 +315,15 @@ impl Connector {
         format!("{database} on {} as {user}", hosts.join(", "))
     }
 
-    /// The time limit for opening a connection: TLS and login can hang too, even if the socket answers.
+    /// The time limit for opening a connection: TLS and login can hang too, even if the socket answers. Each host may be
+    /// tried twice.
     fn timeout(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
             .get_connect_timeout()
             .copied()
             .unwrap_or(CONNECT_TIMEOUT)
-            .saturating_mul(hosts.saturating_add(1))
+            .saturating_mul(hosts.saturating_mul(2))
     }
 }
 
@@ -333,17 +336,82 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Opens a session with [`SESSION`]; without it if a pooler refuses session settings.
+/// Opens a session at the first host that accepts it.
 async fn open(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
+    let mut order: Vec<usize> = (0..config.get_hosts().len()).collect();
+    if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
+        order.shuffle(&mut rand::rng());
+    }
+    let mut failed = None;
+    for index in order {
+        match open_at(&at_host(config, index), tls).await {
+            Ok(opened) => return Ok(opened),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.expect("`complete` adds a host if there is none"))
+}
+
+/// Opens a session with [`SESSION`]; without it if a pooler refuses settings of sessions. `config` has one host: of
+/// several, tokio-postgres reports the error of the last one only.
+async fn open_at(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
     let mut with_settings = config.clone();
     with_settings.options(session_options(config.get_options()));
     match with_settings.connect(tls.clone()).await {
-        // Of several addresses, only the error of the last one is known: the address of a pooler may be another one.
-        Err(error) if config.get_hosts().len() > 1 || refuses_options(&error) => {
-            config.connect(tls.clone()).await
-        }
+        Err(error) if refuses_options(&error) => config.connect(tls.clone()).await,
         opened => opened,
     }
+}
+
+/// The settings for one of the hosts. A `Config` cannot drop hosts, so all others are copied.
+fn at_host(all: &Config, index: usize) -> Config {
+    let mut one = Config::new();
+    match &all.get_hosts()[index] {
+        Host::Tcp(name) => one.host(name),
+        Host::Unix(directory) => one.host_path(directory),
+    };
+    if let Some(address) = all.get_hostaddrs().get(index) {
+        one.hostaddr(*address);
+    }
+    let ports = all.get_ports();
+    if let Some(port) = ports.get(index).or(ports.first()) {
+        one.port(*port);
+    }
+    if let Some(user) = all.get_user() {
+        one.user(user);
+    }
+    if let Some(password) = all.get_password() {
+        one.password(password);
+    }
+    if let Some(dbname) = all.get_dbname() {
+        one.dbname(dbname);
+    }
+    if let Some(options) = all.get_options() {
+        one.options(options);
+    }
+    if let Some(name) = all.get_application_name() {
+        one.application_name(name);
+    }
+    if let Some(timeout) = all.get_connect_timeout() {
+        one.connect_timeout(*timeout);
+    }
+    if let Some(timeout) = all.get_tcp_user_timeout() {
+        one.tcp_user_timeout(*timeout);
+    }
+    if let Some(interval) = all.get_keepalives_interval() {
+        one.keepalives_interval(interval);
+    }
+    if let Some(retries) = all.get_keepalives_retries() {
+        one.keepalives_retries(retries);
+    }
+    one.keepalives(all.get_keepalives())
+        .keepalives_idle(all.get_keepalives_idle())
+        .ssl_mode(all.get_ssl_mode())
+        .ssl_negotiation(all.get_ssl_negotiation())
+        .channel_binding(all.get_channel_binding())
+        .target_session_attrs(all.get_target_session_attrs())
+        .load_balance_hosts(all.get_load_balance_hosts());
+    one
 }
 
 /// The options of the connection string, and then those of Rouse, which take precedence.
@@ -359,6 +427,22 @@ fn refuses_options(error: &Error) -> bool {
         SqlState::FEATURE_NOT_SUPPORTED,
     ];
     error.code().is_some_and(|code| refusals.contains(code))
+}
+
+/// Refuses lists of addresses and ports that do not match the hosts.
+fn check_lists(config: &Config) -> Result<(), ConnectError> {
+    let hosts = config.get_hosts().len();
+    let (addresses, ports) = (config.get_hostaddrs().len(), config.get_ports().len());
+    let (name, count) = if ![0, hosts].contains(&addresses) {
+        ("hostaddr", addresses)
+    } else if ![0, 1, hosts].contains(&ports) {
+        ("port", ports)
+    } else {
+        return Ok(());
+    };
+    Err(ConnectError::BadValue {
+        why: format!("`{name}` has {count} values for {hosts} hosts"),
+    })
 }
 
 /// Fills in the settings that were not given.

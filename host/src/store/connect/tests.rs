@@ -1,10 +1,17 @@
-//! The meaning of connection settings, tested without a server.
+//! The meaning of connection settings, tested without Postgres.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 use tempfile::NamedTempFile;
 
-use super::{ConnectError, Connector, SESSION, TargetSessionAttrs, session_options};
+use super::{ConnectError, Connector, Host, SESSION, TargetSessionAttrs, at_host, session_options};
 
 fn connector(url: &str, env: &[(&str, &str)]) -> Result<Connector, ConnectError> {
     let env = |name: &str| {
@@ -269,6 +276,78 @@ fn several_addresses_are_searched_for_one_that_accepts_writes() {
         wanted("postgres://ann@a,b/jobs?target_session_attrs=any"),
         any
     );
+}
+
+#[test]
+fn each_of_several_hosts_has_its_own_address_and_port_and_all_other_settings() {
+    const OTHERS: &str = "user=ann password=pw dbname=jobs options='-c work_mem=8MB' application_name=me \
+                          sslmode=require sslnegotiation=direct channel_binding=require connect_timeout=3 \
+                          tcp_user_timeout=7000 keepalives=0 keepalives_idle=7 keepalives_interval=8 keepalives_count=9 \
+                          target_session_attrs=read-only load_balance_hosts=random";
+    let config = |hosts: &str| connector(&format!("{hosts} {OTHERS}"), &[]).unwrap().config;
+    let all = config("host=a,b hostaddr=10.0.0.1,10.0.0.2 port=1,2");
+    assert!(at_host(&all, 0) == config("host=a hostaddr=10.0.0.1 port=1"));
+    assert!(at_host(&all, 1) == config("host=b hostaddr=10.0.0.2 port=2"));
+    let all = config("host=/run/pg,b port=1");
+    let socket = at_host(&all, 0);
+    assert_eq!(socket.get_hosts(), [Host::Unix("/run/pg".into())]);
+    assert_eq!(socket.get_ports(), [1]);
+    assert!(at_host(&all, 1) == config("host=b port=1"));
+    let plain = connector("postgres://ann@b/jobs", &[]).unwrap().config;
+    assert!(at_host(&plain, 0) == plain);
+    for (wrong, why) in [
+        (
+            "host=a,b hostaddr=10.0.0.1",
+            "`hostaddr` has 1 values for 2 hosts",
+        ),
+        ("host=a,b,c port=1,2", "`port` has 2 values for 3 hosts"),
+    ] {
+        let text = error(&format!("{wrong} {OTHERS}"), &[]);
+        assert!(text.contains(why), "{text}");
+    }
+}
+
+/// A server on this port refuses each connection with this SQLSTATE. Returns whether each had `options`, too.
+fn refusing(code: &'static str) -> (u16, Arc<Mutex<Vec<bool>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let tries = Arc::new(Mutex::new(Vec::new()));
+    let seen = tries.clone();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut length = [0; 4];
+            client.read_exact(&mut length).unwrap();
+            let mut startup = vec![0; u32::from_be_bytes(length) as usize - 4];
+            client.read_exact(&mut startup).unwrap();
+            let name = b"options\0";
+            let has_options = startup.windows(name.len()).any(|at| at == name);
+            seen.lock().unwrap().push(has_options);
+            let fields = format!("SFATAL\0C{code}\0Mno\0\0");
+            let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+            let answer = [&b"E"[..], &length, fields.as_bytes()].concat();
+            client.write_all(&answer).unwrap();
+        }
+    });
+    (port, tries)
+}
+
+#[tokio::test]
+async fn only_a_host_that_refuses_the_settings_of_sessions_is_tried_without_them() {
+    // A server that starts, and a pooler.
+    let ((starting, to_server), (pooler, to_pooler)) = (refusing("57P03"), refusing("08P01"));
+    for hosts in [
+        format!("127.0.0.1:{starting},127.0.0.1:{pooler}"),
+        format!("127.0.0.1:{pooler},127.0.0.1:{starting}"),
+    ] {
+        let url = format!("postgres://ann@{hosts}/jobs?sslmode=disable");
+        assert!(connector(&url, &[]).unwrap().connect().await.is_err());
+        assert_eq!(std::mem::take(&mut *to_server.lock().unwrap()), [true]);
+        assert_eq!(
+            std::mem::take(&mut *to_pooler.lock().unwrap()),
+            [true, false]
+        );
+    }
 }
 
 #[test]
