@@ -69,7 +69,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 pub use exemplars::{Exemplar, Exemplars};
 pub use look_plan::Intervals;
@@ -83,7 +83,7 @@ pub use stop::Stop;
 use self::background::Background;
 use self::settler::SettlerTask;
 use crate::ends::Ends;
-use crate::job::{AbortReason, Incarnation};
+use crate::job::Incarnation;
 use crate::sandbox::{BootTime, Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{FairQueueStats, Store, StoreError};
@@ -291,13 +291,22 @@ async fn work(
     );
     let background = Background::start(&shared, heartbeat, listen_at);
     let mut settler = SettlerTask::start(&shared, outcomes);
-    tokio::select! {
-        () = claimer::run(&shared) => {}
+    let claiming = shared.clone();
+    // A task of its own, so that its panic does not end this one: the worker has to unregister.
+    let claiming = tokio::spawn(async move { claimer::run(&claiming).await });
+    let mut claiming = AbortOnDropHandle::new(claiming);
+    let claimed = tokio::select! {
+        ended = &mut claiming => ended,
         // A host that cannot settle must not claim.
         ended = settler.ended() => {
-            shared.leases.abort_all(AbortReason::Shutdown);
+            claiming.abort();
+            shutdown::abort_attempts(&shared).await;
             anyhow::bail!("the settler ended early ({ended:?}); other workers take over the jobs");
         }
+    };
+    if let Err(error) = &claimed {
+        tracing::error!(%error, "the claimer has panicked, so the worker stops");
+        shared.stop.now();
     }
     shared.log_event("stopping");
     shutdown::drain(&shared).await;
@@ -305,6 +314,7 @@ async fn work(
     let stopped = background.stop().await;
     shutdown::leave(&shared).await?;
     shared.log_event("stopped");
+    claimed.context("the claimer has panicked, which is a bug in Rouse")?;
     stopped
 }
 

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rouse::job::{Attempt, RunEnd};
-use rouse::worker::{AttemptInfo, Middleware, Next, Running, Settings};
+use rouse::job::{AbortReason, Attempt, RunEnd};
+use rouse::worker::{AttemptInfo, Middleware, Next, Override, Overrides, Running, Settings};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -76,6 +76,43 @@ async fn a_middleware_that_never_ends_does_not_outlast_an_immediate_stop() {
     enqueue(&client, "noop", json!({"n": 1})).await;
     entered.notified().await;
     worker.stop_now().await;
+    until_true(
+        &client,
+        "SELECT bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
+}
+
+/// Unregistering frees its jobs, and other workers run them.
+#[tokio::test]
+async fn a_worker_whose_settler_has_ended_waits_for_its_attempts_before_it_unregisters() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let notes = Notes::default();
+    let grace = Override::default().with("grace", Duration::from_secs(1));
+    let settings = Settings {
+        overrides: Overrides([("test.*".to_owned(), grace)].into()),
+        ..Settings::default()
+    };
+    let around: Vec<Arc<dyn Middleware>> = vec![Arc::new(Noting("it", notes.clone()))];
+    let worker = TestWorker::start_with_middlewares(&db, settings, around).await;
+    enqueue(&client, "test.ignore-abort", json!({})).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.progress)").await;
+    // The settler panics when it reads this answer.
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse.settle(
+                 p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
+             RETURNS TABLE (id bigint, locked boolean) LANGUAGE sql AS 'SELECT 1::bigint, NULL::boolean'",
+        )
+        .await
+        .unwrap();
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    let why = worker.failed().await;
+    assert!(why.contains("the settler ended early"), "{why}");
+    let stopped = format!("it out, {:?}", RunEnd::Aborted(AbortReason::Shutdown));
+    let notes = notes.lock().unwrap().clone();
+    assert!(notes.contains(&stopped), "{notes:?}");
     until_true(
         &client,
         "SELECT bool_and(state = 'unregistered') FROM rouse.workers",

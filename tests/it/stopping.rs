@@ -310,3 +310,29 @@ async fn a_rolling_restart_of_three_hosts_under_load_uses_up_no_attempt() {
     assert_eq!((counts[0], counts[2]), (3000, 0), "on attempt 1; failed");
     assert!(counts[1] >= 6, "{} workers took part", counts[1]);
 }
+
+#[tokio::test]
+async fn a_worker_whose_claimer_panics_gives_its_jobs_back_and_unregisters() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    // The claimer panics when it reads this answer.
+    client
+        .batch_execute(
+            "DROP FUNCTION rouse.peek;
+             CREATE FUNCTION rouse.peek(bigint[], bigint[], bigint, bigint, timestamptz, timestamptz, bigint[],
+                 OUT ready integer, OUT catalog_changed integer, OUT orphans integer, OUT due integer, OUT next_due_ms integer,
+                 OUT looked_at integer, OUT turn integer, OUT writers integer, OUT releases integer, OUT deadlines integer,
+                 OUT paused integer)
+             LANGUAGE plpgsql AS 'BEGIN END'",
+        )
+        .await
+        .unwrap();
+    let why = worker.failed().await;
+    assert!(why.contains("the claimer has panicked"), "{why}");
+    assert_eq!(show(&client, id).await.state, "queued");
+    let workers = "SELECT bool_and(state = 'unregistered') FROM rouse.workers";
+    until_true(&client, workers).await;
+}

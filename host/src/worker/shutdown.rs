@@ -13,8 +13,8 @@ use crate::store::{Store, StoreError};
 
 /// The time that a worker that stops during an outage waits for the database before its last try to unregister.
 const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for each of the last steps after an immediate stop: for attempts whose guests were stopped, for
-/// writing the last outcomes, and for unregistering.
+/// The time limit for each of the last steps after an immediate stop or a failure: for attempts whose guests were
+/// stopped, for writing the last outcomes, and for unregistering.
 const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gives back the claims in line, and waits until all attempts have ended.
@@ -45,6 +45,24 @@ async fn wait_for_attempts(shared: &Shared) {
             job.ids = ?shared.leases.ids(),
             "attempts have not ended although their guests were stopped, or their outcomes have no space; not waiting for them"
         ),
+    }
+}
+
+/// Aborts all attempts of a worker that cannot settle them, and waits until no guest can be running any more: as soon as
+/// the worker is unregistered, other workers run their jobs.
+pub(super) async fn abort_attempts(shared: &Shared) {
+    let ids = shared.leases.abort_all(AbortReason::Shutdown);
+    if !ids.is_empty() {
+        warn!(job.ids = ?ids, "aborting attempts whose outcomes cannot be settled; their jobs are given back");
+    }
+    shared.attempts.tasks.close();
+    let within = shared.leases.longest_grace().saturating_add(LAST_STEP_TIMEOUT);
+    let ended = tokio::time::timeout(within, shared.attempts.tasks.wait()).await;
+    if ended.is_err() {
+        warn!(
+            job.ids = ?shared.leases.ids(),
+            "attempts have not ended although their guests were stopped; not waiting for them"
+        );
     }
 }
 
