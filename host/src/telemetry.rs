@@ -2,9 +2,12 @@
 
 mod writer;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write as _};
+use std::panic::{self, PanicHookInfo};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use anstream::{AutoStream, ColorChoice};
@@ -93,9 +96,12 @@ static WRITER: OnceLock<Arc<Writer>> = OnceLock::new();
 
 /// The time that the last lines may take at the end of the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time for which a panic waits for its message to be written: it may end the process at once.
+const PANIC_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// From now on, a separate thread writes log lines and [`line`]s, so that a reader that stalls does not stop the
-/// process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads again.
+/// From now on, a separate thread writes log lines, [`line`]s and the messages of panics, so that a reader that stalls
+/// does not stop the process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads
+/// again.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -113,7 +119,21 @@ pub fn write_in_background() -> io::Result<Flush> {
         },
     )?;
     WRITER.get_or_init(|| writer);
+    panic::set_hook(Box::new(report_panic));
     Ok(Flush)
+}
+
+/// Writes the message of a panic. The standard hook would wait for a reader that stalls, and the panicking task would not
+/// end until then.
+fn report_panic(panic: &PanicHookInfo<'_>) {
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("<unnamed>");
+    line(&format!("thread '{name}' {panic}"));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        line(&backtrace.to_string());
+    }
+    flush_for(PANIC_TIMEOUT);
 }
 
 /// When dropped, waits for the lines that are not written yet, for up to three seconds.
@@ -129,8 +149,12 @@ impl Drop for Flush {
 
 /// Waits until the lines so far are written, for up to three seconds.
 pub fn flush() {
+    flush_for(FLUSH_TIMEOUT);
+}
+
+fn flush_for(timeout: Duration) {
     if let Some(writer) = WRITER.get() {
-        writer.flush(FLUSH_TIMEOUT);
+        writer.flush(timeout);
     }
 }
 

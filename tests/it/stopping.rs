@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{
-    TestWorker, cancel, ended, enqueue, prompt_heartbeats, show, until, until_true,
+    TestWorker, UNREADABLE_PEEK, cancel, ended, enqueue, prompt_heartbeats, show, until, until_true,
 };
 
 fn settings() -> Settings {
@@ -319,17 +319,7 @@ async fn a_worker_whose_claimer_panics_gives_its_jobs_back_and_unregisters() {
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     // The claimer panics when it reads this answer.
-    client
-        .batch_execute(
-            "DROP FUNCTION rouse.peek;
-             CREATE FUNCTION rouse.peek(bigint[], bigint[], bigint, bigint, timestamptz, timestamptz, bigint[],
-                 OUT ready integer, OUT catalog_changed integer, OUT orphans integer, OUT due integer, OUT next_due_ms integer,
-                 OUT looked_at integer, OUT turn integer, OUT writers integer, OUT releases integer, OUT deadlines integer,
-                 OUT paused integer)
-             LANGUAGE plpgsql AS 'BEGIN END'",
-        )
-        .await
-        .unwrap();
+    client.batch_execute(UNREADABLE_PEEK).await.unwrap();
     let why = worker.failed().await;
     assert!(why.contains("the claimer has panicked"), "{why}");
     assert_eq!(show(&client, id).await.state, "queued");

@@ -56,7 +56,10 @@ pub(super) async fn abort_attempts(shared: &Shared) {
         warn!(job.ids = ?ids, "aborting attempts whose outcomes cannot be settled; their jobs are given back");
     }
     shared.attempts.tasks.close();
-    let within = shared.leases.longest_grace().saturating_add(LAST_STEP_TIMEOUT);
+    let within = shared
+        .leases
+        .longest_grace()
+        .saturating_add(LAST_STEP_TIMEOUT);
     let ended = tokio::time::timeout(within, shared.attempts.tasks.wait()).await;
     if ended.is_err() {
         warn!(

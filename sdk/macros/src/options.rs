@@ -11,7 +11,7 @@ use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Lit, LitStr, Token};
 
 use self::capability::capabilities;
-pub(crate) use self::gate::{Edge, Gate, Lasts, Limit, Newcomer};
+pub(crate) use self::gate::{During, Edge, Gate, Limit, OnConflict};
 use self::schedule::{cron, time_zone};
 use crate::duration::milliseconds;
 use crate::limits::{

@@ -1,12 +1,16 @@
 //! `rouse serve`: how hosts share jobs, stop, and survive failures.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio_postgres::Client;
 
 use super::{config, serve};
 use crate::support::database::{connect, migrate};
-use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::worker::{
+    TIMEOUT, UNREADABLE_PEEK, ended, enqueue, guests_dir, show, until, until_true,
+};
 use crate::support::{Host, TestDb, scratch};
 
 #[tokio::test]
@@ -215,24 +219,21 @@ async fn serve_reports_its_health_and_its_metrics() {
     assert!(host.exit(TIMEOUT).0.success());
 }
 
-#[tokio::test]
-async fn a_host_whose_log_is_not_read_keeps_its_leases_and_responds() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
-    let address = format!("127.0.0.1:{}", crate::support::free_port());
+/// A host whose log is not read.
+fn serve_unread(db: &TestDb, config: &Path, address: &str) -> Host {
     let mut command = crate::support::rouse();
     command
-        .args(["serve", "--http", &address, "--handlers"])
+        .args(["serve", "--http", address, "--handlers"])
         .arg(guests_dir())
         .arg("--config")
-        .arg(&config)
+        .arg(config)
         .env("DATABASE_URL", db.url())
         .env("ROUSE_LOG", "info,rouse=debug");
-    let mut host = Host::spawn_with_unread_stderr(command);
-    let long = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
-    until(&client, long, |job| job.state == "running").await;
-    // Their lines are several times what a pipe holds (64 KiB), and less than what may wait.
+    Host::spawn_with_unread_stderr(command)
+}
+
+/// Enqueues jobs whose log lines are several times what a pipe holds (64 KiB), and less than what may wait.
+async fn enqueue_for_a_full_pipe(client: &Client) {
     client
         .query(
             "SELECT rouse.enqueue_many('noop', array_fill('{\"n\": 1}'::jsonb, ARRAY[500]))",
@@ -240,6 +241,18 @@ async fn a_host_whose_log_is_not_read_keeps_its_leases_and_responds() {
         )
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let address = format!("127.0.0.1:{}", crate::support::free_port());
+    let mut host = serve_unread(&db, &config, &address);
+    let long = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
+    until(&client, long, |job| job.state == "running").await;
+    enqueue_for_a_full_pipe(&client).await;
     let others = format!("SELECT NOT EXISTS (SELECT FROM rouse.job WHERE id <> {long})");
     until_true(&client, &others).await;
     let health = crate::http::get(address.parse().unwrap(), "/healthz").await;
@@ -257,6 +270,27 @@ async fn a_host_whose_log_is_not_read_keeps_its_leases_and_responds() {
     let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     assert!(output.contains("worker stopped"), "{output}");
+}
+
+#[tokio::test]
+async fn a_panic_is_reported_and_stops_the_host_although_the_log_is_not_read() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut host = serve_unread(&db, &config(""), "off");
+    enqueue_for_a_full_pipe(&client).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    // The claimer panics when it reads this answer.
+    client.batch_execute(UNREADABLE_PEEK).await.unwrap();
+    until_true(
+        &client,
+        "SELECT bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
+    host.read_stderr();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{output}");
+    assert!(output.contains("' panicked at "), "{output}");
+    assert!(output.contains("the claimer has panicked"), "{output}");
 }
 
 #[tokio::test]

@@ -240,6 +240,15 @@ pub(crate) async fn backdate_heartbeat(client: &Client, worker: &Store, seconds:
         .unwrap();
 }
 
+/// Replaces `rouse.peek`. A claimer panics when it reads the answer.
+pub(crate) const UNREADABLE_PEEK: &str = "
+    DROP FUNCTION rouse.peek;
+    CREATE FUNCTION rouse.peek(bigint[], bigint[], bigint, bigint, timestamptz, timestamptz, bigint[],
+        OUT ready integer, OUT catalog_changed integer, OUT orphans integer, OUT due integer, OUT next_due_ms integer,
+        OUT looked_at integer, OUT turn integer, OUT writers integer, OUT releases integer, OUT deadlines integer,
+        OUT paused integer)
+    LANGUAGE plpgsql AS 'BEGIN END'";
+
 /// The events of a job, oldest first.
 pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
     let rows = client

@@ -99,7 +99,7 @@ fn states(chrome: &Chrome, filter: &JobFilter, live: Option<Live>) -> Markup {
                 a class="button" href={ (chrome.base) "/jobs?" (this.query()) }
                     aria-current=[(this == *filter).then_some("true")] {
                         (label)
-                        @if let Some(jobs) = live.and_then(|live| live.words(states)) { span class="soft" { (jobs) } }
+                        @if let Some(jobs) = live.and_then(|live| live.describe(states)) { span class="soft" { (jobs) } }
                     }
             }
         }
