@@ -74,7 +74,7 @@ fn waits(wait: Wait) -> Outcome {
     Outcome::Suspended(Suspension {
         step: "step".into(),
         wait,
-        has_begun: false,
+        is_recorded: false,
     })
 }
 

@@ -39,7 +39,7 @@ fn suspended(step: &str, wait: Wait) -> Outcome {
     Outcome::Suspended(Suspension {
         step: step.into(),
         wait,
-        has_begun: false,
+        is_recorded: false,
     })
 }
 

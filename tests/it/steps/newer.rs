@@ -58,7 +58,7 @@ async fn sleep(client: &Client, store: &Store, job: &ClaimedJob) {
         wait: Wait::Sleep {
             until: SystemTime::now() + Duration::from_secs(3600),
         },
-        has_begun: false,
+        is_recorded: false,
     });
     let settlements = [settlement(job, suspended)];
     let settled = store.settle(&settlements, Locked::Wait).await.unwrap();

@@ -181,7 +181,7 @@ pub(super) fn describe(share: &Value) -> String {
             rouse_display::when::in_days(Duration::from_secs(age))
         );
     }
-    if let Some(max) = share["max_in_flight"].as_u64().filter(|most| *max > 0) {
+    if let Some(max) = share["max_in_flight"].as_u64().filter(|max| *max > 0) {
         text += &format!("; at most {max} running for each key");
     }
     text
