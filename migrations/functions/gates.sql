@@ -230,15 +230,16 @@ RETURNS TABLE (tokens integer, wait_ms bigint)
 LANGUAGE sql IMMUTABLE ROWS 1 AS $$
     SELECT t.tokens, CASE WHEN t.tokens = 0 THEN greatest(ceil(t.wait), 1)::bigint END
     FROM (SELECT CASE WHEN p_burst IS NULL
-                      THEN greatest(p_max - (SELECT count(*) FROM unnest(p_starts) AS s(at)
-                                              WHERE s.at > p_at - p_period_ms * interval '1 millisecond'
-                                                AND s.at <= p_at + p_period_ms * interval '1 millisecond'), 0)
+                      THEN greatest(p_max - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > b.since AND s.at <= b.until), 0)
                       ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
                  CASE WHEN p_burst IS NULL
                       THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_max + 1] - p_at) * 1000
                       ELSE (b.behind - p_burst + 1) * p_period_ms / p_max END AS wait
-          -- The number of starts by which the bucket is short of being full. OFFSET 0: evaluated once, not at each use.
-          FROM (SELECT CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_max / p_period_ms ELSE 0 END AS behind OFFSET 0) AS b
+          -- `behind`: the number of starts by which the bucket is short of being full. OFFSET 0: evaluated once, not at
+          -- each use, nor for each start.
+          FROM (SELECT p_at - p_period_ms * interval '1 millisecond' AS since, p_at + p_period_ms * interval '1 millisecond' AS until,
+                       CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_max / p_period_ms ELSE 0 END AS behind
+                OFFSET 0) AS b
           OFFSET 0) AS t
 $$;
 
@@ -344,22 +345,20 @@ BEGIN
     names := ARRAY(
         WITH gates AS MATERIALIZED (
             SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
-        SELECT g.name
-        FROM gates AS g CROSS JOIN (
-            SELECT count(*) AS jobs FROM (
-                SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
-                LIMIT (SELECT coalesce(max(g.max), 0) FROM gates AS g WHERE g.kind = 'max_concurrent')) AS r) AS r
-        WHERE g.kind <> 'max_concurrent' OR g.max <= r.jobs + whole);
+        SELECT g.name FROM gates AS g
+        WHERE g.kind <> 'max_concurrent'
+           -- A scalar subquery: counted once, not for each gate.
+           OR g.max <= whole + (
+               SELECT count(*) FROM (
+                   SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
+                   LIMIT (SELECT coalesce(max(m.max), 0) FROM gates AS m WHERE m.kind = 'max_concurrent')) AS r));
     IF EXISTS (SELECT FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names)) THEN
         running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names) AS r);
     END IF;
-    -- In the order of the subquery: sorted once, not for each list.
     WITH pairs AS MATERIALIZED (
-        SELECT o.place, o.lane, g.name AS gate, g.kind, k.key,
-               CASE g.kind
-                   WHEN 'max_concurrent' THEN greatest(g.max - coalesce((running ->> (g.name || E'\n' || k.key))::integer, 0), 0)
-                   ELSE coalesce(t.tokens, b.room) END AS room,
-               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
+        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, g.max, g.period_ms, g.burst, k.key,
+               (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key COLLATE "C"))::integer AS number,
+               row_number() OVER (PARTITION BY g.name COLLATE "C", k.key COLLATE "C" ORDER BY o.place) AS nth
         FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, permitted, place)
         CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
         CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
@@ -369,35 +368,44 @@ BEGIN
             SELECT CASE g.kind WHEN 'batch' THEN o.lane::text ELSE rouse._gate_key(g.key, l.queue, l.handler, l.key) END AS key
             -- Evaluated once, not at each use.
             OFFSET 0) AS k
-        -- Lookups instead of joins, whose plan would depend on estimates.
-        LEFT JOIN LATERAL (
-            SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE g.kind = 'throttle' AND a.gate = g.name AND a.key = k.key LIMIT 1) AS u ON true
-        -- Conditions of these joins would be checked after the calls.
-        LEFT JOIN LATERAL (
-            SELECT c.tokens, c.wait_ms FROM rouse._tokens(g.max, g.period_ms, g.burst, u.starts, u.until, at) AS c
-            WHERE g.kind = 'throttle' OFFSET 0) AS t ON true
-        LEFT JOIN LATERAL (
-            SELECT c.room, c.wait_ms, c.size
-            FROM rouse._batches(o.lane, o.after, g.max, g.period_ms, CASE WHEN p_in_batches THEN o.most ELSE least(o.most, p_wanted) END, at) AS c
-            WHERE g.kind = 'batch' OFFSET 0) AS b ON true
         -- Jobs that are claimed by source do not form batches.
         WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
           -- The others get none.
-          AND (p_lanes IS NULL OR o.permitted IS NOT NULL))
+          AND (p_lanes IS NULL OR o.permitted IS NOT NULL)),
+    -- Once for each group: many lanes may share the key of a throttle, which has up to a thousand starts.
+    groups AS MATERIALIZED (
+        SELECT p.number,
+               CASE p.kind
+                   WHEN 'max_concurrent' THEN greatest(p.max - coalesce((running ->> (p.gate || E'\n' || p.key))::integer, 0), 0)
+                   ELSE coalesce(t.tokens, b.room) END AS room,
+               coalesce(t.wait_ms, b.wait_ms) AS wait_ms, b.size
+        FROM pairs AS p
+        -- Lookups instead of joins, whose plan would depend on estimates.
+        LEFT JOIN LATERAL (
+            SELECT a.starts, a.until FROM rouse.gate_key AS a WHERE p.kind = 'throttle' AND a.gate = p.gate AND a.key = p.key LIMIT 1) AS u ON true
+        -- Conditions of these joins would be checked after the calls.
+        LEFT JOIN LATERAL (
+            SELECT c.tokens, c.wait_ms FROM rouse._tokens(p.max, p.period_ms, p.burst, u.starts, u.until, at) AS c
+            WHERE p.kind = 'throttle' OFFSET 0) AS t ON true
+        LEFT JOIN LATERAL (
+            SELECT c.room, c.wait_ms, c.size
+            FROM rouse._batches(p.lane, p.after, p.max, p.period_ms, CASE WHEN p_in_batches THEN p.most ELSE least(p.most, p_wanted) END, at) AS c
+            WHERE p.kind = 'batch' OFFSET 0) AS b ON true
+        WHERE p.nth = 1),
+    numbered AS MATERIALIZED (
+        SELECT p.place, p.lane, p.gate, p.kind, p.key, p.number, p.nth, g.room
+        FROM pairs AS p JOIN groups AS g ON g.number = p.number ORDER BY p.place, p.number)
+    -- In the order of `numbered`: sorted once, not for each list. So none of these aggregates may have an order of its
+    -- own: the planner would sort their common input by it.
     SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
            array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, bool_or(p.nth > 1) AS is_shared,
-           -- By group.
-           array_agg(p.room ORDER BY p.number) FILTER (WHERE p.nth = 1) AS rooms,
-           array_agg(p.wait_ms ORDER BY p.number) FILTER (WHERE p.nth = 1) AS waits,
-           array_agg(p.size ORDER BY p.number) FILTER (WHERE p.nth = 1) AS sizes,
+           ARRAY(SELECT g.room FROM groups AS g ORDER BY g.number) AS rooms,
+           ARRAY(SELECT g.wait_ms FROM groups AS g ORDER BY g.number) AS waits,
+           ARRAY(SELECT g.size FROM groups AS g ORDER BY g.number) AS sizes,
            -- Those with more room than the claim wants only count it.
-           ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM pairs AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
+           ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM numbered AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
     INTO pairs
-    FROM (
-        SELECT p.*, (dense_rank() OVER (ORDER BY p.gate COLLATE "C", p.key COLLATE "C"))::integer AS number,
-               row_number() OVER (PARTITION BY p.gate COLLATE "C", p.key COLLATE "C") AS nth
-        FROM pairs AS p WHERE p.room <= whole
-        ORDER BY p.place, number) AS p;
+    FROM numbered AS p WHERE p.room <= whole;
     -- No earlier than the end of each job that was not counted.
     at := clock_timestamp();
     IF pairs.places IS NULL THEN

@@ -343,6 +343,39 @@ async fn producers_and_claims_look_up_their_keys_alone_among_thousands() {
     assert!(read <= 100, "{read} keys were read for ten lanes");
 }
 
+/// The lanes share its only key. Whether Postgres remembers the result for a key depends on estimates, so it may not.
+#[tokio::test]
+async fn a_claim_counts_the_starts_of_a_throttle_once_for_all_its_lanes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('few', 'max_concurrent', key => '{tenant}', max => 1000);
+             SELECT rouse.set_gate('api', 'throttle', max => 1000, period => '1 day');
+             SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+             SELECT rouse.enqueue('x', tenant => 't' || n) FROM generate_series(1, 100) AS n;
+             CREATE SEQUENCE public.counted;
+             ALTER FUNCTION rouse._tokens RENAME TO _uncounted_tokens;
+             CREATE FUNCTION rouse._tokens(
+                 p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
+             RETURNS TABLE (tokens integer, wait_ms bigint) LANGUAGE plpgsql AS $$
+             BEGIN
+                 PERFORM nextval('public.counted');
+                 RETURN QUERY SELECT * FROM rouse._uncounted_tokens(p_max, p_period_ms, p_burst, p_starts, p_until, p_at);
+             END $$;
+             SET enable_memoize = off",
+        )
+        .await
+        .unwrap();
+    let claim = "SELECT count(id) FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), 7,
+         ARRAY(SELECT ROW(l.id, 0, 60000, 1, NULL)::rouse.claim_order FROM rouse.lane AS l WHERE l.key <> ''), 1)";
+    let claimed: i64 = client.query_one(claim, &[]).await.unwrap().get(0);
+    assert_eq!(claimed, 1);
+    let counted = "SELECT last_value FROM public.counted";
+    let counted: i64 = client.query_one(counted, &[]).await.unwrap().get(0);
+    assert_eq!(counted, 2, "before the claim, and after it");
+}
+
 /// Gates are found by the queues and handlers of the lanes: to compare each with each lane would take half a minute.
 #[tokio::test]
 async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_moments() {

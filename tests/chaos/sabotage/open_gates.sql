@@ -11,8 +11,8 @@ BEGIN
     FOR f IN
         SELECT p.proname, patch.was, patch.becomes, pg_get_functiondef(p.oid) AS source
         FROM (VALUES
-            ('_within_gates', 'g.max - coalesce((running ->> (g.name || E''\n'' || k.key))::integer, 0)', 'g.max'),
-            ('_tokens', 's.at > p_at - p_period_ms * interval ''1 millisecond''', 'false'),
+            ('_within_gates', 'p.max - coalesce((running ->> (p.gate || E''\n'' || p.key))::integer, 0)', 'p.max'),
+            ('_tokens', 's.at > b.since', 'false'),
             ('_pass_gates', 'WHEN gate.during = ''queued'' THEN was.state = ''queued''
                 WHEN gate.during = ''running'' THEN was.id IS NOT NULL', 'WHEN gate.during = ''queued'' THEN false
                 WHEN gate.during = ''running'' THEN was.state = ''queued'''),

@@ -275,6 +275,35 @@ async fn a_job_passes_all_gates_or_none() {
     assert_eq!(number(&client, waiting).await, 1);
 }
 
+/// The lane in the middle has no room at the second limit, so it takes none of the first. Postgres 16 and later sort
+/// the input of aggregates that have an order.
+#[tokio::test]
+async fn a_lane_without_room_at_one_limit_leaves_that_of_another_to_the_next_lane() {
+    let (db, client) = gate("'all', 'max_concurrent', max => 2").await;
+    set_gate(
+        &client,
+        "'each', 'max_concurrent', key => '{handler}', max => 1",
+    )
+    .await;
+    for (handler, queue) in [("a", "first"), ("a", "second"), ("b", "third")] {
+        enqueue(&client, handler, &format!(", queue => '{queue}'")).await;
+    }
+    let store = db.worker().await;
+    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    lanes.sort_by(|a, b| a.queue.cmp(&b.queue));
+    let mut orders = orders(&store, 60_000).await;
+    orders.sort_by_key(|order| lanes.iter().position(|lane| lane.id == order.lane));
+    let claimed = store.claim(Fence(rand()), &orders, 10, None).await;
+    let claimed = claimed.unwrap().jobs();
+    let queue = |job: &ClaimedJob| {
+        let lane = lanes.iter().find(|lane| lane.id == job.lane);
+        lane.unwrap().queue.clone()
+    };
+    let mut queues: Vec<String> = claimed.iter().map(queue).collect();
+    queues.sort();
+    assert_eq!(queues, ["first", "third"]);
+}
+
 #[tokio::test]
 async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
     let (db, client) = gate("'few', 'max_concurrent', handler => 'a', max => 1").await;
