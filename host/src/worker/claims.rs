@@ -296,7 +296,7 @@ impl<'a> Claims<'a> {
         while let Some((batch, orders)) = claims.next() {
             let rest = wanted.saturating_sub(found.jobs);
             if rest == 0 || found.orphans.is_some() {
-                self.lanes.not_claimed(&orders);
+                self.lanes.give_up_turns(&orders);
                 found.is_cut |= found.orphans.is_none();
                 continue;
             }
@@ -304,7 +304,7 @@ impl<'a> Claims<'a> {
                 Ok(claimed) => found += claimed,
                 Err(error) => {
                     for (_, orders) in claims.rev() {
-                        self.lanes.not_claimed(&orders);
+                        self.lanes.give_up_turns(&orders);
                     }
                     return Err(error);
                 }
@@ -350,11 +350,11 @@ impl<'a> Claims<'a> {
             }
         };
         // If it was committed nevertheless, its jobs are adopted, and adoptions take no turns.
-        let claimed = claimed.inspect_err(|_| self.lanes.not_claimed(&orders))?;
+        let claimed = claimed.inspect_err(|_| self.lanes.give_up_turns(&orders))?;
         let (mut jobs, closed) = match claimed {
             ClaimResult::Jobs(jobs, closed) => (jobs, closed),
             ClaimResult::Orphans(until) => {
-                self.lanes.not_claimed(&orders);
+                self.lanes.give_up_turns(&orders);
                 return Ok(Found {
                     orphans: Some(until),
                     ..Found::default()

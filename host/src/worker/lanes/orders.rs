@@ -149,8 +149,7 @@ impl Lanes {
         with_jobs.count() < self.active.len()
     }
 
-    /// Gives back the turns of a claim that was not made, has failed, or claimed nothing because there were orphans.
-    /// Its lanes go first again, in the same order.
+    /// Gives back the turns of lanes from which nothing was claimed. They go first again, in the same order.
     pub(in crate::worker) fn not_claimed(&mut self, orders: &[ClaimOrder]) {
         for order in orders.iter().rev() {
             self.active
@@ -158,8 +157,10 @@ impl Lanes {
         }
     }
 
-    /// Gives back the turns of classes that a claim leaves out, except those of earlier rounds.
-    fn give_up_turns(&mut self, orders: &[ClaimOrder]) {
+    /// Gives back the turns of classes that a claim leaves out, or of a claim that was not made, has failed, or claimed
+    /// nothing because there were orphans; at most those of one round. Lanes that come later would wait for more, and a
+    /// lane that is left out again and again would collect them.
+    pub(in crate::worker) fn give_up_turns(&mut self, orders: &[ClaimOrder]) {
         self.not_claimed(orders);
         for order in orders {
             self.active.forfeit(order.lane);
@@ -168,7 +169,7 @@ impl Lanes {
 
     /// Gives back the turns that a claim gave to lanes that are paused on this worker.
     pub(in crate::worker) fn leave_out(&mut self, orders: &[ClaimOrder]) {
-        self.not_claimed(orders);
+        self.give_up_turns(orders);
         for order in orders {
             self.woken.remove(&order.lane);
         }

@@ -144,8 +144,38 @@ fn after_a_claim_that_failed_the_same_lanes_go_first_in_the_same_order() {
     lanes.serve(|_| Some(SERVED));
     let orders = lanes.orders(After::Cursor, 3);
     assert_eq!(orders.len(), 3);
-    lanes.not_claimed(&orders);
+    lanes.give_up_turns(&orders);
     assert_eq!(lanes.orders(After::Cursor, 3), orders);
+}
+
+#[test]
+fn a_new_lane_does_not_wait_for_the_turns_of_a_claim_that_failed() {
+    let lanes_to = |end| (1..=end).map(|n| lane(n, n * 10, Priority::Normal));
+    let mut lanes = serving(lanes_to(2).collect());
+    let orders = lanes.orders(After::Cursor, 100);
+    assert_eq!(orders.len(), 2);
+    lanes.give_up_turns(&orders);
+    lanes.learn(lanes_to(3).collect());
+    lanes.serve_new(|_| Some(SERVED));
+    let mut orders = lanes.orders(After::Cursor, 30);
+    orders.sort_by_key(|order| order.lane);
+    let shared = [(10, Some(10)), (20, Some(10)), (30, Some(10))];
+    assert_eq!(parts(&orders), shared);
+}
+
+#[test]
+fn a_lane_that_is_paused_does_not_collect_the_turns_of_others() {
+    let mut lanes = serving(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 20, Priority::Normal),
+    ]);
+    for _ in 0..10 {
+        let mut orders = lanes.orders(After::Cursor, 64);
+        let paused = orders.extract_if(.., |order| order.lane == LaneId(10));
+        let paused: Vec<ClaimOrder> = paused.collect();
+        lanes.leave_out(&paused);
+        assert!(orders[0].most >= Some(31), "{orders:?}");
+    }
 }
 
 #[test]
