@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 
 use crate::support::database::refusal;
 use crate::support::worker::{
-    SOMEBODY_WAITS, START_ORDER, TestWorker, guests_dir, run_all_in_one_slot, until_true,
+    START_ORDER, TestWorker, guests_dir, run_all_in_one_slot, until_true,
 };
 use crate::support::{Host, TestDb};
 
@@ -413,33 +413,4 @@ async fn settings_of_a_fair_queue_are_checked_and_recorded() {
         .unwrap()
         .get(0);
     assert_eq!(shown, "7");
-}
-
-/// Its turns are given back. Otherwise the key that was next would be the last.
-#[tokio::test]
-async fn keys_keep_their_position_after_a_claim_that_failed() {
-    let (db, client) = fair("").await;
-    client
-        .batch_execute(
-            "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'mail', max => 100)",
-        )
-        .await
-        .unwrap();
-    for tenant in ["a", "b", "c"] {
-        enqueue(&client, "mail", tenant, "test.sleep", 1, 1).await;
-    }
-    let locker = db.client().await;
-    locker
-        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
-        .await
-        .unwrap();
-    let worker = worker(&db, 1).await;
-    until_true(&client, SOMEBODY_WAITS).await;
-    let cut = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
-               WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    client.batch_execute(cut).await.unwrap();
-    locker.batch_execute("COMMIT").await.unwrap();
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-    assert_eq!(started(&client).await, ["a", "b", "c"]);
 }
