@@ -276,6 +276,16 @@ BEGIN
 END
 $$;
 
+-- Takes the locks of these gates, which several names may share. Each transaction that takes several of them takes them
+-- in this order, so that two never wait for each other.
+CREATE OR REPLACE FUNCTION rouse._lock_gates(p_names text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM rouse._lock('gate', n.gate)
+    FROM (SELECT u.gate FROM unnest(p_names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
+END
+$$;
+
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its
 -- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
 -- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
@@ -334,9 +344,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM rouse._require_read_committed('a claim through gates');
-    -- In the order of the locks, which several names may share.
-    PERFORM rouse._lock('gate', n.gate)
-    FROM (SELECT u.gate FROM unnest(names) AS u(gate) ORDER BY hashtextextended(u.gate, 0) & 1023, u.gate OFFSET 0) AS n;
+    PERFORM rouse._lock_gates(names);
     at := clock_timestamp();
     -- After this point, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the
     -- lanes of these gates are read only now, and stay what they are; others, which were added to these lanes in the
@@ -897,6 +905,10 @@ BEGIN
     END IF;
     -- The same lock as every change of gates: what an operator sets during the wait is seen below.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
+    -- All at once: the changes below would take them in another order than claims do.
+    PERFORM rouse._lock_gates(ARRAY(
+        SELECT g.name FROM rouse.gate AS g WHERE g.declared_by = p_handler
+        UNION SELECT d.name FROM rouse._declared_gates(p_handler, p_gates) AS d));
     -- First what makes room for others.
     PERFORM rouse.drop_gate(g.name) FROM rouse.gate AS g
     WHERE g.declared_by = p_handler AND NOT EXISTS (SELECT FROM rouse._declared_gates(p_handler, p_gates) AS d WHERE d.name = g.name);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::guest_of_wasip1;
-use crate::support::worker::{TIMEOUT, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, until_true};
 use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
 
 /// A module with these handlers and their gates.
@@ -151,6 +151,51 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     operator.batch_execute("COMMIT").await.unwrap();
     until_gate(&client, "mail.send/throttle.2").await;
     end(host);
+}
+
+/// Otherwise each could hold a lock that the other waits for.
+#[tokio::test]
+async fn a_declaration_locks_its_gates_in_the_order_in_which_claims_do() {
+    let db = TestDb::new().await;
+    let (claim, client) = (db.client().await, db.client().await);
+    // The order of the locks of its gates is not that of their names, in which they are changed.
+    let handler = "SELECT 'h' || n FROM generate_series(1, 1000) AS n
+         WHERE hashtextextended('h' || n || '/max_concurrent', 0) & 1023 > hashtextextended('h' || n || '/throttle', 0) & 1023
+         LIMIT 1";
+    let handler: String = client.query_one(handler, &[]).await.unwrap().get(0);
+    let store = db.worker().await;
+    let gates = |key: &str| {
+        let throttle = GateLimit::Throttle {
+            max: 1,
+            period_ms: 1000,
+            burst: None,
+        };
+        [GateLimit::MaxConcurrent { max: 1 }, throttle].map(|limit| DeclaredGate {
+            limit,
+            key: vec![key.to_owned()],
+        })
+    };
+    assert!(
+        store
+            .declare_gates(&handler, &gates("tenant"))
+            .await
+            .unwrap()
+    );
+    let lock = |kind: &str| format!("SELECT rouse._lock('gate', '{handler}/{kind}')");
+    claim
+        .batch_execute(&format!("BEGIN; {}", lock("throttle")))
+        .await
+        .unwrap();
+    let declaring = {
+        let handler = handler.clone();
+        tokio::spawn(async move { store.declare_gates(&handler, &gates("source")).await })
+    };
+    until_true(&client, SOMEBODY_WAITS).await;
+    claim
+        .batch_execute(&format!("{}; COMMIT", lock("max_concurrent")))
+        .await
+        .unwrap();
+    assert!(declaring.await.unwrap().unwrap());
 }
 
 #[tokio::test]
