@@ -167,6 +167,8 @@ DECLARE
     at        timestamptz := clock_timestamp();
     has_gates boolean;
     gated     rouse.gated_lane[];
+    -- By lane: the number of jobs that gates permit. Null: any.
+    mosts     integer[];
     ids       bigint[];
     -- The lane of each job.
     started   bigint[];
@@ -185,7 +187,12 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.p_lanes, w.p_wanted, w.gated, w.at INTO p_lanes, p_wanted, gated, at FROM rouse._bound_within_gates(p_sources, p_lanes, p_wanted) AS w;
+        SELECT w.gated, w.at,
+               ARRAY(SELECT o.most FROM unnest(w.orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place)
+        INTO gated, at, mosts
+        FROM rouse._within_gates(
+            ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
+            NULL, p_sources, p_wanted, false) AS w;
         -- It may have waited for other claims. In the meantime, queues may have been paused.
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
         IF FOUND THEN
@@ -201,7 +208,7 @@ BEGIN
         SELECT found.id
         FROM (
             SELECT ready.id, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-            FROM unnest(p_lanes) AS wanted(lane)
+            FROM unnest(p_lanes, mosts) AS wanted(lane, most)
             CROSS JOIN LATERAL (
                 SELECT j.id, j.bytes FROM unnest(p_sources) AS bound(source)
                 CROSS JOIN LATERAL (
@@ -209,8 +216,8 @@ BEGIN
                     FROM rouse.job AS j
                     WHERE j.lane >= wanted.lane AND j.lane <= wanted.lane AND j.source >= bound.source AND j.source <= bound.source
                       AND j.state = 'queued' AND j.turn IS NOT NULL
-                    ORDER BY j.lane, j.source, j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS j
-                LIMIT p_wanted) AS ready
+                    ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS j
+                LIMIT least(p_wanted, wanted.most)) AS ready
             LIMIT p_wanted) AS found
         WHERE found.bytes_so_far - found.bytes < 8388608),
     claimed AS (

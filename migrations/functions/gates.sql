@@ -540,25 +540,6 @@ BEGIN
 END
 $$;
 
--- The same for rouse.claim_bound: null for lanes that get nothing; and the number of jobs that may be claimed in total:
--- as many as each of the others permits, because rouse.claim_bound has no limit for a single lane.
-CREATE OR REPLACE FUNCTION rouse._bound_within_gates(p_sources text[], INOUT p_lanes bigint[], INOUT p_wanted integer, OUT gated rouse.gated_lane[], OUT at timestamptz)
-LANGUAGE plpgsql AS $$
-DECLARE
-    allowed record;
-BEGIN
-    SELECT w.orders, w.gated, w.at INTO allowed
-    FROM rouse._within_gates(
-        ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
-        NULL, p_sources, p_wanted, false) AS w;
-    gated := allowed.gated;
-    at := allowed.at;
-    SELECT array_agg(CASE WHEN a.most > 0 OR a.most IS NULL THEN a.lane END ORDER BY a.place), coalesce(min(a.most) FILTER (WHERE a.most > 0), p_wanted)
-    INTO p_lanes, p_wanted
-    FROM unnest(allowed.orders) WITH ORDINALITY AS a(lane, after, lease_ms, most, waited_ms, place);
-END
-$$;
-
 -- The key of a gate for a job that is being enqueued: a JSON list of its tenant, as with unique keys, and of the values
 -- of the gate.
 CREATE OR REPLACE FUNCTION rouse._gate_key_of_job(

@@ -542,6 +542,29 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     assert_eq!(claimed.unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
+    let (db, client) = gate("'one', 'max_concurrent', handler => 'a', max => 1").await;
+    set_gate(&client, "'all', 'max_concurrent', max => 3").await;
+    for handler in ["a", "b"] {
+        for _ in 0..3 {
+            enqueue(&client, handler, ", source => 'import'").await;
+        }
+    }
+    let store = db.worker().await;
+    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    lanes.sort_by(|a, b| a.handler.cmp(&b.handler));
+    let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
+    let sources = ["import".to_owned()];
+    let lease = Duration::from_secs(60);
+    let claimed = store
+        .claim_bound(Fence(rand()), &lanes, &sources, lease, 10)
+        .await
+        .unwrap();
+    let of = |lane| claimed.iter().filter(|job| job.lane == lane).count();
+    assert_eq!((of(lanes[0]), of(lanes[1])), (1, 2));
+}
+
 /// A claim that has waited for another one sees what has happened in the meantime: its time is that after the wait.
 #[tokio::test]
 async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
