@@ -174,7 +174,7 @@ fn a_lane_that_is_paused_does_not_collect_the_turns_of_others() {
         let paused = orders.extract_if(.., |order| order.lane == LaneId(10));
         let paused: Vec<ClaimOrder> = paused.collect();
         lanes.leave_out(&paused);
-        assert!(orders[0].most >= Some(31), "{orders:?}");
+        assert!(orders[0].max >= Some(31), "{orders:?}");
     }
 }
 
