@@ -286,11 +286,35 @@ async fn of_the_lane_of_a_dead_worker_only_the_bound_job_is_adopted() {
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }
 
+/// Settings of a worker that runs at most one `test.wait-abort`, and is woken only by notifications and ends of jobs.
+fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
+    let never = Duration::from_secs(600);
+    let bind = |(source, handler): &(&str, &str)| ((*source).to_owned(), (*handler).to_owned());
+    let one = Override::default().with("concurrency", 1_u32);
+    Settings {
+        slots: 4,
+        sources: sources.iter().map(bind).collect(),
+        overrides: Overrides([("test.wait-abort".to_owned(), one)].into()),
+        poll_min: never,
+        poll_max: never,
+        intervals: Intervals {
+            sweep: never,
+            restart: never,
+            restart_max: never,
+            ..Intervals::default()
+        },
+        ..Settings::default()
+    }
+}
+
+/// Whether a worker has found that there is nothing to do for now, for [`until_true`].
+const SOMEBODY_SLEEPS: &str =
+    "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
+
 /// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first
 /// job is that of another handler. Nothing but the end of the first job wakes the worker.
 #[tokio::test]
 async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
-    let never = Duration::from_secs(600);
     for next in [
         "'producers.own', '{}', source => 'legacy'",
         "'test.wait-abort', '{}'",
@@ -299,30 +323,44 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
         let client = db.client().await;
         let first = enqueue_unserved(&client, ", source => 'legacy'").await;
         let next = enqueue_sql(&client, next).await;
-        let one = Override::default().with("concurrency", 1_u32);
-        let settings = Settings {
-            slots: 4,
-            sources: [("legacy".to_string(), "test.wait-abort".to_string())].into(),
-            overrides: Overrides([("test.wait-abort".to_owned(), one)].into()),
-            poll_min: never,
-            poll_max: never,
-            intervals: Intervals {
-                sweep: never,
-                restart: never,
-                restart_max: never,
-                ..Intervals::default()
-            },
-            ..Settings::default()
-        };
+        let settings = one_at_a_time(&[("legacy", "test.wait-abort")]);
         let worker = TestWorker::start(&db, settings).await;
         until(&client, first, |job| job.state == "running").await;
-        // The worker has found that there is nothing to do for now.
-        let waits = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
-        until_true(&client, waits).await;
+        until_true(&client, SOMEBODY_SLEEPS).await;
         assert_eq!(show(&client, next).await.state, "queued");
         assert!(cancel(&client, first).await);
         until(&client, next, |job| job.state == "running").await;
         assert!(cancel(&client, next).await);
         worker.drain().await;
     }
+}
+
+/// A search that finds nothing is not repeated for 20 times as long as it took. This one waits for a gate for a second.
+#[tokio::test]
+async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_handler() {
+    let db = TestDb::new().await;
+    let (locker, client) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', max => 100)")
+        .await
+        .unwrap();
+    let first = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.echo")]);
+    let worker = TestWorker::start(&db, settings).await;
+    until(&client, first, |job| job.state == "running").await;
+    until_true(&client, SOMEBODY_SLEEPS).await;
+    locker
+        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
+        .await
+        .unwrap();
+    let next = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let has_waited =
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+         AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1 second')";
+    until_true(&client, has_waited).await;
+    locker.batch_execute("COMMIT").await.unwrap();
+    assert!(cancel(&client, first).await);
+    until(&client, next, |job| job.state == "running").await;
+    assert!(cancel(&client, next).await);
+    worker.drain().await;
 }

@@ -95,8 +95,11 @@ pub(super) struct Claims<'a> {
     /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
     /// The last search by source found nothing, and is not retried before this time, unless a notification announces a
-    /// job.
+    /// job, or an attempt of one of `full_handlers` ends.
     by_source_at: Instant,
+    /// The handlers whose sources the last search by source left out, because as many of their attempts were running as
+    /// this host may run.
+    full_handlers: HashSet<String>,
     /// The handlers whose concurrent attempts this host limits.
     host_limits: HashMap<String, HostLimit>,
     /// The handlers that take batches of jobs.
@@ -123,6 +126,7 @@ impl<'a> Claims<'a> {
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
+            full_handlers: HashSet::new(),
             host_limits: HashMap::new(),
             take_batches: HashSet::new(),
             by_source_share: Share::new(50),

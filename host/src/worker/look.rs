@@ -161,6 +161,7 @@ impl<'a> Looks<'a> {
             is_freed |= self.claims.lanes.free(lane);
         }
         for (handler, ends) in handlers {
+            self.claims.free_sources(&handler);
             let lanes = &mut self.claims.lanes;
             is_freed |= (0..ends)
                 .take_while(|_| lanes.free_handler(&handler))

@@ -51,6 +51,9 @@ impl Claims<'_> {
             true => started + pause_after(started.elapsed()),
             false => started,
         };
+        let left_out = self.sources.iter().filter(|it| !sources.contains(it));
+        let left_out = left_out.filter_map(|source| shared.settings.sources.get(source));
+        self.full_handlers = left_out.cloned().collect();
         // The sources take turns going first.
         self.sources.rotate_left(1);
         let is_cut = self.record_size(&jobs);
@@ -87,6 +90,14 @@ impl Claims<'_> {
     /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host.
     pub(in crate::worker) fn sources_wait(&self) -> bool {
         self.finds_by_source() && self.sources_with_room(1).0.len() < self.sources.len()
+    }
+
+    /// Notes that an attempt of this handler has ended on this host. If the last search has left out its sources, the next
+    /// one does not wait.
+    pub(in crate::worker) fn free_sources(&mut self, handler: &str) {
+        if self.full_handlers.remove(handler) {
+            self.by_source_at = Instant::now();
+        }
     }
 
     /// Notes that there may be a job in this lane. True if the lane is served.
