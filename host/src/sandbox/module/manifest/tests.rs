@@ -75,8 +75,8 @@ fn read_every_field() {
 
 #[test]
 fn a_long_initial_wait_raises_the_maximum() {
-    let handler = one(json!({ "name": "a", "retry": { "initial_ms": 600_000 } })).unwrap();
-    assert_eq!(handler.retry.max, Duration::from_secs(600));
+    let handler = one(json!({ "name": "a", "retry": { "initial_ms": 14_400_000 } })).unwrap();
+    assert_eq!(handler.retry.max, Duration::from_secs(14_400));
 }
 
 #[test]
