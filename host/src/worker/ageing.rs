@@ -20,7 +20,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Share {
     percent: usize,
-    /// The carried fraction, hundredths of a job.
+    /// The carried fraction, in hundredths of a job.
     rest: usize,
 }
 
@@ -121,7 +121,7 @@ impl Overdue {
         for job in jobs {
             *claimed.entry(job.lane).or_default() += 1;
         }
-        // A claim that was filled has not read the lanes after the last one that had jobs.
+        // A claim that was filled did not read the lanes after the last lane that had jobs.
         let last = orders
             .iter()
             .rposition(|order| claimed.contains_key(&order.lane));
@@ -134,7 +134,7 @@ impl Overdue {
             if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == order.lane) {
                 known.left = known.left.saturating_sub(found);
                 if is_exhausted {
-                    // The jobs that are left are not overdue yet, or other workers have claimed them.
+                    // The remaining jobs are not overdue yet, or other workers have claimed them.
                     known.at = now + RETRY_AFTER;
                     known.left = if found == 0 { 0 } else { known.left };
                 }

@@ -2,7 +2,7 @@
 //!
 //! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
 //!
-//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload is there, resolves
+//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload exists, resolves
 //!    the policy, attenuates the grants and starts renewing the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
 //!    ended: a `RunEnd`.
@@ -49,9 +49,9 @@ pub(super) struct Attempts {
     /// The middlewares around each attempt, outermost first.
     pub(super) middlewares: Vec<Arc<dyn Middleware>>,
     pub(super) meters: Meters,
-    /// To the settler.
+    /// The channel to the settler.
     pub(super) settlements: mpsc::Sender<Unsettled>,
-    /// A permit for each byte of large outcomes that are not settled.
+    /// A permit for each byte of large outcomes that are not settled yet.
     pub(super) space: Arc<Semaphore>,
     /// The running slots, and the claims that are being given back.
     pub(super) tasks: TaskTracker,
@@ -91,34 +91,35 @@ pub(super) async fn serve(shared: Arc<Shared>) {
                 .run_until_cancelled(tokio::time::sleep(delay))
                 .await;
         }
-        // Without this, a series of jobs of a few microseconds would monopolise the thread.
+        // Without this, a series of jobs that take a few microseconds each would monopolise the thread.
         tokio::task::consume_budget().await;
     }
     slot.finished = true;
 }
 
-/// Frees a slot if its task ends in the middle of an attempt: if something panics outside [`Sandbox::run`], such as a
-/// middleware. The attempt is lost then. After a panic within it, the attempt is retried, and counts.
+/// Frees a slot if its task ends in the middle of an attempt because something panicked outside [`Sandbox::run`], such
+/// as a middleware. The attempt is then lost. After a panic within [`Sandbox::run`], the attempt is retried, and
+/// counts.
 ///
 /// [`Sandbox::run`]: crate::sandbox::Sandbox::run
 struct Slot<'a> {
     shared: &'a Arc<Shared>,
-    /// The job that it took last, or the jobs of a batch.
+    /// The job that the slot took last, or the jobs of a batch.
     current: Vec<(JobId, Fence)>,
     host_limit: Option<HostLimit>,
     finished: bool,
 }
 
 impl Slot<'_> {
-    /// Announces that the attempt that it took last no longer counts for its handler: it has ended, and so has its job
-    /// delay. The handler is not always that of the lane, because the source of the job may be bound.
+    /// Announces that the last attempt of this slot no longer counts for its handler: the attempt has ended, and so has
+    /// its job delay. The handler is not always that of the lane, because the source of the job may be bound.
     fn announce_room(&self) {
         if let Some(limit) = &self.host_limit {
             self.shared.wakeups.freed_handler(&limit.handler);
         }
     }
 
-    /// The attempt that it took last, which has ended. `None` if it has taken none yet.
+    /// The last attempt of this slot, which has ended. `None` if there has been none yet.
     fn ended(&self) -> Option<Ended<'_>> {
         (!self.current.is_empty()).then_some(Ended {
             host_limit: self.host_limit.as_ref(),
@@ -222,7 +223,7 @@ struct Terms {
     /// The handler, with the job's attenuation applied.
     handler: Arc<Handler>,
     policy: Policy,
-    /// The limits that the job has set itself.
+    /// The limits that the job itself sets.
     own: OwnLimits,
 }
 
@@ -236,7 +237,7 @@ struct Unstarted {
 /// Starts the attempt of a claim.
 ///
 /// # Errors
-/// Why the attempt cannot start.
+/// The reason why the attempt cannot start.
 async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted> {
     let Some(handler) = find_handler(shared, claim) else {
         return Err(Unstarted {
@@ -462,7 +463,7 @@ fn tries(job: &ClaimedJob, terms: &Terms) -> Tries {
     }
 }
 
-/// The same, from the job's row alone, without the settings of its handler.
+/// The same as `tries`, but from the job's row alone, without the settings of its handler.
 fn tries_of_row(job: &ClaimedJob) -> Tries {
     let failed = job.attempt.0 - job.uncounted;
     Tries {
@@ -490,7 +491,7 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
 /// Gives back a claim that has not started.
 pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     let meters = shared.attempts.meters.for_handler(&claim.lane.handler);
-    // It has left the line.
+    // The claim has left the line.
     if let Some(limit) = &claim.host_limit {
         shared.wakeups.freed_handler(&limit.handler);
     }
@@ -581,7 +582,7 @@ fn drop_attempt(
     shared.leases.remove(id, fence);
 }
 
-/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes, are not settled.
+/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes, are not settled yet.
 async fn send(shared: &Shared, one: Unsettled) {
     let Settlement {
         id, fence, outcome, ..
@@ -606,7 +607,7 @@ async fn send(shared: &Shared, one: Unsettled) {
 
 /// False if the settler has ended.
 async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
-    // After an immediate stop, no outcome is written any more.
+    // After an immediate stop, outcomes are no longer written.
     let stop = &shared.stop.now;
     let _ = stop.run_until_cancelled(one.take_space(shared)).await;
     shared.attempts.settlements.send(one).await.is_ok()
@@ -659,7 +660,7 @@ fn unsettled(
     }
 }
 
-/// Milliseconds since 1970; negative before.
+/// Milliseconds since 1970; negative for earlier times.
 fn unix_ms(at: SystemTime) -> i64 {
     match at.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_millis()).unwrap_or(i64::MAX),

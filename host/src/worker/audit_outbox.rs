@@ -6,7 +6,7 @@ use super::{Shared, events};
 
 /// The maximum number of rows in one statement.
 const ROWS_MAX: usize = 1000;
-/// The maximum number of statements for one heartbeat: the rest waits for the next heartbeat.
+/// The maximum number of statements for one heartbeat. Further actions wait for the next heartbeat.
 const STATEMENTS_MAX: usize = 10;
 
 /// Takes the actions out of the outbox and logs them.

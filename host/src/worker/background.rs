@@ -68,8 +68,8 @@ impl Background {
         });
     }
 
-    /// Stops the worker at once when one of the tasks has panicked. A worker that, for instance, no longer renews
-    /// leases would look alive, and keep claiming jobs.
+    /// Stops the worker at once when one of the tasks has panicked. Otherwise a worker that, for instance, no longer
+    /// renews leases would look alive, and keep claiming jobs.
     fn stop_after_a_panic(&self, worker: Stop) {
         let (stop, panicked) = (self.stop.clone(), self.panicked.clone());
         self.tasks.spawn(async move {

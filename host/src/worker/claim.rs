@@ -13,18 +13,18 @@ use crate::store::{ClaimedJob, Lane};
 pub(super) struct Claim {
     /// The job, or the first one of the batch.
     pub(super) job: ClaimedJob,
-    /// The other jobs of the batch: of the same lane and tenant, in their order. Empty: there is no batch.
+    /// The other jobs of the batch, all of the same lane and tenant, in their order. Empty if there is no batch.
     pub(super) others: Vec<ClaimedJob>,
     pub(super) lane: Arc<Lane>,
     /// Its class; `None` if nothing may go ahead of it.
     pub(super) class: Option<Class>,
-    /// It goes ahead of others of its class in line.
+    /// True if it goes ahead of others of its class in line.
     pub(super) goes_ahead: bool,
-    /// Its CPU time counts for the share of its key.
+    /// True if its CPU time counts towards the share of its key.
     pub(super) is_charged: bool,
-    /// Its end may let other jobs start.
+    /// True if its end may let other jobs start.
     pub(super) is_limited: bool,
-    /// The rate at which such jobs start is limited, by the time of the claim.
+    /// True if the rate at which such jobs start is limited. The time of the claim counts as the start.
     pub(super) is_throttled: bool,
     /// Its handler, if this host limits how many of its attempts run at the same time.
     pub(super) host_limit: Option<HostLimit>,

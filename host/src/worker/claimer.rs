@@ -35,13 +35,13 @@ struct Claimer<'a> {
     looks: Looks<'a>,
     sleeper: Sleeper<'a>,
     poll: Poll,
-    /// Consecutive looks that failed.
+    /// The number of consecutive looks that have failed.
     failures: u32,
-    /// A warning was logged that claims fail.
+    /// True if a warning has been logged that claims fail.
     warned: bool,
-    /// Memory was short at the last check.
+    /// True if memory was short at the last check.
     memory_is_short: bool,
-    /// The next look claims only the first jobs of lanes that had none, because the line is full.
+    /// True if the next look claims only the first jobs of lanes that had none, because the line is full.
     is_extra: bool,
 }
 
@@ -156,7 +156,7 @@ impl Claimer<'_> {
         if !std::mem::replace(&mut self.memory_is_short, true) {
             info!("claims paused: running attempts use nearly all of this host's memory");
         }
-        // Memory is freed when an attempt ends. It may be an invocation, which does not free a slot.
+        // Memory is freed when an attempt ends. The attempt may be an invocation, which does not free a slot.
         let _ = tokio::time::timeout(MEMORY_CHECK_EVERY, self.shared.slots.freed()).await;
         if !self.shared.sandbox.memory_is_short() {
             self.memory_is_short = false;
@@ -185,7 +185,7 @@ impl Claimer<'_> {
             .database_answers
             .store(true, Ordering::Relaxed);
         if is_extra {
-            // The line is full: nothing is known of other lanes.
+            // The line is full: nothing is known about other lanes.
             return Some(Trigger::More);
         }
         if found.jobs > 0 {
@@ -211,7 +211,7 @@ impl Claimer<'_> {
             .health
             .database_answers
             .store(false, Ordering::Relaxed);
-        // Called for the heartbeat that it triggers.
+        // Called because it triggers a heartbeat; its result does not matter here.
         self.shared.has_incarnation_ended(error);
         // The first failure may be due to one broken connection in the pool.
         if self.failures > 0 {

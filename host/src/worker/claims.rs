@@ -37,13 +37,13 @@ const SLOW_ADOPTION: Duration = Duration::from_millis(500);
 
 /// A claim within the limits of this host.
 struct HostLimits {
-    /// The orders with the rooms of their lanes.
+    /// The orders, each limited to the room of its lane.
     orders: Vec<ClaimOrder>,
     /// The number of jobs that each lane of a limited handler may take.
     rooms: HashMap<LaneId, usize>,
     /// The lanes that got no room.
     full: Vec<LaneId>,
-    /// Others were opened instead.
+    /// True if other lanes were opened instead.
     opened: bool,
 }
 
@@ -62,7 +62,8 @@ pub(super) struct Found {
     pub(super) has_others: bool,
     /// The number of lanes that the claims have closed.
     closed: usize,
-    /// The claim found an expired lease, and claimed nothing. Leases were checked up to this time (database clock).
+    /// Set if the claim found an expired lease, and therefore claimed nothing: the time up to which leases were checked
+    /// (database clock).
     orphans: Option<SystemTime>,
 }
 
@@ -87,8 +88,8 @@ impl AddAssign for Found {
 pub(super) struct Claims<'a> {
     shared: &'a Arc<Shared>,
     pub(super) lanes: Lanes,
-    /// The handlers by which the served lanes were chosen, the version of what was known of their statements, and the
-    /// incarnation of this worker. `None` if they have to be chosen again.
+    /// The handlers by which the served lanes were chosen, the version of what was known about their statements, and
+    /// the incarnation of this worker. `None` if they have to be chosen again.
     chosen_by: Option<(Arc<HandlerSet>, u64, Incarnation)>,
     /// Sources that are bound to a handler of this host.
     sources: Vec<String>,
@@ -111,9 +112,9 @@ pub(super) struct Claims<'a> {
     overdue: Overdue,
     /// Leases that ended before this time, by the database's clock, were checked. The next claim checks later ones.
     checked_at: SystemTime,
-    /// The last adoption was filled: there may be more orphans.
+    /// True if the last adoption was filled: there may be more orphans.
     orphans_left: bool,
-    /// Slots wait after some attempts, so jobs claimed ahead would have to be given back.
+    /// True if slots wait after some attempts, so jobs claimed ahead would have to be given back.
     slots_wait: bool,
 }
 
@@ -204,10 +205,10 @@ impl<'a> Claims<'a> {
             if found.is_cut || rest == 0 {
                 break;
             }
-            // Without the check: if leases in lanes that only other workers may adopt from expire continually, this
-            // worker would otherwise never claim anything. Leases that have expired since are found by the next claim.
-            // After a slow adoption, which a freeze may have interrupted, there may be many of these, so it is checked
-            // again, once.
+            // This claim does not check for expired leases: if leases keep expiring in lanes from which only other
+            // workers may adopt, this worker would otherwise never claim anything. The next claim finds the leases that
+            // have expired since. After a slow adoption, which a freeze may have interrupted, there may be many of
+            // these, so the check is repeated once.
             let check = !is_last && BootTime::now().since(started_at) > SLOW_ADOPTION;
             found += self.claim_queued(rest, after, check).await?;
         }
@@ -353,7 +354,7 @@ impl<'a> Claims<'a> {
                     .await
             }
         };
-        // If it was committed nevertheless, its jobs are adopted, and adoptions take no turns.
+        // If the claim was committed after all, its jobs are adopted, and adoptions take no turns.
         let claimed = claimed.inspect_err(|_| self.lanes.give_up_turns(&orders))?;
         let (mut jobs, closed) = match claimed {
             ClaimResult::Jobs(jobs, closed) => (jobs, closed),
@@ -411,7 +412,7 @@ impl<'a> Claims<'a> {
         let mut left: HashMap<String, usize> = HashMap::new();
         let mut rooms: HashMap<LaneId, usize> = HashMap::new();
         let mut full = Vec::new();
-        // Those that are known to have jobs first: the others may have none.
+        // Lanes that are known to have jobs go first: the others may have none.
         let (known, idle): (Vec<&ClaimOrder>, Vec<&ClaimOrder>) = orders
             .iter()
             .partition(|order| self.lanes.has_jobs(order.lane));
@@ -450,9 +451,9 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// After a claim within these limits: lanes that used up their room may have more jobs, and lanes that got no room
-    /// are opened if others have left them some. `batches`: the number of batches that each lane has taken, if jobs
-    /// start in batches. True if any lane was opened.
+    /// Updates the lanes after a claim within these limits: lanes that used up their room may have more jobs, and lanes
+    /// that got no room are opened if others have left them some. `batches`: the number of batches that each lane has
+    /// taken, if jobs start in batches. True if any lane was opened.
     fn open_with_room(
         &mut self,
         limits: &HostLimits,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::job::LaneId;
 
-/// The share of the newest attempt in the average of a lane.
+/// The weight of the newest attempt in the average of a lane.
 const NEWEST: f64 = 0.125;
 /// The number of attempts in the average of a queue. If it followed individual attempts, those that a key had just run
 /// would change the cost of its next ones.
 const ALL: f64 = 1000.0;
-/// The least and the most that a job may cost, compared with the average of its queue: a millisecond next to ten
-/// seconds.
+/// The minimum and the maximum cost of a job, relative to the average of its queue: the ratio of a millisecond to ten
+/// seconds, and its inverse.
 const COSTS: std::ops::RangeInclusive<f64> = 0.0001..=10_000.0;
 
 /// The average CPU time of the last attempts of each lane, by queue: the keys of a queue share its turns, regardless of

@@ -89,7 +89,7 @@ impl Looks {
         (now.duration_since(for_all) < ALL_EVERY).then(|| last.saturating_sub(LATE).unwrap_or(last))
     }
 
-    /// A look that started at `now`, at this time of the database, has found none.
+    /// Notes that a look that started at `now` has found no due schedule. `at`: the same time by the database's clock.
     fn found_none(&mut self, now: Instant, at: Timestamp, since: Option<Timestamp>) {
         self.last = Some(at);
         if since.is_none() {
@@ -120,7 +120,7 @@ async fn round(shared: &Arc<Shared>, looks: &mut Looks) -> Result<Round, StoreEr
     if due.schedules.is_empty() && due.backfills.is_empty() {
         return Ok(Round::Idle(next_in));
     }
-    // Some expressions take milliseconds to find that they are never due, and a backfill has thousands of due times.
+    // It can take milliseconds to find that an expression is never due, and a backfill has thousands of due times.
     let (now, schedules, backfills) = (due.now, due.schedules, due.backfills);
     let decided = blocking(move || decide(schedules, now)).await;
     let mut progress = fire_all(shared, &decided).await?;
@@ -242,7 +242,7 @@ async fn fire_one(shared: &Shared, one: &ScheduleDecision<'_>) -> Result<bool, S
     }
 }
 
-/// The due times of this schedule get no job. The next ones are tried again.
+/// Enqueues no jobs for the current due times of this schedule. The next due times are tried again.
 async fn refuse(
     shared: &Shared,
     one: &ScheduleDecision<'_>,

@@ -73,7 +73,7 @@ async fn refresh(shared: &Shared, pairs: &mut Pairs, ages: &mut Ages) -> Result<
 #[derive(Default)]
 struct Ages {
     shown: HashMap<[String; 3], f64>,
-    /// The number of these that are keys shown by name.
+    /// The number of these entries that are keys shown by name.
     keys: usize,
 }
 
@@ -121,7 +121,7 @@ type Pair = (String, String);
 #[derive(Default)]
 struct Pairs {
     shown: HashSet<Pair>,
-    /// A warning that there are more pairs was logged.
+    /// True if a warning that there are more pairs has been logged.
     has_warned: bool,
 }
 

@@ -71,7 +71,7 @@ impl Looks {
         (now.duration_since(for_all) < ALL_EVERY).then(|| last - LATE)
     }
 
-    /// A look that started at `now`, at this time of the database, has left nothing to handle.
+    /// Notes that a look that started at `now` has left nothing to handle. `at`: the same time by the database's clock.
     fn found_nothing(&mut self, now: Instant, at: SystemTime, since: Option<SystemTime>) {
         self.last = Some(at);
         if since.is_none() {

@@ -1,4 +1,4 @@
-//! Sets what modules declare in the database: their gates (`declared_gates.rs`) and their schedules.
+//! Writes to the database what modules declare: their gates (`declared_gates.rs`) and their schedules.
 //!
 //! Schedules: every host reports in its capabilities which schedules its operator allows, and all hosts decide by the
 //! reports of all live workers, so that it does not matter which of them acts.

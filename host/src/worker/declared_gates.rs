@@ -1,8 +1,7 @@
 //! Sets the gates that the modules of this host declare.
 //!
-//! Of several hosts with different versions of a module, the one that has loaded its version last decides: a host sends
-//! the gates of a handler when it starts and when they change, and not again. So hosts do not keep undoing each other's
-//! changes.
+//! If several hosts have different versions of a module, the host that loaded its version last decides. A host sends
+//! the gates of a handler only when it starts and when they change, so hosts do not keep undoing each other's changes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use super::Shared;
 use crate::job::declared_gate::DeclaredGate;
 use crate::store::StoreError;
 
-/// The gates that the database has from this host, by handler.
+/// The gates that this host has sent to the database, by handler.
 #[derive(Default)]
 pub(super) struct DeclaredGates(BTreeMap<String, Vec<DeclaredGate>>);
 

@@ -81,8 +81,8 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
     checked.collect()
 }
 
-/// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends, which
-/// is no longer renewed once the worker stops.
+/// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends. Once
+/// the worker stops, the lease is no longer renewed.
 ///
 /// # Errors
 /// How the attempt has ended instead: nothing was committed.
@@ -158,7 +158,7 @@ async fn commit(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
                 )));
             }
-            // As in the settler: it is not the fault of the attempt.
+            // As in the settler, the lock is not the fault of the attempt.
             CommitError::Locked(error) => {
                 debug!(job.id = one.settlement.id.0, %error, "another transaction blocks a commit with effects; trying again");
                 tokio::time::sleep(settler::retry_after(locked)).await;
@@ -215,7 +215,7 @@ impl AttemptJournal {
         statements.zip(self.handler.sql()).ok_or(SqlRefusal::Parked)
     }
 
-    /// What a guest gets after a failure. `None` if the call is retried.
+    /// The refusal that a guest gets after a failure. `None` if the call is retried.
     async fn refusal(&self, error: SqlError, conflicts: &mut u32) -> Option<SqlRefusal> {
         match after_failure(&self.shared, &self.handler, error, conflicts).await {
             Then::Again => None,

@@ -26,7 +26,7 @@ pub(super) struct EventContext<'a> {
     pub(super) since: Since,
 }
 
-/// The time from which `elapsed_ms` is counted.
+/// The starting point of `elapsed_ms`.
 #[derive(Clone, Copy)]
 pub(super) enum Since {
     /// Just before this worker sent the claim.

@@ -9,10 +9,10 @@ use metrics::{counter, gauge};
 use super::turns::{Class, Turns};
 use crate::store::{FairKeyStats, FairQueueStats};
 
-/// The maximum number of keys that are counted one by one, in all queues together: the first ones that had a turn, and
-/// later ones in place of idle ones. All other keys are counted together.
+/// The maximum number of keys that are counted individually, in all queues together: the first keys that had a turn,
+/// and later keys in place of idle ones. All other keys are counted together.
 const KEYS_MAX: usize = 100;
-/// The maximum size of these keys, bytes: the statistics of a worker are at most 64 KiB.
+/// The maximum total size of these keys, in bytes: the statistics of a worker are at most 64 KiB.
 const KEY_BYTES_MAX: usize = 16 << 10;
 /// A key is idle if it has no lanes with jobs, and none of its jobs was claimed for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(3600);
@@ -38,7 +38,7 @@ pub(super) struct Fairness {
 
 #[derive(Debug)]
 struct Queue {
-    /// The value by which it is divided.
+    /// The dimension by which the queue is divided.
     dimension: &'static str,
     keys: HashMap<Arc<str>, Key>,
     others: Counts,
@@ -49,7 +49,7 @@ struct Key {
     counts: Counts,
     /// When jobs of it were last claimed.
     selected_at: Instant,
-    /// The metrics show it by name.
+    /// True if the metrics show it by name.
     is_shown: bool,
 }
 
@@ -196,7 +196,7 @@ impl Fairness {
         self.count_keys();
     }
 
-    /// Counts the keys again, after some have gone.
+    /// Counts the keys again, after some have been removed.
     fn count_keys(&mut self) {
         let keys = || self.queues.values().flat_map(|queue| queue.keys.keys());
         self.keys = keys().count();

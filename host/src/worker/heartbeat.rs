@@ -42,10 +42,10 @@ pub(super) fn registration(
     }
 }
 
-/// The maximum size of the reason why a handler is parked, bytes.
+/// The maximum size of the reason why a handler is parked, in bytes.
 const PARKED_BYTES_MAX: usize = 1 << 10;
 
-/// The maximum size of the payload keys of all handlers in one registration, bytes. Keys beyond it are left out.
+/// The maximum size of the payload keys of all handlers in one registration, in bytes. Keys beyond it are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
 /// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule":
@@ -86,7 +86,7 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -
 pub(super) struct Presence {
     /// The current incarnation.
     pub(super) incarnation: watch::Sender<Incarnation>,
-    /// Sends the next heartbeat at once, because the database has refused this worker or was unreachable, or because
+    /// Triggers the next heartbeat at once, because the database has refused this worker or was unreachable, or because
     /// attempts were lost: a heartbeat after the loss shows that the host has not crashed.
     pub(super) heartbeat_now: Notify,
     /// Why this worker cannot continue at all.
@@ -131,19 +131,19 @@ impl Tally {
         }
     }
 
-    /// An attempt has run for this long.
+    /// Records that an attempt has run for this long.
     pub(super) fn ran(&self, wall: Duration) {
         let us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
         self.attempts.fetch_add(1, Ordering::Relaxed);
         self.attempts_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// An attempt exceeded its run timeout.
+    /// Records that an attempt exceeded its run timeout.
     pub(super) fn timed_out(&self) {
         self.timed_out.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An outcome was accepted.
+    /// Records that an outcome was accepted.
     pub(super) fn settled(&self, outcome: &Outcome) {
         let counts: &[&AtomicU64] = match outcome {
             Outcome::Succeeded(_) => &[&self.completed],
@@ -221,9 +221,10 @@ struct Heartbeats<'a> {
     changes: watch::Receiver<u64>,
     last_at: Instant,
     last_cpu: Duration,
-    /// The last heartbeat reported that the worker drains. A worker that starts to drain reports it at once.
+    /// True if the last heartbeat reported that the worker is draining. A worker that starts to drain reports it at
+    /// once.
     draining: bool,
-    /// Consecutive heartbeats that failed.
+    /// The number of consecutive heartbeats that have failed.
     failures: u32,
     /// The time since which the database has not known the worker; `None` while it does.
     unknown_since: Option<Instant>,
@@ -376,8 +377,8 @@ impl<'a> Heartbeats<'a> {
             Some(&shared.sql),
             stats,
         );
-        // A database that has lost the registration may still have an earlier one of this worker, with another key,
-        // that had ended. It looks alive until its silence has lasted long enough.
+        // A database that has lost the registration may still have an earlier registration of this worker, with another
+        // key, that had ended. That registration looks alive until its silence has lasted long enough.
         let silence_max = shared.settings.intervals.silence;
         let may_be_our_own = self
             .unknown_since

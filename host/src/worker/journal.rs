@@ -23,7 +23,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The wait after a lock timeout: a call that waits for a lock keeps other attempts from calling.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The limit of the function `rouse.progress`.
+/// The maximum length of a step, in characters, that the function `rouse.progress` accepts.
 const STEP_CHARS_MAX: usize = 200;
 
 /// The maximum number of concurrent calls about steps, and of concurrent calls about state. It leaves some of the

@@ -115,7 +115,7 @@ struct Known {
     host_limit: Option<(String, Limit)>,
     /// The limits on the rate at which its jobs start, by the name of their gate.
     rates: Vec<(String, Limit)>,
-    /// Its jobs start in batches, of at most this many.
+    /// The maximum size of the batches in which its jobs start. `None` if they start one by one.
     batch: Option<usize>,
     /// The maximum number of attempts of its handler that run at the same time on this host.
     max_at_once: Option<usize>,
@@ -250,7 +250,7 @@ impl Lanes {
         self.woken.iter().copied().filter(goes_first)
     }
 
-    /// The lanes of the jobs of a claim whose first jobs they are.
+    /// Takes the woken lanes to which the jobs of a claim belong. These jobs are the first of their lanes.
     pub(super) fn take_woken(&mut self, jobs: &[ClaimedJob]) -> Vec<LaneId> {
         if self.woken.is_empty() {
             return Vec::new();
@@ -350,7 +350,8 @@ impl Lanes {
     /// served, and not closed.
     pub(super) fn mark_ready(&mut self, ready: &[LaneId]) -> bool {
         let mut is_any = false;
-        // The last one that is marked goes first. In the order of the peek, those that were served last would.
+        // The lane that is marked last goes first. Without the reversal, the lanes that were served last would go
+        // first.
         for lane in ready.iter().rev() {
             is_any |= self.mark_active(*lane);
         }

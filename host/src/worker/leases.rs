@@ -49,7 +49,7 @@ struct Inner {
     alive_until: BootTime,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
-    /// The jobs that were changed while a claim is under way, whose response may contain them; `Some(None)` stands for
+    /// The jobs that were changed while a claim was under way: its response may contain them. `Some(None)` stands for
     /// any job. `None` if no claim is under way.
     changed: Option<HashSet<Option<JobId>>>,
 }

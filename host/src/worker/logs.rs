@@ -19,11 +19,11 @@ const EVERY: Duration = Duration::from_millis(500);
 /// The maximum number of lines in one statement.
 const BATCH_MAX: usize = 2_000;
 
-/// The maximum size of lines that wait while the database does not answer, bytes. Further lines are only in the host's
-/// own log.
+/// The maximum size of lines that wait while the database does not answer, in bytes. Further lines are only in the
+/// host's own log.
 const PENDING_BYTES_MAX: usize = 8 << 20;
 
-/// The memory of a pending line apart from its text, bytes.
+/// The memory of a pending line apart from its text, in bytes.
 const LINE_BYTES: usize = 96;
 
 /// The time that a worker that stops waits for the last lines to be stored.
@@ -142,7 +142,7 @@ fn level_name(level: Level) -> &'static str {
     }
 }
 
-/// Stores lines until `stop`, which interrupts only the waits: lines that are being written would be lost.
+/// Stores lines until `stop`, which interrupts only the waits: otherwise, lines that are being written would be lost.
 pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
     while stop
         .run_until_cancelled(shared.reports.logs.any.notified())

@@ -19,8 +19,8 @@ use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, Peek, PeekParams, StoreError};
 
-/// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago, in a claim of their
-/// own, which is to be short.
+/// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago. They are claimed
+/// separately, in a claim that has to be short.
 const FIRST_SHARE: usize = 4;
 
 /// Looks for jobs, and keeps state from one look to the next.
@@ -318,8 +318,8 @@ impl<'a> Looks<'a> {
         match (known, is_sweep || lanes.fit_one_claim()) {
             (true, true) => lanes.idle(),
             (false, true) => lanes.all(),
-            // Each lane costs an index lookup, so only sweeps read all lanes if there are very many. Other looks search
-            // the newest jobs.
+            // Each lane costs an index lookup, so only sweeps read all lanes if there are a large number of them. Other
+            // looks search the newest jobs.
             (true, false) => Vec::new(),
             (false, false) => lanes.with_jobs(),
         }

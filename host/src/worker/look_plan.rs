@@ -26,9 +26,9 @@ pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 /// The intervals at which a worker looks behind its cursors, and related times. Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
-    /// Turns are assigned before their jobs are committed, and those of the same few milliseconds are committed in any
-    /// order. Without a backlog, looks start from the cursors of this long ago, or up to twice as long; so do searches
-    /// of the newest jobs.
+    /// Turns are assigned before their jobs are committed, and jobs whose turns were assigned within the same few
+    /// milliseconds are committed in any order. Without a backlog, looks therefore start from the cursors as they were
+    /// this long ago, or up to twice as long ago. So do searches of the newest jobs.
     pub look_back: Duration,
     /// The time between two short sweeps. Jobs that were committed late are found within about two such intervals.
     pub sweep: Duration,
@@ -263,7 +263,7 @@ impl LookPlan {
         self.none_due_at = Some(at);
     }
 
-    /// The time of the database after which a job may have become due to be searched for. `None` means any time.
+    /// The time, by the database's clock, after which the jobs to search for became due. `None` means any time.
     pub(super) fn due_since(&self) -> Option<SystemTime> {
         Some(self.none_due_at? - WINDOW_MARGIN)
     }

@@ -61,7 +61,7 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
             return;
         }
         let after_ms = u64::try_from(away.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        // While all slots are taken, the next claim may be far away.
+        // While all slots are taken, it may be a long time until the next claim.
         shared
             .health
             .database_answers

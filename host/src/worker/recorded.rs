@@ -11,8 +11,8 @@ use super::Shared;
 use crate::job::{Fence, JobId};
 use crate::store::{LostJob, RecordedSteps, StoreError};
 
-/// The maximum number of jobs in one call. Each has at most 1,000 steps with results of 1 KiB, unless an operator
-/// allows more: 16 MiB in all.
+/// The maximum number of jobs in one call. Each has at most 1,000 steps with results of 1 KiB, 16 MiB in all, unless an
+/// operator allows more.
 const JOBS_MAX: usize = 16;
 
 type Steps = Result<RecordedSteps, LostJob>;

@@ -55,9 +55,10 @@ const BATCH_MAX: usize = 1000;
 /// The time for which a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as
 /// ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
-/// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
+/// The maximum size of the results and errors in one statement, in bytes. Postgres closes a connection that sends 1
+/// GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
-/// The maximum number of jobs that the attempts of one statement enqueue: tens of milliseconds.
+/// The maximum number of jobs that the attempts of one statement enqueue. This many take tens of milliseconds.
 const BATCH_JOBS_MAX: usize = 2000;
 /// The wait after a transient failure. Each further failure doubles it.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -74,7 +75,7 @@ pub(super) struct Unsettled {
     /// The lane whose other jobs may start when this one has ended, because the number of running jobs of its key is
     /// limited.
     pub(super) frees: Option<LaneId>,
-    /// The lane for whose jobs its CPU time counts.
+    /// The lane to whose jobs its CPU time is charged.
     pub(super) charged: Option<Arc<Lane>>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
@@ -255,9 +256,9 @@ struct Settler<'a> {
     /// are retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
     one_at_a_time: Arc<Semaphore>,
-    /// Consecutive failures to settle anything.
+    /// The number of consecutive failures to settle anything.
     failures: u32,
-    /// Something was settled since the last outcome for which there was no space.
+    /// True if something was settled after the last outcome for which there was no space.
     has_space: bool,
 }
 
@@ -306,8 +307,8 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// If so many outcomes are blocked that others soon find no room, stops renewing the leases of those that were
-    /// blocked most often: these jobs run again once the leases have ended.
+    /// If so many outcomes are blocked that there will soon be no room for others, stops renewing the leases of those
+    /// that were blocked most often: these jobs run again once the leases have ended.
     fn give_up_most_held_up(&mut self) {
         let max = self.shared.settings.unsettled_max.count / 2;
         for one in self.held_up.beyond(max) {

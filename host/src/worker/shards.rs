@@ -1,8 +1,9 @@
-//! Leases the shards of this worker: of a queue that is divided into shards, it claims only from lanes of its own.
+//! Leases the shards of this worker: in a queue that is divided into shards, it claims only from the lanes of its own
+//! shards.
 //!
 //! The database refuses claims from other shards, so correctness does not depend on this module. A worker whose lease
-//! may have ended does not serve any shard until it has leased again. A worker that does not serve a sharded queue
-//! sends nothing.
+//! may have ended does not serve any shard until it has leased its shards again. A worker that does not serve a sharded
+//! queue sends nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

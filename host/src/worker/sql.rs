@@ -20,7 +20,7 @@ use crate::sandbox::{GrantedSql, Handler};
 use crate::store::connect::Connector;
 use crate::store::{CheckedStatement, Login, Unfit};
 
-/// How often parked handlers are checked again: somebody has to run a GRANT or a migration first.
+/// How often parked handlers are checked again: an operator has to run a GRANT or a migration first.
 const PARKED_CHECK_EVERY: Duration = Duration::from_secs(30);
 
 /// How often the check of a handler that could not be checked is retried: the database may be reachable again.
@@ -35,15 +35,15 @@ const AWAY_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The statements of all handlers of one worker.
 pub(super) struct Sql {
-    /// By the table of `rouse.toml` that names them.
+    /// The logins, by the table of `rouse.toml` that names them.
     logins: BTreeMap<String, Connector>,
     /// Connections, by the same tables.
     opened: Mutex<HashMap<String, Login>>,
-    /// By handler; those without granted statements are missing.
+    /// The state by handler; handlers without granted statements are missing.
     fits: ArcSwap<HashMap<String, Fit>>,
     /// Incremented with each change to them.
     version: AtomicU64,
-    /// One check at a time.
+    /// Locked during a check: only one runs at a time.
     checking: Mutex<()>,
     /// A login has had no response.
     has_failed: Notify,
@@ -63,7 +63,7 @@ struct Fit {
 enum FitState {
     /// All of them fit.
     Fits(Arc<Statements>),
-    /// All of them fit, and the login is away: successes wait for their commit, and no attempts start.
+    /// All of them fit, but the login is away: successes wait for their commit, and no attempts start.
     Away(Arc<Statements>),
     /// Not checked yet.
     Unchecked(Arc<str>),
@@ -185,8 +185,8 @@ fn granted(handler: &Handler) -> Option<&Arc<GrantedSql>> {
         .filter(|granted| !granted.statements.is_empty())
 }
 
-/// Checks the statements of all handlers at the start and after each change to the handlers, and rechecks those that do
-/// not fit at intervals, until the worker ends.
+/// Checks the statements of all handlers when the worker starts and after each change to the handlers, and rechecks
+/// those that do not fit at intervals, until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut changes = shared.catalog.changed();
     loop {
@@ -296,8 +296,8 @@ async fn note_login(
     }
 }
 
-/// Checks the statements of a handler again after Postgres has refused one of them, although they did fit. Returns
-/// true if the handler is parked now.
+/// Checks the statements of a handler again after Postgres has refused one of them, although they fitted before.
+/// Returns true if the handler is parked now.
 pub(super) async fn is_misfit(shared: &Shared, handler: &Handler) -> bool {
     // Without a job's attenuation.
     let handlers = shared.catalog.current();

@@ -1,4 +1,4 @@
-//! Whose turn it is: the crate `rouse-turns` (`host/turns`), for lanes of the catalog.
+//! Decides whose turn it is: the crate `rouse-turns` (`host/turns`), applied to lanes of the catalog.
 
 use crate::job::LaneId;
 

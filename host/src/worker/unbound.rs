@@ -35,8 +35,8 @@ pub(super) struct Sorted {
     pub(super) runnable: Vec<ClaimedJob>,
     /// Jobs to give back.
     pub(super) unbound: Vec<ClaimedJob>,
-    /// The number of both that have not been given back in this round. If it is 0, there is nothing more to claim for
-    /// now.
+    /// The number of jobs of both kinds that have not been given back in this round. If it is 0, there is nothing more
+    /// to claim for now.
     pub(super) new: usize,
 }
 

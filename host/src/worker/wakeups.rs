@@ -85,7 +85,8 @@ impl Wakeups {
         }
     }
 
-    /// Takes the lanes behind limits one of whose jobs has ended, and how many attempts of limited handlers have.
+    /// Takes the lanes behind limits of which a job has ended, and the number of ended attempts of each limited
+    /// handler.
     pub(super) fn take_freed(&self) -> (HashSet<LaneId>, HashMap<Arc<str>, usize>) {
         let mut pending = self.pending();
         let lanes = std::mem::take(&mut pending.freed);

@@ -27,7 +27,7 @@ type Member = (Claim, Started);
 /// job.
 pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     let claims = claim.split();
-    // Together: each may have to wait for the renewal of its lease.
+    // Started concurrently, because each may have to wait for the renewal of its lease.
     let starts = join_all(claims.iter().map(|claim| start(shared, claim))).await;
     let mut members: Vec<Member> = Vec::new();
     for (claim, started) in claims.into_iter().zip(starts) {
@@ -45,10 +45,11 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
         tokio::task::consume_budget().await;
     }
     let mut delay = Duration::ZERO;
-    // They may not be alike if the module has been replaced since the claim.
+    // The jobs may not be alike if the module has been replaced since the claim.
     while members.len() > 1 && are_alike(&members) {
         let report = run_together(shared, &members).await;
-        // The attempt acted for it; without it, the others can run together. It leaves the batch, so this ends.
+        // The attempt acted on behalf of the first job; without that job, the others can run together. The first job
+        // leaves the batch, so this loop ends.
         let first_leaves = members[0].1.abort.reason().is_some_and(is_of_one_job);
         delay = settle_ended(shared, &mut members, report).await;
         if !first_leaves {
@@ -59,10 +60,10 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     for (claim, started) in members {
         let timeout = started.terms.policy.timeout;
         if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
-            // Other slots, and other workers, can run it.
+            // Other slots, and other workers, can run the job.
             settle_end(shared, claim, started, None, RunEnd::NotStarted).await;
         } else {
-            // The batch has recorded its enqueue.
+            // The trace of the batch has already recorded that the job was enqueued.
             let traced = traced(shared, &claim, &started.terms.handler);
             let trace = shared.settings.traces.attempt_again(&traced);
             delay = run_traced(shared, claim, started, trace).await;
@@ -108,7 +109,7 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
         .map(|(claim, started)| traced(shared, claim, &started.terms.handler));
     let trace = shared.settings.traces.batch(&traced.collect::<Vec<_>>());
     let inputs = members.iter().map(|(claim, started)| {
-        // Kept: the job may be run again.
+        // Cloned, because the job may be run again.
         let payload = claim.job.payload.0.clone();
         input(claim, &started.terms.policy, payload, trace.clone())
     });
@@ -177,7 +178,7 @@ async fn settle_ended(
     delay
 }
 
-/// Decides and settles a job of a batch. `usage`: its share of the attempt's.
+/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt.
 async fn settle_end(
     shared: &Shared,
     claim: Claim,
@@ -204,8 +205,8 @@ async fn settle_end(
     settle(shared, &claim, started.meters, Some(details), outcome).await;
 }
 
-/// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if one of them may have
-/// caused it, or has to be left out: they are run again.
+/// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if these jobs are run again,
+/// because one of them may have caused the end of the attempt, or has to be left out.
 fn end_of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
     match end {
         RunEnd::Returned(_) => Some(RunEnd::Failed(Failure {
@@ -245,7 +246,7 @@ fn end_of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
     }
 }
 
-/// The usage of each of this many jobs. The peak memory is that of all of them.
+/// The usage of each of this many jobs. The peak memory is not divided: it is that of all of them together.
 fn share(usage: Usage, jobs: usize) -> Usage {
     let jobs = u32::try_from(jobs).unwrap_or(u32::MAX).max(1);
     Usage {

@@ -14,7 +14,7 @@ use crate::worker::events::{self, EventContext, Since};
 use crate::worker::lanes::Served;
 
 impl Claims<'_> {
-    /// There were no orphans at this time, by the database's clock.
+    /// Notes that there were no orphans at this time, by the database's clock.
     pub(in crate::worker) fn had_no_orphans(&mut self, at: SystemTime) {
         self.checked_at = at;
         self.orphans_left = false;

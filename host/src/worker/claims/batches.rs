@@ -74,7 +74,7 @@ impl Claims<'_> {
         counts
     }
 
-    /// Puts jobs together that start in the same attempt.
+    /// Groups the jobs that start in the same attempt into batches.
     pub(super) fn in_batches(&self, claims: Vec<Claim>, size: usize) -> Vec<Claim> {
         let mut batches: Vec<Claim> = Vec::new();
         for claim in claims {
@@ -112,7 +112,8 @@ impl Claims<'_> {
     }
 }
 
-/// Brings the jobs of each tenant of a lane together, in their order. The tenant with the first job goes first.
+/// Groups the jobs of a lane by tenant, without changing the order within a tenant. The tenant with the first job goes
+/// first.
 pub(super) fn by_tenant(jobs: &mut [ClaimedJob]) {
     for lane in jobs.chunk_by_mut(|one, other| one.lane == other.lane) {
         let mut first: HashMap<Option<String>, i64> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Claims jobs by their source, whose own handler this host does not have.
+//! Claims jobs by their source from lanes whose own handler this host does not have.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl Claims<'_> {
         if sources.is_empty() {
             return Ok(Found::default());
         }
-        // Any of them will do: they have the same lease.
+        // Any of these lanes will do: all of them have the same lease.
         let Some(served) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
         };
@@ -46,7 +46,7 @@ impl Claims<'_> {
         let jobs = store
             .claim_bound(fence, &lanes, &sources, served.lease, wanted)
             .await?;
-        // The search is expensive if it covers many lanes or passes dead rows.
+        // The search is expensive if it covers many lanes or reads past dead rows.
         self.by_source_at = match jobs.is_empty() {
             true => started + pause_after(started.elapsed()),
             false => started,

@@ -17,7 +17,7 @@ use crate::worker::{attempt, events, slots};
 pub(super) enum InLine<'a> {
     /// Adopted jobs: at the end. Nothing goes ahead of them.
     Adopted,
-    /// Queued jobs: at the end. The first one of each of these lanes, which had none until now, goes ahead of others of
+    /// Queued jobs: at the end. The first job of each of these lanes, which had none until now, goes ahead of others of
     /// its class.
     Queued(&'a [LaneId]),
 }

@@ -81,8 +81,9 @@ impl Claims<'_> {
         Ok(())
     }
 
-    /// Claims one job of each lane that had none until a moment ago, at most `wanted`: they do not wait for a claim of
-    /// many jobs of other lanes. Claims nothing while there are orphans, which the next claim finds, too.
+    /// Claims one job of each lane that had none until a moment ago, and at most `wanted` in all. These jobs do not
+    /// wait for a claim of many jobs of other lanes. Claims nothing while there are orphans, which the next claim
+    /// finds, too.
     pub(in crate::worker) async fn claim_first(
         &mut self,
         wanted: usize,

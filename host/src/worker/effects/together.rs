@@ -24,22 +24,22 @@ use crate::store::{CommitError, Effects, FencedWrite, Settlement};
 
 const CHECKED: &str = "it was looked up before it waited";
 
-/// The results and parameters of the waiting successes of a handler, KiB. Further attempts keep their slots until
-/// theirs fit.
+/// The maximum size of the results and parameters of the waiting successes of a handler, in KiB. Further attempts keep
+/// their slots until theirs fit.
 const WAITING_KIB_MAX: u32 = 64 << 10;
 
-/// The minimum size that a waiting success counts for. So at most 512 wait, and four concurrent transactions take half
-/// of them.
+/// The minimum size that a waiting success counts as, in KiB. So at most 512 wait, and four concurrent transactions
+/// take half of them.
 const WAITING_KIB_MIN: u32 = 128;
 
 /// The largest number of successes in one transaction. At this size, the cost of the transaction itself is small for
 /// each of them.
 const BATCH_MAX: usize = 64;
 
-/// The number in the first transaction.
+/// The maximum number of successes in the first transaction.
 const BATCH_FIRST: usize = 8;
 
-/// Results and parameters in one transaction.
+/// The maximum size of the results and parameters in one transaction, in bytes.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// A transaction should take no longer than this, because it holds locks.
@@ -55,12 +55,12 @@ const JOINED_AFTER: Duration = Duration::from_millis(5);
 /// An attempt that has succeeded and has effects.
 pub(in crate::worker) struct Success {
     shared: Arc<Shared>,
-    /// With the grants of the job.
+    /// The handler, with the grants of the job.
     handler: Arc<Handler>,
     /// `None` once it has been passed on.
     one: Option<Unsettled>,
     calls: Vec<SqlCall>,
-    /// They decide the outcome if it fails after all.
+    /// These decide the outcome if the success fails after all.
     tries: Tries,
     retry: RetryPolicy,
     /// Its share of [`Waiting::space`], until it is committed or has failed.
@@ -182,7 +182,7 @@ impl Gathered {
         self.successes.drain(..count).collect()
     }
 
-    /// True if another committer has to start. `is_late`: the transaction of one takes a long time.
+    /// True if another committer has to start. `is_late`: the transaction of a committer takes a long time.
     fn wants_another(&self, connections: usize, is_late: bool) -> bool {
         let count = self.successes.len();
         let is_wanted = match self.committers {
@@ -209,7 +209,7 @@ pub(in crate::worker) async fn commit(mut success: Success) {
     let statements = statements
         .filter(|it| success.handler.sql().is_some() && checked(it, &success.calls).is_some());
     let Some(statements) = statements else {
-        // Parked after the attempt had started; this says so.
+        // The handler was parked after the attempt had started. This call ends the attempt for that reason.
         success.commit_alone().await;
         return;
     };
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(it.batch_max, 9);
         it.learn(9, false);
         assert_eq!(it.batch_max, 4);
-        // It was not the number.
+        // The number of successes did not cause the failure.
         it.learn(1, false);
         assert_eq!(it.batch_max, 4);
         for _ in 0..5 {

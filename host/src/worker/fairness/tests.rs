@@ -120,7 +120,7 @@ fn a_key_that_was_idle_for_an_hour_makes_room_and_is_counted_with_the_others() {
     assert!(!named(&select("new", almost), "new"), "none is idle yet");
     let report = select("new", start + IDLE_AFTER);
     assert!(["0", "7", "new"].iter().all(|key| named(&report, key)));
-    // All keys except "0" and "7" have gone, with what was counted of them, and with the first job of "new".
+    // All keys except "0" and "7" have been removed, with their counts and with the first job of "new".
     let gone = u64::try_from(KEYS_MAX - 2).unwrap();
     assert_eq!(report.keys.len(), 4);
     assert_eq!(report.keys[0], entry(None, gone + 1, 0, gone, None));

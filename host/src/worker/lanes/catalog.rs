@@ -88,7 +88,7 @@ impl Lanes {
         }
     }
 
-    /// [`Self::serve`] for new lanes only: the others stay as they are.
+    /// Like [`Self::serve`], but for new lanes only: the others stay as they are.
     pub(in crate::worker) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         let mut new = std::mem::take(&mut self.unchosen);
         // The last ones go first.

@@ -67,9 +67,10 @@ impl Lanes {
     }
 
     /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the
-    /// last turn reached, and that to `empty_to`, a turn that was assigned a while ago: the next looks do not read the
-    /// same rows again, and skip the dead rows of finished jobs that an open transaction keeps. The others may have
-    /// jobs that no claim could take, because their queue was paused in the meantime, or because of a gate.
+    /// last turn reached, and the last turn reached to `empty_to`, a turn that was assigned a while ago. The next looks
+    /// then do not read the same rows again, and skip the dead rows of finished jobs that an open transaction keeps.
+    /// The other lanes may have jobs that no claim could take, because their queue was paused in the meantime, or
+    /// because of a gate.
     pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
         for id in empty {
             let Some(known) = self.known.get_mut(id) else {

@@ -21,7 +21,7 @@ use crate::store::ClosedLane;
 /// The name of a limit on running jobs, or on the rate at which they start, with its key.
 pub(super) type Limit = Arc<str>;
 
-/// One of those who share a limit.
+/// A lane or key that shares a limit with others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Member {
     /// A key of a fair queue.
@@ -263,8 +263,8 @@ impl Lanes {
     }
 
     /// Opens other lanes behind those limits of a closed lane that had room: other limits have kept its jobs from
-    /// starting. Lanes that those limits also keep closed wait for them without another claim. True if any lane was
-    /// opened.
+    /// starting. Lanes that these other limits also keep closed now wait for them, without another claim. True if any
+    /// lane was opened.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
         let Some(known) = self.known.get(&closed.lane) else {
             return false;

@@ -38,8 +38,8 @@ impl Lanes {
     }
 
     /// The lanes for the next claim after one that has found only closed lanes: as many as fit, for one job each. If
-    /// each claim covered only as many lanes as the number of wanted jobs, it would take long to get past very many
-    /// closed lanes.
+    /// each claim covered only as many lanes as the number of wanted jobs, it would take a long time to get past a
+    /// large number of closed lanes.
     pub(in crate::worker) fn orders_of_many(&mut self, after: After) -> Vec<ClaimOrder> {
         let parts = self.active.one_each(LANES_PER_CLAIM);
         self.orders_for_parts(parts, after)
@@ -68,8 +68,8 @@ impl Lanes {
         orders.into_iter().map(|(_, _, order)| order).collect()
     }
 
-    /// A claim of one job from each of at most `room` lanes that had none until a moment ago. They take their turns for
-    /// it.
+    /// A claim of one job from each of at most `room` lanes that had none until a moment ago. The lanes use their turns
+    /// for it.
     pub(in crate::worker) fn first_orders(&mut self, room: usize) -> Vec<ClaimOrder> {
         let woken: Vec<LaneId> = self.woken().take(room).collect();
         let mut orders = Vec::new();

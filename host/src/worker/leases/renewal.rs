@@ -41,8 +41,8 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
     let sent = BootTime::now();
     match shared.store.renew(renewals).await {
         Ok(responses) => {
-            // While all slots are taken, the next claim may be far away. In other cases, a host that cannot claim is
-            // not ready, even if it can renew.
+            // While all slots are taken, it may be a long time until the next claim. In other cases, a host that cannot
+            // claim is not ready, even if it can renew.
             if shared.slots.are_taken() {
                 shared
                     .health

@@ -9,10 +9,11 @@ use std::sync::{Mutex, PoisonError};
 use crate::job::JobId;
 use crate::store::RecordedSteps;
 
-/// The size of all of them together: about a hundred jobs with a thousand small steps.
+/// The maximum total size of the kept steps, in bytes: about a hundred jobs with a thousand small steps.
 const BYTES_MAX: usize = 16 << 20;
 
-/// Reading fewer takes less than a tenth of the time of a resumption.
+/// The minimum number of steps for which a job's steps are kept. Reading fewer takes less than a tenth of the time of a
+/// resumption.
 const STEPS_MIN: usize = 32;
 
 /// The kept steps, by job.

@@ -23,7 +23,7 @@ struct Batch {
     /// retried together.
     is_full: bool,
     found_no_space: bool,
-    /// A part was not answered in time.
+    /// True if the settlement of a part was not answered in time.
     is_silent: bool,
     /// Individual outcomes for which the database has no space.
     alone: Vec<Unsettled>,

@@ -116,7 +116,7 @@ fn if_the_first_lanes_of_a_limit_have_no_more_jobs_the_next_ones_follow_at_once(
     lanes.claimed(&orders, &[], &closed, false);
     assert!(lanes.free(LaneId(1)));
     assert_eq!(open(&lanes), [1, 2]);
-    // Eight for each that was empty: a thousand of them cost a few claims.
+    // Eight lanes for each empty one: a thousand empty lanes cost a few claims.
     for next in [3..=18, 19..=29] {
         let orders = lanes.with_jobs();
         assert!(lanes.claimed(&orders, &[], &[], false).opened);
@@ -130,8 +130,8 @@ fn if_the_first_lanes_of_a_limit_have_no_more_jobs_the_next_ones_follow_at_once(
     );
 }
 
-/// A look that reads only as many lanes as the number of jobs it wants takes a long time to get past very many closed
-/// ones.
+/// A look that reads only as many lanes as the number of jobs it wants takes a long time to get past a large number of
+/// closed ones.
 #[test]
 fn after_a_claim_of_closed_lanes_the_next_one_covers_as_many_as_fit() {
     let mut lanes = Lanes::default();
@@ -355,9 +355,9 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     assert!(lanes.wait_for_ends(), "the imports wait for their own");
 }
 
-/// Behind a gate that lets one job run, and a rate of two starts in twenty minutes, of which a long job leaves the gate
-/// without room for as long. So either of them keeps the lanes closed for a while. Returns the number of claims that
-/// take no job.
+/// The lanes are behind a gate that lets one job run, and behind a rate of two starts in twenty minutes. A long job
+/// leaves the gate without room for just as long, so each of the two keeps the lanes closed for a while. Returns the
+/// number of claims that take no job.
 fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
     const PERIOD: u64 = 20;
     let running = crate::job::ClaimGate {
@@ -431,7 +431,8 @@ fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
     empty
 }
 
-/// They would pass from the list of the one to that of the other, and back, with claims of a few of them each.
+/// Otherwise the lanes would move from the list of one limit to that of the other and back, a few of them with each
+/// claim.
 #[test]
 fn lanes_behind_a_gate_and_a_rate_cost_few_claims_that_take_nothing() {
     for lanes in [10, 1_000] {
@@ -552,7 +553,7 @@ fn lanes_whose_handler_has_no_room_on_this_host_leave_a_shared_rate_to_others() 
     assert_eq!(open(&lanes), [2, 3, 4]);
 }
 
-/// Whatever the lane of its job: the source of the job may be bound to the handler.
+/// Regardless of the lane of its job: the source of the job may be bound to the handler.
 #[test]
 fn the_end_of_an_attempt_opens_lanes_whose_handler_had_no_room_on_this_host() {
     let mut lanes = Lanes::default();
