@@ -44,7 +44,7 @@ pub enum Seen {
     Nothing,
     /// There is no such job, or it is no longer kept.
     Unknown,
-    /// It had not ended at the last look: its row of `rouse.outcomes`, JSON. Shared by all that wait for it.
+    /// It had not ended at the last look: its row of `rouse.outcomes`, as JSON. Shared by all that wait for it.
     Live(Bytes),
     /// It has ended: its row of `rouse.outcomes`.
     Ended(Bytes),

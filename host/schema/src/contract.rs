@@ -16,10 +16,10 @@ use super::json::{Json, Kind, Location};
 use super::node::{Compiled, Node, NodeId, Types};
 pub use parameters::{Parameter, Parameters};
 
-/// The longest predicate, bytes. It is kept in a row of a table, with those of other versions.
+/// The longest predicate, in bytes. It is kept in a row of a table, with those of other versions.
 const REFUSES_BYTES_MAX: usize = 3500;
 
-/// The longest text of the rules for messages, bytes.
+/// The longest text of the rules for messages, in bytes.
 const RULES_BYTES_MAX: usize = 64 << 10;
 
 /// The maximum number of subschemas that are read, counting each use of a shared one.
@@ -31,10 +31,10 @@ const DEPTH_MAX: usize = 16;
 /// Postgres expands `{n}` in patterns up to this number.
 const REPEATS_MAX: u64 = 255;
 
-/// The longest number in a predicate, bytes.
+/// The longest number in a predicate, in bytes.
 const NUMBER_BYTES_MAX: usize = 40;
 
-/// The maximum length of a rule in a message, characters.
+/// The maximum length of a rule in a message, in characters.
 const SHOWN_MAX: usize = 100;
 
 /// The part of a schema that Postgres can check.

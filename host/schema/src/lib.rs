@@ -44,7 +44,7 @@ use evaluate::{Stop, evaluate};
 use json::Document;
 use node::Compiled;
 
-/// The maximum size of all patterns of one module, bytes: a thousand ordinary ones.
+/// The maximum size of all patterns of one module, in bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
 /// The steps that are allowed for any value. A step is one keyword, or 32 bytes: 50 to 100 ns.
@@ -78,7 +78,7 @@ pub struct Schema {
     compiled: Option<Arc<Compiled>>,
 }
 
-/// The remaining size of a module's patterns, bytes.
+/// The remaining size of a module's patterns, in bytes.
 pub struct PatternBytes(usize);
 
 impl PatternBytes {

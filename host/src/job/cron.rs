@@ -10,7 +10,7 @@ use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 
-/// The longest expression, characters; as in the database.
+/// The longest expression, in characters; as in the database.
 pub(crate) const CHARS_MAX: usize = 200;
 
 /// A cron expression in English, as far as it can be described; empty if it cannot be parsed.

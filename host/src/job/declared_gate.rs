@@ -26,7 +26,7 @@ pub enum GateLimit {
     Throttle {
         /// The maximum; with a burst, on average.
         max: u32,
-        /// The period, milliseconds.
+        /// The period, in milliseconds.
         period_ms: u64,
         /// The number that may start at once after a pause.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +36,7 @@ pub enum GateLimit {
     Batch {
         /// The maximum size of a batch.
         max: u32,
-        /// The time that the first one waits for others, milliseconds. `None`: it does not wait.
+        /// The time that the first one waits for others, in milliseconds. `None`: it does not wait.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
     },
@@ -44,7 +44,7 @@ pub enum GateLimit {
     Singleton {
         /// The time for which the job counts.
         during: During,
-        /// The period of [`During::Period`], milliseconds.
+        /// The period of [`During::Period`], in milliseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
         /// The result of an enqueue during that time.
@@ -52,9 +52,9 @@ pub enum GateLimit {
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
-        /// The pause that ends a burst, milliseconds.
+        /// The pause that ends a burst, in milliseconds.
         period_ms: u64,
-        /// The maximum duration of a burst, milliseconds. `None`: no limit.
+        /// The maximum duration of a burst, in milliseconds. `None`: no limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         max_wait_ms: Option<u64>,
         /// The job of a burst that runs.

@@ -46,7 +46,7 @@ pub enum RunEnd {
     },
     /// The guest requested more memory than its limit, and stopped because of that.
     OutOfMemory {
-        /// The limit, bytes.
+        /// The limit, in bytes.
         limit_bytes: usize,
     },
     /// The guest used more CPU time than its limit, and was stopped.
@@ -56,9 +56,9 @@ pub enum RunEnd {
     },
     /// The result is larger than the operator allows.
     OutputTooLarge {
-        /// Its size, bytes.
+        /// Its size, in bytes.
         bytes: usize,
-        /// The limit, bytes.
+        /// The limit, in bytes.
         limit_bytes: usize,
     },
     /// The payload does not match the handler's schema. No guest was started.

@@ -41,8 +41,8 @@ pub struct Tries {
     pub failed: u32,
     /// The maximum number of such attempts.
     pub max: u32,
-    /// Memory for the next attempt if this one ran out of memory, bytes. `None` if this attempt already had more than
-    /// usual, or if the operator does not allow more.
+    /// Memory for the next attempt if this one ran out of memory, in bytes. `None` if this attempt already had more
+    /// than usual, or if the operator does not allow more.
     pub more_memory_bytes: Option<u64>,
     /// The limits that the job has set itself.
     pub own: OwnLimits,

@@ -15,7 +15,7 @@ pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     }
 }
 
-/// The entries that apply to this handler, the most specific first: its exact name before a pattern, a longer pattern
+/// The entries that apply to this handler, most specific first: its exact name before a pattern, a longer pattern
 /// before a shorter one. Given a pattern instead of a name, returns the entries that apply to every handler that the
 /// pattern covers.
 pub fn most_specific_first<'a, T>(

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 pub struct NextAttempt {
     /// The earliest time.
     pub at: RetryAt,
-    /// Its memory limit, bytes. `None` means the same as before.
+    /// Its memory limit, in bytes. `None` means the same as before.
     pub memory_bytes: Option<u64>,
 }
 

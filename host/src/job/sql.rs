@@ -63,7 +63,7 @@ pub struct SqlLimits {
     pub statement_timeout: Duration,
     /// Rows of one query. Default: 1,000.
     pub rows_max: usize,
-    /// The rows of one query together, as JSON, bytes. Default: 1 MiB.
+    /// The rows of one query together, as JSON, in bytes. Default: 1 MiB.
     pub bytes_max: usize,
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Usage {
     /// CPU time of the guest, including instantiation and host calls.
     pub cpu: Duration,
-    /// The peak memory of the guest, bytes. If its instance has already served other jobs, their memory is included.
+    /// The peak memory of the guest, in bytes. If its instance has already served other jobs, their memory is included.
     pub memory_bytes_peak: u64,
     /// Calls to Rouse's own interfaces, to files and to the network. Clocks, random numbers and waiting are not
     /// counted.

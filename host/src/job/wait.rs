@@ -49,7 +49,7 @@ impl Suspension {
         }
     }
 
-    /// The wait as it is stored (migrations/functions/suspensions.sql), JSON.
+    /// The wait as it is stored (migrations/functions/suspensions.sql), as JSON.
     pub fn to_json(&self) -> JsonText {
         let mut stored = json!({"kind": self.wait.kind().as_str(), "step": self.step});
         match &self.wait {
@@ -124,7 +124,7 @@ pub enum RecordedStep {
     Done {
         /// The size of its result.
         bytes: usize,
-        /// Its result, JSON. `None` if it is too large to be read with all others.
+        /// Its result, as JSON. `None` if it is too large to be read with all others.
         result: Option<Vec<u8>>,
     },
     /// It waits.
@@ -149,7 +149,7 @@ pub struct ParentEnd {
     pub job: Option<JobId>,
     /// The state of that job.
     pub state: Option<String>,
-    /// Its result or its error, JSON.
+    /// Its result or its error, as JSON.
     pub output: Option<JsonText>,
 }
 

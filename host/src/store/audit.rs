@@ -27,7 +27,7 @@ pub struct Audit {
 }
 
 impl Store {
-    /// Events, the newest first: rows of `rouse.audit`. `None` if the login may not read it.
+    /// Events, newest first: rows of `rouse.audit`. `None` if the login may not read it.
     pub async fn audit(&self, audit: &Audit) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .query(
@@ -45,9 +45,9 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// Admin actions, the newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: the time
-    /// range before `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of
-    /// the dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
+    /// Admin actions, newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: the time range
+    /// before `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
+    /// dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
     pub async fn admin_records(
         &self,
         since: Duration,
@@ -70,8 +70,8 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the
-    /// login may not read it.
+    /// The events of one job, oldest first; empty if the job does not exist or is no longer kept. `None` if the login
+    /// may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])

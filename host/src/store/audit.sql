@@ -1,4 +1,4 @@
--- The events since a time, the newest first; see rouse.audit (migrations/functions/history.sql).
+-- The events since a time, newest first; see rouse.audit (migrations/functions/history.sql).
 SELECT jsonb_strip_nulls(jsonb_build_object(
     'at', a.at, 'event', a.event, 'job', a.job, 'queue', a.queue_name, 'handler', a.handler_name, 'attempt', a.attempt,
     'worker', a.worker, 'by', a.by, 'detail', a.detail))

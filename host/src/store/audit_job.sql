@@ -1,4 +1,4 @@
--- The events of one job, the oldest first; see rouse.history (migrations/functions/views.sql). The `requested` event
+-- The events of one job, oldest first; see rouse.history (migrations/functions/views.sql). The `requested` event
 -- includes the size of the payload.
 SELECT jsonb_strip_nulls(jsonb_build_object(
     'at', h.at, 'event', h.event, 'job', $1::bigint, 'queue', j.queue, 'handler', coalesce(h.detail ->> 'handler', j.handler),

@@ -30,7 +30,7 @@ pub struct ClaimOrder {
     /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never
     /// loses it.
     pub after: i64,
-    /// The lease, milliseconds.
+    /// The lease, in milliseconds.
     pub lease_ms: i64,
     /// The maximum number of its jobs; `None` means as many as are wanted.
     pub max: Option<usize>,
@@ -135,10 +135,10 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed.
     pub payload: JsonText,
-    /// The memory limit of this attempt, bytes, if it differs from the handler's own because an earlier attempt ran out
-    /// of memory.
+    /// The memory limit of this attempt, in bytes, if it differs from the handler's own because an earlier attempt ran
+    /// out of memory.
     pub memory_bytes: Option<u64>,
-    /// The job's attenuated grants, JSON; `None` means all grants of its handler.
+    /// The job's attenuated grants, as JSON; `None` means all grants of its handler.
     pub grants: Option<JsonText>,
     /// The lease of its claims; `None` means that of its lane.
     pub lease: Option<Duration>,

@@ -21,7 +21,7 @@ pub struct Depth {
     pub scheduled: i64,
     /// Claimed jobs.
     pub running: i64,
-    /// The wait of the oldest ready job, seconds; `None` if no job is ready.
+    /// The wait of the oldest ready job, in seconds; `None` if no job is ready.
     pub oldest_wait_s: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ pub struct Depth {
 pub struct DatabaseMetrics {
     /// Dead rows of `rouse.job` that are not cleaned up, according to the statistics.
     pub dead_rows: i64,
-    /// The age of the oldest transaction that keeps dead rows, seconds; `None` if this login can see no such
+    /// The age of the oldest transaction that keeps dead rows, in seconds; `None` if this login can see no such
     /// transaction.
     pub oldest_transaction_s: Option<f64>,
     /// The age, in transactions, of the oldest snapshot, prepared transaction or replication slot; `None` as above.
@@ -71,7 +71,7 @@ impl Store {
             .collect())
     }
 
-    /// The ages of the oldest ready jobs of the keys of fair queues, the oldest first. Limited like [`Self::depths`].
+    /// The ages of the oldest ready jobs of the keys of fair queues, oldest first. Limited like [`Self::depths`].
     pub async fn fair_ages(&self) -> Result<Vec<FairAge>, StoreError> {
         let sql = include_str!("fair_ages.sql");
         let rows = self.query_limited(COUNT_TIMEOUT, sql).await?;

@@ -30,15 +30,15 @@ pub struct EnqueueRequest {
     pub unique_key: Option<String>,
     /// Tags that its worker must have.
     pub tags: Vec<String>,
-    /// The attenuated grants, JSON; `None` means all grants of the handler.
+    /// The attenuated grants, as JSON; `None` means all grants of the handler.
     pub grants: Option<String>,
-    /// The lease of its claims, seconds; `None` means the handler's own.
+    /// The lease of its claims, in seconds; `None` means the handler's own.
     pub lease_secs: Option<f64>,
-    /// The run timeout of its attempts, seconds; `None` means the handler's own.
+    /// The run timeout of its attempts, in seconds; `None` means the handler's own.
     pub timeout_secs: Option<f64>,
-    /// The job timeout: the time within which it has to end, seconds; `None` means no limit.
+    /// The job timeout: the time within which it has to end, in seconds; `None` means no limit.
     pub job_timeout_secs: Option<f64>,
-    /// The jobs that it waits for, JSON; `None` means none.
+    /// The jobs that it waits for, as JSON; `None` means none.
     pub after: Option<String>,
     /// The trace context of the caller, a `traceparent`.
     pub trace: Option<String>,

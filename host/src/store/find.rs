@@ -8,7 +8,7 @@ use super::{EXAMINED_MAX, JsonText, Store, StoreError};
 /// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundJobs {
-    /// The jobs, the newest first.
+    /// The jobs, newest first.
     pub ids: Vec<i64>,
     /// The number of jobs that were examined.
     pub looked_at: i32,

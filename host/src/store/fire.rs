@@ -17,7 +17,7 @@ pub struct Due {
     pub now: Timestamp,
     /// The time until the next schedule that is not listed is due; `None` if none is.
     pub next_in: Option<Duration>,
-    /// The schedules, the most overdue first.
+    /// The schedules, most overdue first.
     pub schedules: Vec<DueSchedule>,
     /// Backfills that are not finished.
     pub backfills: Vec<Backfill>,

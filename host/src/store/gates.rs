@@ -21,7 +21,7 @@ pub struct NewGate {
     pub key: Vec<String>,
     /// The maximum number of running jobs of a key, of starts in a period, or of jobs in a batch.
     pub max: Option<i32>,
-    /// The period, seconds.
+    /// The period, in seconds.
     pub period_s: Option<f64>,
     /// The number of starts at once.
     pub burst: Option<i32>,
@@ -31,7 +31,7 @@ pub struct NewGate {
     pub on_conflict: Option<String>,
     /// `trailing` or `leading`.
     pub edge: Option<String>,
-    /// The maximum duration of a burst, seconds.
+    /// The maximum duration of a burst, in seconds.
     pub max_wait_s: Option<f64>,
 }
 

@@ -30,7 +30,7 @@ pub struct NewStateValue<'a> {
     pub expected: Option<i64>,
     /// The maximum number of keys of the handler for this tenant.
     pub keys_max: u32,
-    /// The maximum size of those keys and their values, bytes.
+    /// The maximum size of those keys and their values, in bytes.
     pub bytes_max: u64,
 }
 

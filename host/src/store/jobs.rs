@@ -25,7 +25,7 @@ pub struct Listing {
 /// Jobs, and how far back the search went.
 #[derive(Debug, Clone)]
 pub struct JobList {
-    /// The newest first.
+    /// Newest first.
     pub jobs: Vec<Value>,
     /// The oldest job that was examined, if there are more that were not.
     pub looked_back_to: Option<i64>,

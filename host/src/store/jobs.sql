@@ -1,7 +1,7 @@
--- The listing of these jobs ($1), the newest first: live and finished ones, each looked up in the primary key of
--- rouse.job and in finished_id of each partition. `error` has the beginning of the message; `wait` is what a suspended
--- job waits for. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if
--- an earlier attempt has recorded it. `retried_as` is the newest retry of a job that did not succeed.
+-- The listing of these jobs ($1), newest first: live and finished ones, each looked up in the primary key of rouse.job
+-- and in finished_id of each partition. `error` has the beginning of the message; `wait` is what a suspended job waits
+-- for. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if an earlier
+-- attempt has recorded it. `retried_as` is the newest retry of a job that did not succeed.
 SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
        THEN jsonb_build_object('attempts_max', coalesce(
            to_jsonb(j.max_attempts),

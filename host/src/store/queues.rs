@@ -23,7 +23,7 @@ pub struct NewFairShare {
     pub weights: Option<BTreeMap<String, f64>>,
     /// The weight of all other keys.
     pub default_weight: Option<f64>,
-    /// Jobs that have waited this long go first, seconds; 0 means that none do.
+    /// Jobs that have waited this long go first, in seconds; 0 means that none do.
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, on all workers; 0 means any.
     pub max_in_flight: Option<i32>,

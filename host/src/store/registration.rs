@@ -73,15 +73,15 @@ pub struct Stats {
     /// Attempts that reached their run timeout in this incarnation. Many of them may mean that the worker itself is
     /// slow.
     pub timed_out: u64,
-    /// The average duration of an attempt in this incarnation, milliseconds; `None` before the first.
+    /// The average duration of an attempt in this incarnation, in milliseconds; `None` before the first.
     pub average_ms: Option<f64>,
     /// CPU use of the process since the last heartbeat, in cores: 1.0 is one fully used core.
     pub cpu_cores: Option<f64>,
-    /// Resident memory of the process, bytes.
+    /// Resident memory of the process, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Free space on the disk of the handlers folder, bytes.
+    /// Free space on the disk of the handlers folder, in bytes.
     pub disk_free_bytes: Option<u64>,
-    /// The age of this incarnation, seconds.
+    /// The age of this incarnation, in seconds.
     pub uptime_s: u64,
     /// Some of the modules that were present when it started are not loaded yet: it may soon have handlers that it does
     /// not list.

@@ -23,7 +23,7 @@ pub struct Renewal {
     pub id: JobId,
     /// The fence of its claim.
     pub fence: Fence,
-    /// The new duration of the lease, counted from now, milliseconds.
+    /// The new duration of the lease, counted from now, in milliseconds.
     pub lease_ms: i64,
 }
 

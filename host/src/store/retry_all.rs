@@ -1,8 +1,8 @@
 //! Retries all jobs that match a filter, one batch per call.
 //!
 //! The batches go from the newest job down, so a job may be refused because a job that it waits for has failed, and is
-//! retried by a later batch. Therefore the refused jobs are tried again, the oldest first, as long as that retries some
-//! of them.
+//! retried by a later batch. Therefore the refused jobs are tried again, oldest first, as long as that retries some of
+//! them.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -78,7 +78,7 @@ impl RetryAll {
         }
     }
 
-    /// Calls that each try a batch of the refused jobs, the oldest first.
+    /// Calls that each try a batch of the refused jobs, oldest first.
     fn calls_for_refused(&self) -> VecDeque<(Option<i64>, i64)> {
         let refused: Vec<i64> = self.refused.iter().copied().collect();
         let max = usize::try_from(self.limit).unwrap_or(1).max(1);

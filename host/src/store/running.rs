@@ -63,8 +63,8 @@ impl Store {
         Ok(())
     }
 
-    /// The running attempts, the longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the
-    /// login may not read it.
+    /// The running attempts, longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the login
+    /// may not read it.
     pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
         let response = self
             .query(include_str!("top.sql"), &[(&limit, Type::INT8)])

@@ -13,7 +13,7 @@ pub struct NewSchedule {
     pub name: String,
     /// The handler of its jobs.
     pub handler: String,
-    /// Their payload, JSON.
+    /// Their payload, as JSON.
     pub payload: String,
     /// The cron expression.
     pub cron: String,
@@ -39,13 +39,13 @@ pub struct NewSchedule {
     pub max_attempts: Option<i32>,
     /// Tags that their workers must have.
     pub tags: Vec<String>,
-    /// Their attenuated grants, JSON.
+    /// Their attenuated grants, as JSON.
     pub grants: Option<String>,
-    /// Their lease, seconds.
+    /// Their lease, in seconds.
     pub lease_secs: Option<f64>,
-    /// Their run timeout, seconds.
+    /// Their run timeout, in seconds.
     pub timeout_secs: Option<f64>,
-    /// Their job timeout: the time within which they have to end, seconds.
+    /// Their job timeout: the time within which they have to end, in seconds.
     pub job_timeout_secs: Option<f64>,
     /// The key in the payload that gets the due time.
     pub due_key: Option<String>,

@@ -63,7 +63,7 @@ pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
 pub enum FencedWrite<'a> {
     /// The outcomes of attempts that have succeeded.
     Outcomes(&'a [&'a Settlement]),
-    /// The result of a step, JSON.
+    /// The result of a step, as JSON.
     Step {
         /// The job.
         id: JobId,

@@ -98,7 +98,7 @@ impl Store {
         .await
     }
 
-    /// The result of one step, JSON; `None` if it is not recorded.
+    /// The result of one step, as JSON; `None` if it is not recorded.
     pub async fn recorded_step(
         &self,
         id: JobId,
@@ -109,8 +109,8 @@ impl Store {
         Ok(results.map(|mut results| results.remove(step)))
     }
 
-    /// The results of these steps by name, JSON: of the first ones that are recorded, as many as fit into one response,
-    /// and at least one.
+    /// The results of these steps by name, as JSON: of the first ones that are recorded, as many as fit into one
+    /// response, and at least one.
     pub(super) async fn recorded_results(
         &self,
         id: JobId,
@@ -137,8 +137,8 @@ impl Store {
         Ok(check_held(&rows).map(|rows| rows.iter().map(read).collect()))
     }
 
-    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns.
-    /// Recording the same step again changes nothing.
+    /// Records the result of a step, as JSON, for a job that this worker has claimed. It is committed when this
+    /// returns. Recording the same step again changes nothing.
     pub async fn record_step(
         &self,
         id: JobId,

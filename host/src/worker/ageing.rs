@@ -44,7 +44,7 @@ impl Share {
 /// The lanes with overdue jobs, as of the last count.
 #[derive(Debug)]
 pub(super) struct Overdue {
-    /// Ordered by how long their next job has waited, the longest first.
+    /// Ordered by how long their next job has waited, longest first.
     lanes: Vec<Known>,
     share: Share,
 }

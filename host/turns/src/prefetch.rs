@@ -37,7 +37,7 @@ pub struct Prefetch {
     pace: f64,
     /// The ends, and the time that all slots together were taken, when the average was measured.
     measured: (usize, Duration),
-    /// The average time of a job in its slot, seconds. `None` before enough jobs have ended.
+    /// The average time of a job in its slot, in seconds. `None` before enough jobs have ended.
     average: Option<f64>,
     /// The average size of payload, tenant, source and grants of a job in the last claim.
     bytes_per_job: f64,

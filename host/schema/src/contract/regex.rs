@@ -5,7 +5,7 @@ use regex_syntax::hir::{Class, Hir, HirKind, Look};
 use super::REPEATS_MAX;
 use crate::ecma;
 
-/// The longest pattern, bytes.
+/// The longest pattern, in bytes.
 const BYTES_MAX: usize = 500;
 
 /// The total number of repetitions of the parts of a pattern: Postgres expands each repetition.
