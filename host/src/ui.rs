@@ -43,13 +43,13 @@ use views::Shown;
 
 /// The path of the dashboard.
 pub const PATH: &str = "/ui";
-/// Connections of readers: pages and their updates.
+/// The maximum number of connections of readers, for pages and their updates.
 pub const CONNECTIONS_MAX: usize = 128;
 /// The maximum number of pages that are read for guests at once.
 const GUEST_READS_MAX: usize = 2;
-/// The largest form: a selection of jobs, or the result of one.
+/// The maximum size of a form, in bytes: a selection of jobs, or the result of one.
 const FORM_BYTES_MAX: usize = 4 << 20;
-/// A token, and the page to go to.
+/// The maximum size of a sign-in form, in bytes: a token, and the page to go to.
 const SIGN_IN_BYTES_MAX: usize = 16 << 10;
 /// The restrictions of a page: no inline script, no inline style, no frame, nothing from elsewhere.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
@@ -75,7 +75,7 @@ pub struct Ui {
     look: Arc<Look>,
     streams: Streams,
     bulks: Bulks,
-    /// Pages that are read for guests: they leave connections to the others.
+    /// Permits for pages that are read for guests, so that guests leave connections for other readers.
     guests: Arc<Semaphore>,
     stopping: CancellationToken,
 }

@@ -92,9 +92,9 @@ use crate::store::{FairQueueStats, Store, StoreError};
 pub struct Parts {
     /// The database.
     pub store: Store,
-    /// For the listening connection.
+    /// Opens the listening connection.
     pub listen_at: Connector,
-    /// Where attempts run.
+    /// The sandbox in which attempts run.
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
     pub catalog: Arc<Catalog>,

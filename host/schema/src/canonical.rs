@@ -20,7 +20,7 @@ pub(super) fn canonical_text(json: Json<'_>, at: Location) -> Result<Vec<u8>, St
 }
 
 impl<'s> Check<'s, '_, '_> {
-    /// By sorting, so that no list takes quadratic time.
+    /// Compares by sorting, so that no list takes quadratic time.
     pub(super) fn has_equal_items(&mut self, at: Location) -> Result<bool, Stop<'s>> {
         let json = self.json;
         let mut all = Vec::new();

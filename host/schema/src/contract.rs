@@ -16,22 +16,22 @@ use super::json::{Json, Kind, Location};
 use super::node::{Compiled, Node, NodeId, Types};
 pub use parameters::{Parameter, Parameters};
 
-/// The longest predicate, in bytes. It is kept in a row of a table, with those of other versions.
+/// The maximum length of a predicate, in bytes. It is kept in a row of a table, with those of other versions.
 const REFUSES_BYTES_MAX: usize = 3500;
 
-/// The longest text of the rules for messages, in bytes.
+/// The maximum length of the text of the rules for messages, in bytes.
 const RULES_BYTES_MAX: usize = 64 << 10;
 
 /// The maximum number of subschemas that are read, counting each use of a shared one.
 const VISITS_MAX: usize = 2000;
 
-/// The deepest nesting that is read.
+/// The maximum nesting depth that is read.
 const DEPTH_MAX: usize = 16;
 
 /// Postgres expands `{n}` in patterns up to this number.
 const REPEATS_MAX: u64 = 255;
 
-/// The longest number in a predicate, in bytes.
+/// The maximum length of a number in a predicate, in bytes.
 const NUMBER_BYTES_MAX: usize = 40;
 
 /// The maximum length of a rule in a message, in characters.
@@ -364,7 +364,7 @@ impl<'a> Writer<'a> {
         any
     }
 
-    /// Lists and objects among the values are not compared: any of them passes.
+    /// Lists and objects among the values are not compared: any list or object passes.
     fn values_check(&self, keyword: &str, location: Location, at: &str) -> Option<Check> {
         let json = self.written;
         let values: Vec<Location> = match keyword {
@@ -469,7 +469,7 @@ fn type_check(types: Types, at: &str) -> Check {
     Check::new(refuses, format!("expected {}", names.join(" or ")))
 }
 
-/// In parentheses if there are several, so that it can be part of any predicate.
+/// The alternatives in parentheses if there are several, so that the result can be part of any predicate.
 fn any_of(mut any: Vec<String>) -> Option<String> {
     match any.len() {
         0 => None,

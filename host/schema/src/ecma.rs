@@ -239,7 +239,7 @@ impl Parser {
     fn class(&mut self) -> Result<ClassUnicode, String> {
         let negative = self.skip("^");
         let mut all: Vec<ClassUnicodeRange> = Vec::new();
-        // Each set once: letters have hundreds of ranges.
+        // Each set is added only once: letters have hundreds of ranges.
         let mut sets: Vec<ClassUnicode> = Vec::new();
         while !self.skip("]") {
             let from = self.member()?;

@@ -68,7 +68,7 @@ impl<'a> Decimal<'a> {
         !self.negative && !self.digits.is_empty()
     }
 
-    /// True also for 1.0 and 1e400.
+    /// True if it is an integer, as 1.0 and 1e400 are, too.
     pub(super) fn is_integer(&self) -> bool {
         self.last() >= 0
     }

@@ -5,16 +5,17 @@ use regex_automata::meta::{Config, Regex};
 
 use super::ecma;
 
-/// The longest pattern, far beyond what people write.
+/// The maximum length of a pattern, in bytes: far beyond what people write.
 const WRITTEN_BYTES_MAX: usize = 4 << 10;
 
-/// `.{1,1000}` takes 1 MiB, `\p{L}{1,50}` 2.4 MiB: each compiles within 50 ms.
+/// The maximum memory of a pattern, in bytes. `.{1,1000}` takes 1 MiB, `\p{L}{1,50}` 2.4 MiB: each compiles within 50
+/// ms.
 const BYTES_MAX: usize = 4 << 20;
 
-/// The minimum that a pattern counts for, because part of its memory is not reported.
+/// The minimum size that a pattern counts as, in bytes, because part of its memory is not reported.
 const BYTES_MIN: usize = 8 << 10;
 
-/// Additional memory during a search.
+/// The maximum additional memory during a search, in bytes.
 const CACHE_BYTES_MAX: usize = 256 << 10;
 
 /// In the worst case each byte of a text meets every state of a pattern. This many bytes of a pattern count as one step

@@ -12,8 +12,8 @@ use super::pointer::Pointers;
 /// The base of relative references if the schema has no `$id`.
 const BASE: &str = "json-schema:///";
 
-/// The size of the URI of an embedded schema. Each is stored separately, so a schema whose `$id`s are all relative to
-/// one long `$id` would take the square of its size.
+/// The maximum size of the URI of an embedded schema, in bytes. Each is stored separately, so a schema whose `$id`s are
+/// all relative to one long `$id` would need memory in proportion to the square of its size.
 const URI_BYTES_MAX: usize = 2048;
 
 /// Keywords whose value is a schema, a list of schemas, or schemas by name.

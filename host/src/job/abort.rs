@@ -10,7 +10,7 @@ pub enum AbortReason {
     TakenByAnotherWorker,
     /// The job has already been settled.
     AlreadyCompleted,
-    /// The job does not exist any more.
+    /// The job no longer exists.
     NotFound,
     /// The worker no longer knows whether it owns the job.
     Error,

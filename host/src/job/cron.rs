@@ -10,7 +10,7 @@ use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 
-/// The longest expression, in characters; as in the database.
+/// The maximum length of an expression, in characters, as in the database.
 pub(crate) const CHARS_MAX: usize = 200;
 
 /// A cron expression in English, as far as it can be described; empty if it cannot be parsed.
@@ -28,7 +28,7 @@ pub fn describe(expression: &str) -> String {
 pub struct DueTimes {
     cron: Cron,
     zone: TimeZone,
-    /// The hour, the minute and the second are lists of numbers: the schedule has fixed times of day.
+    /// True if the hour, the minute and the second are lists of numbers: the schedule has fixed times of day.
     has_fixed_times: bool,
 }
 

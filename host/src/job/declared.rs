@@ -41,7 +41,7 @@ pub struct Current {
 /// The change to the schedule of a handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing.
+    /// Nothing changes.
     Keep,
     /// It is created or replaced.
     Put(Current),

@@ -9,7 +9,7 @@ pub struct DeclaredGate {
     #[serde(flatten)]
     pub limit: GateLimit,
     /// The values that have a limit of their own: `tenant`, `source`, `handler`, `queue`, or a path in the payload such
-    /// as `$.customer.id`. Empty: there is one limit for all jobs of the handler.
+    /// as `$.customer.id`. If empty, there is one limit for all jobs of the handler.
     pub key: Vec<String>,
 }
 
@@ -17,7 +17,7 @@ pub struct DeclaredGate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum GateLimit {
-    /// The number of jobs of a key that run at the same time, on all workers.
+    /// The number of jobs of a key that run at the same time, across all workers.
     MaxConcurrent {
         /// The maximum.
         max: u32,

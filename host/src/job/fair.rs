@@ -68,7 +68,7 @@ impl FairKey {
 pub struct FairShare {
     /// The value by which its jobs are divided.
     pub key: FairKey,
-    /// The jobs of a key of weight 1 in each round.
+    /// The number of jobs of a key of weight 1 in each round.
     pub quantum: u32,
     /// The weights of some keys.
     pub weights: HashMap<String, f64>,
@@ -76,10 +76,10 @@ pub struct FairShare {
     pub default_weight: f64,
     /// Jobs that have waited this long go first; `None` means that none do.
     pub starvation: Option<Duration>,
-    /// The maximum number of running jobs of a key, on all workers; `None` means any.
+    /// The maximum number of running jobs of a key, across all workers; `None` means no limit.
     pub max_in_flight: Option<u32>,
-    /// A job costs its key as much as the last jobs of its lane have used of the CPU, compared with those of other
-    /// lanes; otherwise one turn.
+    /// True if the cost of a job for its key is the CPU time of the last jobs of its lane, relative to that of other
+    /// lanes. Otherwise a job costs one turn.
     pub charges_cpu: bool,
 }
 

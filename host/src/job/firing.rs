@@ -9,7 +9,7 @@ use super::cron::DueTimes;
 /// A due time that is handled later than this is missed: no host was running. Any delay of a host that runs is shorter.
 const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
-/// The maximum number of due times of one schedule that are handled at once; the rest follows.
+/// The maximum number of due times of one schedule that are handled at once; the rest follow.
 const FIRED_MAX: usize = 100;
 
 /// The time after which a schedule that no host can compute is tried again: a newer host may know its time zone.
@@ -66,7 +66,7 @@ pub struct Schedule {
     pub overlap: Overlap,
     /// The missed due times that get a job.
     pub catch_up: CatchUp,
-    /// Missed due times that are older get none.
+    /// Missed due times that are older get no job.
     pub window: Option<SignedDuration>,
     /// Jobs start up to this much later.
     pub jitter: SignedDuration,
@@ -109,11 +109,11 @@ pub struct Decision {
     pub firings: Vec<Firing>,
     /// All due times up to this one are handled.
     pub handled_until: Timestamp,
-    /// The next due time that is not handled. It is in the past if there were too many for once.
+    /// The next due time that is not handled. It is in the past if there were too many due times to handle at once.
     pub next_at: Option<Timestamp>,
     /// The next due times after now.
     pub upcoming: Vec<Timestamp>,
-    /// Why it has none.
+    /// Why there is no next due time.
     pub error: Option<String>,
 }
 

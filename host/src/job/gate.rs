@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// A gate that acts in claims: `rouse.set_gate`. What it permits is decided by the database; a worker knows which lanes
-/// are behind it.
+/// A gate that acts in claims: `rouse.set_gate`. The database decides what it permits; a worker knows which lanes are
+/// behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimGate {
     /// Its name.

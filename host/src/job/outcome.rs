@@ -44,25 +44,25 @@ pub struct Tries {
     /// Memory for the next attempt if this one ran out of memory, in bytes. `None` if this attempt already had more
     /// than usual, or if the operator does not allow more.
     pub more_memory_bytes: Option<u64>,
-    /// The limits that the job has set itself.
+    /// The limits that the job itself sets.
     pub own: OwnLimits,
 }
 
-/// The limits of an attempt that the job has set itself, by its grants or when it was enqueued. Errors then name the
-/// job instead of rouse.toml.
+/// The limits of an attempt that the job itself sets, by its grants or when it was enqueued. Errors then name the job
+/// instead of rouse.toml.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
-    /// Its grants lower the memory.
+    /// True if its grants lower the memory limit.
     pub memory: bool,
-    /// Its grants lower the CPU time.
+    /// True if its grants lower the limit on CPU time.
     pub cpu: bool,
-    /// Its grants lower the run timeout.
+    /// True if its grants lower the run timeout.
     pub timeout: bool,
-    /// The run timeout is the one that it was enqueued with.
+    /// True if the run timeout is the one with which it was enqueued.
     pub enqueued_timeout: bool,
 }
 
-/// Decides what happens to a job whose attempt ended like this. `random` is uniform in `0.0..1.0` and is used for the
+/// Decides what happens to a job whose attempt ended in this way. `random` is uniform in `0.0..1.0` and is used for the
 /// jitter of the backoff.
 ///
 /// | How the attempt ended | Next attempt, while tries are left |
@@ -84,8 +84,8 @@ pub struct OwnLimits {
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors
-/// The reason why the attempt has lost its job: another worker has it, or it has ended. Nothing may be written about
-/// the job any more.
+/// The reason why the attempt has lost its job: another worker has it, or it has ended. Nothing more may be written
+/// about the job.
 pub fn decide(
     end: RunEnd,
     tries: Tries,

@@ -62,7 +62,7 @@ pub(super) fn storable_json(text: String) -> Option<JsonText> {
     String::from_utf8(bytes).ok().map(JsonText)
 }
 
-/// The bytes of `\u0000`.
+/// The length of `\u0000`, in bytes.
 const ESCAPE: usize = 6;
 
 /// Characters that can be in a string only as escapes, and that Postgres refuses.

@@ -37,7 +37,7 @@ pub struct RetryPolicy {
     pub max_attempts: u32,
     /// The wait after the first failed attempt.
     pub initial: Duration,
-    /// The factor by which each further wait is longer.
+    /// The factor by which each further wait is longer than the one before it.
     pub multiplier: f64,
     /// The longest wait, including jitter.
     pub max: Duration,

@@ -40,11 +40,11 @@ impl OnError {
     }
 }
 
-/// The connections on which the commits of one handler on a host run in parallel; more than a few rarely make it
-/// faster.
+/// The number of connections on which the commits of one handler on a host run in parallel; more than a few rarely make
+/// the commits faster.
 const CONNECTIONS_MAX: u32 = 4;
 
-/// The transaction holds locks while the statement runs. A statement that takes longer belongs into a scheduled job of
+/// The transaction holds locks while the statement runs. A statement that takes longer belongs in a scheduled job of
 /// the database.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -57,13 +57,13 @@ const BYTES_MAX: usize = 1 << 20;
 /// Limits on the statements of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqlLimits {
-    /// Connections of this host with the login. Default: 4.
+    /// The maximum number of connections of this host with the login. Default: 4.
     pub connections_max: u32,
     /// The time limit for one statement. Default: 5 s.
     pub statement_timeout: Duration,
-    /// Rows of one query. Default: 1,000.
+    /// The maximum number of rows of one query. Default: 1,000.
     pub rows_max: usize,
-    /// The rows of one query together, as JSON, in bytes. Default: 1 MiB.
+    /// The maximum total size of the rows of one query as JSON, in bytes. Default: 1 MiB.
     pub bytes_max: usize,
 }
 
@@ -111,11 +111,12 @@ impl SqlFailure {
     /// The code of a statement whose number of rows differs from its declaration.
     pub const ROWS: &str = "rows";
 
-    /// The name in a failure of no statement: of the session, or of the settlement that the statements commit with.
+    /// The name in a failure that is not that of a statement: of the session, or of the settlement with which the
+    /// statements are committed.
     pub const NO_STATEMENT: &str = "(none)";
 }
 
-/// What a Postgres error says about a transaction with statements of a handler.
+/// The meaning of a Postgres error for a transaction with statements of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SqlErrorClass {
     /// There was a conflict with another transaction: the same transaction may succeed at once.

@@ -12,8 +12,8 @@ pub struct Usage {
     /// Calls to Rouse's own interfaces, to files and to the network. Clocks, random numbers and waiting are not
     /// counted.
     pub host_calls: u32,
-    /// Received over the network.
+    /// Bytes received over the network.
     pub bytes_in: u64,
-    /// Sent over the network.
+    /// Bytes sent over the network.
     pub bytes_out: u64,
 }

@@ -200,7 +200,7 @@ impl NewJobKind {
 }
 
 impl NewJob {
-    /// The bytes that its settlement sends.
+    /// The number of bytes that its settlement sends.
     pub fn bytes(&self) -> usize {
         let options = self.options.as_ref().map_or(0, |options| options.0.len());
         self.handler.len() + self.payload.0.len() + options

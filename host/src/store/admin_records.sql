@@ -1,7 +1,7 @@
 -- Admin actions in the $1 milliseconds before $2 (null: now), newest first: by the login or reader $3, or by all
 -- (null); on queue $5, or on all (null), without those on its jobs. For a purge and for an action on a flow, only the
--- record of the whole action, as in rouse.audit_outbox. $4 rows, and those with the same time as the last one. Served
--- by record_of_people; the jobs of the rows by their ids.
+-- record of the whole action, as in rouse.audit_outbox. Returns $4 rows, and those with the same time as the last one.
+-- Served by record_of_people; the jobs of the rows by their ids.
 SELECT jsonb_strip_nulls(jsonb_build_object(
     'at', r.at, 'event', r.event, 'job', r.job, 'queue', coalesce(r.queue, l.queue), 'handler', l.handler,
     'by', rouse._by(r.who, r.reader), 'detail', r.detail))

@@ -26,7 +26,7 @@ pub struct Orphan {
     pub uncounted: i32,
     /// The number of these that crashed their worker.
     pub crashes: u32,
-    /// From the claim of the attempt to now, by the database's clock.
+    /// The time from the claim of the attempt to now, by the database's clock.
     pub after: Duration,
 }
 
@@ -44,9 +44,9 @@ pub struct Adoption {
 /// The result of a list of adoptions. A job in neither list was adopted, renewed or locked by others in the meantime.
 #[derive(Debug, Default)]
 pub struct AdoptionResult {
-    /// Claimed again.
+    /// The jobs that were claimed again.
     pub claimed: Vec<ClaimedJob>,
-    /// Not claimed: they wait, or have failed.
+    /// The jobs that were not claimed: they wait, or have failed.
     pub lost: Vec<Adoption>,
 }
 

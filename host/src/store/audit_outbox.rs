@@ -8,7 +8,7 @@ use crate::job::JobId;
 /// An admin action on a job, a queue or anything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminAction {
-    /// When (UTC, RFC 3339).
+    /// The time of the action (UTC, RFC 3339).
     pub at: String,
     /// `cancelled`, `retried`, `paused` …
     pub event: String,
@@ -22,7 +22,7 @@ pub struct AdminAction {
     pub attempt: Option<i32>,
     /// The login that took the action.
     pub who: String,
-    /// JSON.
+    /// Details, as JSON.
     pub detail: Option<String>,
 }
 

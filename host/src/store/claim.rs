@@ -198,8 +198,8 @@ impl Store {
             .await
     }
 
-    /// [`claim`](Self::claim) for up to `wanted` batches of jobs, from lanes that all have a gate of kind `batch`. The
-    /// orders have a maximum of jobs.
+    /// Like [`claim`](Self::claim), but for up to `wanted` batches of jobs, from lanes that all have a gate of kind
+    /// `batch`. Each order has a maximum number of jobs.
     pub async fn claim_batches(
         &self,
         fence: Fence,

@@ -52,8 +52,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
 /// The settings of every session, regardless of those of the role and the database. A statement that waits for a lock
-/// and then counts needs a snapshot from after the wait. Rouse itself limits the duration of statements and the idle
-/// time of connections.
+/// and then counts needs a snapshot that is taken after the wait. Rouse itself limits the duration of statements and
+/// the idle time of connections.
 const SESSION: &str = "-c default_transaction_isolation=read\\ committed -c statement_timeout=0 -c idle_session_timeout=0";
 /// The number of times that two connections compare their sessions. A pooler usually hands out the session that was
 /// used last.
@@ -134,7 +134,7 @@ impl Connector {
         })
     }
 
-    /// As [`new`](Self::new), with a string that is set.
+    /// Like [`new`](Self::new), with a string that is set.
     ///
     /// # Errors
     /// If a setting cannot be used.
@@ -142,7 +142,7 @@ impl Connector {
         Self::new(Some(url), env)
     }
 
-    /// Opens one connection; for LISTEN, for migrations, for commands.
+    /// Opens one connection, for LISTEN, migrations or commands.
     ///
     /// # Errors
     /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has
@@ -240,7 +240,7 @@ impl Connector {
     /// in a session (LISTEN, for instance) is visible to all others. Two connections query alternately which session
     /// they are using.
     ///
-    /// A pooler that gives each connection its own session shares none. A very busy pooler may escape detection.
+    /// A pooler that gives each connection its own session does not share any. A very busy pooler may escape detection.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -259,7 +259,7 @@ impl Connector {
             Ok(first.len() > 1 || second.len() > 1 || !first.is_disjoint(&second))
         };
         let shared = self.answered(looking).await;
-        // Without a response they would stay open until it arrives.
+        // Without a response, the connections would stay open until it arrives.
         driving_first.abort();
         driving_second.abort();
         shared
@@ -352,8 +352,8 @@ async fn open(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error>
     Err(failed.expect("`complete` adds a host if there is none"))
 }
 
-/// Opens a session with [`SESSION`]; without it if a pooler refuses settings of sessions. `config` has one host: of
-/// several, tokio-postgres reports the error of the last one only.
+/// Opens a session with [`SESSION`], or without it if a pooler refuses session settings. `config` has one host: with
+/// several hosts, tokio-postgres reports only the error of the last one.
 async fn open_at(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
     let mut with_settings = config.clone();
     with_settings.options(session_options(config.get_options()));
@@ -464,7 +464,7 @@ fn complete(config: &mut Config, given: &Params, env: Environment<'_>) {
             None => config.host("localhost"),
         };
     }
-    // Of a primary and its standbys.
+    // The hosts are those of a primary and its standbys.
     if config.get_hosts().len() > 1 && !given.has("target_session_attrs") {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }

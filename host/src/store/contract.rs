@@ -19,7 +19,8 @@ pub struct ContractChange {
     /// The version of the module; `None` if no module is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The parameters that change: `+` new, `-` gone, `~` another type, default or necessity.
+    /// The parameters that change: `+` is new, `-` is removed, `~` has a different type or default, or has become
+    /// required or optional.
     pub fields: Vec<String>,
     /// The number of input schemas in use, including this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,7 +35,7 @@ pub enum Change {
     New,
     /// Its function, its comment or what is accepted changes.
     Changed,
-    /// Nothing.
+    /// Nothing changes.
     Unchanged,
     /// Its handler is not published, and no worker has it: after this, the function raises an error.
     Removed,

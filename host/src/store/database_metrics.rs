@@ -44,11 +44,11 @@ pub struct DatabaseMetrics {
 pub struct FairAge {
     /// The queue.
     pub queue: String,
-    /// The value by which it is divided, as in `rouse.queue.fair_key`.
+    /// The dimension by which it is divided, as in `rouse.queue.fair_key`.
     pub dimension: String,
     /// The key.
     pub key: String,
-    /// Seconds.
+    /// The wait, in seconds.
     pub age_s: f64,
 }
 

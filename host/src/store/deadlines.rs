@@ -16,7 +16,7 @@ const HANDLED_MAX: i32 = 1000;
 /// The result of one call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Enforcement {
-    /// The number of deadlines that were handled; 0: there are none to handle now.
+    /// The number of deadlines that were handled; 0 if there are none to handle now.
     pub handled: i32,
     /// Deadlines were handled up to this time, by the database's clock.
     pub looked_at: SystemTime,
@@ -40,7 +40,7 @@ pub struct MissedDeadline {
 }
 
 impl Store {
-    /// Ends jobs whose deadline has passed, and deletes the deadlines of jobs that have ended before. Never waits for
+    /// Ends jobs whose deadline has passed, and deletes the deadlines of jobs that have already ended. Never waits for
     /// the lock of a job. `since` restricts it to deadlines that passed after this time, by the database's clock
     /// (`None`: all).
     pub async fn enforce_deadlines(
@@ -63,7 +63,7 @@ impl Store {
             .first()
             .expect("a function with OUT parameters returns one row");
         let next_ms: Option<i64> = row.get(1);
-        // A list that this host cannot read comes from newer functions: the events are then missing in its log.
+        // A list that this host cannot read comes from newer functions: the events are then missing from its log.
         let ended: Vec<EndedJob> = serde_json::from_value(row.get(3)).unwrap_or_default();
         Ok(Enforcement {
             handled: row.get(0),

@@ -21,7 +21,7 @@ pub struct ModuleSchedule {
 }
 
 impl Store {
-    /// Lists them. Handlers with a schedule that a login has created are left out.
+    /// Lists these handlers. Handlers with a schedule that a login has created are left out.
     pub async fn module_schedules(&self) -> Result<Vec<ModuleSchedule>, StoreError> {
         let worker = self.identity()?;
         let rows = self

@@ -22,7 +22,7 @@ pub struct EnqueueRequest {
     pub priority: Option<String>,
     /// Seconds from now; `None` means at once.
     pub delay_secs: Option<f64>,
-    /// At this time, as Postgres reads it, instead of after `delay_secs`.
+    /// The time at which it becomes due, as Postgres reads it, instead of `delay_secs`.
     pub run_at: Option<String>,
     /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<i32>,
@@ -47,9 +47,10 @@ pub struct EnqueueRequest {
 /// The result of an enqueue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnqueueResult {
-    /// The job, or the existing job that replaces it: the one with its unique key, or the earlier one of a gate.
+    /// The job, or the existing job that replaces it: the job with its unique key, or the earlier job with which a gate
+    /// has merged it.
     pub id: JobId,
-    /// False if that job was there before, and nothing was inserted.
+    /// False if that job already existed, and nothing was inserted.
     pub created: bool,
     /// The arguments in which the live job with the key differs, such as `payload`; otherwise empty.
     pub differs: Vec<String>,

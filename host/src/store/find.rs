@@ -23,7 +23,7 @@ pub struct FoundJobs {
 pub struct RetriedJobs {
     /// The jobs that were retried.
     pub retried: Vec<i64>,
-    /// The new job of each.
+    /// The new job for each of them.
     pub made: Vec<i64>,
     /// The jobs that were not retried: a live job has their unique key, their payload was removed, or a job that they
     /// wait for has failed.
@@ -46,7 +46,7 @@ impl Store {
             .await
     }
 
-    /// The same, of at most `look_at` jobs.
+    /// Like [`search_jobs`](Self::search_jobs), but examines at most `look_at` jobs.
     pub async fn search_jobs_among(
         &self,
         filter: &Value,

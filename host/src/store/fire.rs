@@ -67,7 +67,7 @@ pub struct ScheduleDecision<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are due still. Locks
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due. Locks
     /// nothing.
     pub async fn due_schedules(
         &self,
@@ -100,8 +100,8 @@ impl Store {
         })
     }
 
-    /// Writes decisions in one transaction. Returns the names of the schedules for which they were written, without
-    /// those that have changed since they were listed, or that another host is firing.
+    /// Writes decisions in one transaction. Returns the names of the schedules for which they were written. These do
+    /// not include schedules that have changed since they were listed, or that another host is firing.
     pub async fn fire_schedules(
         &self,
         fired: &[ScheduleDecision<'_>],

@@ -17,13 +17,13 @@ pub struct NewGate {
     pub handler: Option<String>,
     /// The queue of its jobs.
     pub queue: Option<String>,
-    /// The values by which it divides them.
+    /// The values by which it divides its jobs.
     pub key: Vec<String>,
     /// The maximum number of running jobs of a key, of starts in a period, or of jobs in a batch.
     pub max: Option<i32>,
     /// The period, in seconds.
     pub period_s: Option<f64>,
-    /// The number of starts at once.
+    /// The number of jobs that may start at once.
     pub burst: Option<i32>,
     /// `queued`, `running` or `period`.
     pub during: Option<String>,
@@ -40,7 +40,7 @@ pub struct NewGate {
 pub struct GateKeys {
     /// Rows of `rouse.gate_keys`, without the name of the gate; those with the most jobs first.
     pub keys: Vec<Value>,
-    /// The number of keys, of which `keys` may be a part.
+    /// The total number of keys; `keys` may contain only some of them.
     pub total: i64,
 }
 
@@ -68,7 +68,7 @@ impl Store {
         })
     }
 
-    /// Sets a gate, and replaces one of the same name.
+    /// Sets a gate. An existing gate of the same name is replaced.
     pub async fn set_gate(&self, new: &NewGate) -> Result<(), StoreError> {
         self.query(include_str!("set_gate.sql"), &[(&Json(new), Type::JSONB)])
             .await?;

@@ -20,7 +20,7 @@ pub struct StateScope<'a> {
 /// A value to store.
 #[derive(Debug, Clone, Copy)]
 pub struct NewStateValue<'a> {
-    /// Under this key.
+    /// The key under which it is stored.
     pub key: &'a str,
     /// The bytes.
     pub value: &'a [u8],
@@ -43,7 +43,7 @@ pub enum StateWrite {
     Conflict,
     /// A concurrent write changed it: try again.
     Again,
-    /// It would be one key too many.
+    /// The handler already has the maximum number of keys for this tenant.
     TooManyKeys,
     /// The other keys already use this many bytes, and the value does not fit.
     TooManyBytes(u64),

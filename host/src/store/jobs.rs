@@ -16,7 +16,7 @@ pub struct Listing {
     pub filter: Value,
     /// Only jobs with a smaller id; `None` means all.
     pub before: Option<i64>,
-    /// The maximum number of jobs; the newest are taken.
+    /// The maximum number of jobs; the newest are listed.
     pub limit: i32,
     /// The maximum number of jobs that are examined, for instance [`EXAMINED_MAX`].
     pub look_at: i32,

@@ -21,8 +21,8 @@ pub struct InboxRecovery {
     pub moved: i32,
     /// The number of these that had been ready for more than a day.
     pub late: i32,
-    /// The position from which the next call continues: the inbox, and the last turn that was read there. `None`: there
-    /// is no more.
+    /// The position from which the next call continues: the inbox, and the last turn that was read there. `None` if
+    /// there is nothing left to read.
     pub next: Option<(LaneId, i64)>,
 }
 
@@ -72,7 +72,7 @@ impl Lane {
             handler: row.get(3),
             priority: Priority::parse(row.get(4))?,
             tags: row.get(5),
-            // The lane that the last keys share has none (`*`).
+            // The lane that the last keys share has no values (`*`).
             values: serde_json::from_str(row.get(6)).unwrap_or_default(),
             retired: row.get(7),
         })

@@ -24,7 +24,7 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// `<queue> <lane>`, or `<queue>` alone. A queue's name has no space.
+    /// `<queue> <lane>`, or `<queue>` alone. The name of a queue contains no spaces.
     fn parse(note: &str) -> Self {
         match note.split_once(' ') {
             Some((queue, lane)) => Self {
@@ -76,7 +76,8 @@ const SCHEDULES: &str = "*schedules";
 /// See `rouse.challenge` (`migrations/functions/workers.sql`).
 const CHALLENGE: &str = "challenge";
 
-/// Before the content of a wakeup for the inbox of the worker; see `rouse._notify` (`migrations/functions/wake.sql`).
+/// The prefix of the content of a wakeup for the inbox of the worker; see `rouse._notify`
+/// (`migrations/functions/wake.sql`).
 const WAKE: &str = "wake ";
 
 /// The time that a worker waits for its own notification.
@@ -132,8 +133,8 @@ impl Listener {
         })
     }
 
-    /// True once the echo arrives; false if it does not timeout this time, or if the connection ends. Wakeups that
-    /// arrive before it are dropped.
+    /// True once the echo arrives; false if it does not arrive within `timeout`, or if the connection ends. Wakeups
+    /// that arrive before it are dropped.
     pub async fn receives_echo(&mut self, timeout: Duration) -> bool {
         let echo = async {
             while let Some(notification) = self.notifications.recv().await {

@@ -37,7 +37,7 @@ pub struct LoggedLine {
     pub attempt: i32,
     /// Counted from 1 within the attempt.
     pub line: i32,
-    /// When (UTC, RFC 3339).
+    /// The time at which it was logged (UTC, RFC 3339).
     pub at: String,
     /// `trace`, `debug`, `info`, `warn` or `error`.
     pub level: String,

@@ -3,13 +3,13 @@
 //! Each migration is applied once. The definitions (functions, views, triggers, privileges) are applied whenever they
 //! differ from this host's. Both are recorded in a ledger.
 //!
-//! Any number of hosts may migrate at the same time: one works, the others wait. Migrations change tables and are
-//! recorded with their sha256; a database with a different record is refused. The definitions are applied as a whole,
-//! in one transaction, which also drops what they no longer define, and restores what was dropped or revoked.
+//! Any number of hosts may migrate at the same time: one does the work, the others wait. Migrations change tables and
+//! are recorded with their sha256; a database with a different record is refused. The definitions are applied as a
+//! whole, in one transaction, which also drops what they no longer define, and restores what was dropped or revoked.
 //!
 //! Producers continue in the meantime. A statement that needs an exclusive lock on a table waits for its users, and all
-//! later statements queue behind that wait. So it waits for [`LOCK_WAIT`] only; then the transaction is rolled back,
-//! and tried again later.
+//! later statements queue behind that wait. Such a statement therefore waits for at most [`LOCK_WAIT`]; after that, the
+//! transaction is rolled back, and tried again later.
 
 mod apply;
 mod error;

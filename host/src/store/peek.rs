@@ -46,8 +46,8 @@ pub struct Peek {
     pub turn: i64,
     /// The queues that are paused: their lanes were not read, and may have jobs.
     pub paused: HashSet<String>,
-    /// The ids of the transactions in progress that have written: their jobs are not visible yet. Those of the last
-    /// peek that ended while this one was made are among them. `None` if they were not requested.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. They include those of
+    /// the last peek that ended during this one. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
     /// Releases have been pending for more than a second.
     pub releases: bool,

@@ -17,21 +17,21 @@ pub struct NewFairShare {
     pub policy: Option<FairPolicy>,
     /// The value by which it is divided.
     pub key: Option<FairKey>,
-    /// The jobs of a key of weight 1 in each round.
+    /// The number of jobs of a key of weight 1 in each round.
     pub quantum: Option<i32>,
     /// The weights of keys; replaces those that were set.
     pub weights: Option<BTreeMap<String, f64>>,
     /// The weight of all other keys.
     pub default_weight: Option<f64>,
-    /// Jobs that have waited this long go first, in seconds; 0 means that none do.
+    /// The wait, in seconds, after which jobs go first; 0 means that none do.
     pub starvation_s: Option<f64>,
-    /// The maximum number of running jobs of a key, on all workers; 0 means any.
+    /// The maximum number of running jobs of a key, across all workers; 0 means no limit.
     pub max_in_flight: Option<i32>,
     /// The cost of a job for its key.
     pub charge: Option<FairCharge>,
 }
 
-/// Adds the numbers of their jobs to queues. `backlog`: rows of [`Store::backlog`].
+/// Adds to each of these queues the numbers of its jobs. `backlog`: rows of [`Store::backlog`].
 pub fn add_counts<'a>(queues: impl IntoIterator<Item = &'a mut Value>, backlog: &[Value]) {
     let mut rows: HashMap<&str, Vec<&Value>> = HashMap::new();
     for row in backlog {

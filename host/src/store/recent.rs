@@ -8,7 +8,7 @@ use super::{Store, StoreError};
 
 /// The number of the newest jobs that are examined. Without a handler, 500 are enough for percentiles.
 const NEWEST: i32 = 500;
-/// The same for one handler, which may have few of them.
+/// The same for one handler, which may have only a few of them.
 const NEWEST_OF_HANDLER: i32 = 10_000;
 /// The number of the newest unsuccessful jobs that are examined.
 const NEWEST_UNSUCCESSFUL: i32 = 2_000;

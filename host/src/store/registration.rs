@@ -17,7 +17,7 @@ use crate::job::Incarnation;
 pub struct WorkerKey([u8; 32]);
 
 impl WorkerKey {
-    /// A new key.
+    /// Generates a random key.
     pub fn random() -> Self {
         Self(rand::random())
     }
@@ -34,7 +34,7 @@ impl fmt::Debug for WorkerKey {
     }
 }
 
-/// What a worker reports about itself.
+/// The data that a worker reports about itself.
 #[derive(Debug, Clone)]
 pub struct Registration {
     /// Its id: 1 to 64 letters, digits, `-` and `_`.
@@ -100,14 +100,14 @@ pub struct FairQueueStats {
     pub rounds: u64,
     /// The number of jobs that went first because they had waited too long.
     pub promotions: u64,
-    /// Its keys, by name. Those that are not counted one by one share one entry.
+    /// Its keys, by name. Keys that are not counted individually share one entry.
     pub keys: Vec<FairKeyStats>,
 }
 
 /// The statistics of a worker's claims for a key of a fair queue.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FairKeyStats {
-    /// The key; `None` for all those that are not counted one by one.
+    /// The key; `None` for all keys that are not counted individually.
     pub key: Option<String>,
     /// Claimed jobs.
     pub selected: u64,

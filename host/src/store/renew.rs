@@ -7,7 +7,8 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId};
 
-/// The largest number of renewals in one statement: a slow server renews at least the first ones in time.
+/// The maximum number of renewals in one statement. With this limit, even a slow server renews at least the first ones
+/// in time.
 pub const RENEWALS_MAX: usize = 500;
 
 /// A statement that takes longer is retried on another connection.

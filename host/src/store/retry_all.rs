@@ -103,7 +103,7 @@ mod tests {
         }
     }
 
-    /// Makes the next call, whose `before` and whose result these are.
+    /// Makes the next call, which has this `before` and this result.
     fn call(all: &mut RetryAll, before: Option<i64>, result: &RetriedJobs) {
         let (of_call, last) = all.calls.pop_front().expect("another call");
         assert_eq!(of_call, before);
@@ -115,7 +115,7 @@ mod tests {
         let mut all = RetryAll::new(Value::Null, 2);
         call(&mut all, None, &batch(&[], &[9, 8], Some(8)));
         call(&mut all, Some(8), &batch(&[1], &[5], None));
-        // Of 5 and 8; it has examined too many others to come to 5.
+        // A call for 5 and 8, which has examined too many other jobs to get to 5.
         call(&mut all, Some(9), &batch(&[], &[8], Some(6)));
         call(&mut all, Some(6), &batch(&[5], &[], Some(5)));
         call(&mut all, Some(10), &batch(&[], &[9], None));

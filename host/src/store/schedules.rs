@@ -6,7 +6,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::{JsonText, Store, StoreError};
 
-/// The arguments of `rouse.schedule` that the command line offers. `None` means the default of the function.
+/// The arguments of `rouse.schedule` that the command line supports. `None` means the default of the function.
 #[derive(Debug, Clone, Default)]
 pub struct NewSchedule {
     /// Its name.

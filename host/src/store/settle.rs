@@ -20,7 +20,7 @@ pub struct Settlement {
     pub id: JobId,
     /// The fence of its claim.
     pub fence: Fence,
-    /// From the claim to the actual start. `None` if the attempt never started.
+    /// The time from the claim to the actual start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
     /// The usage of the attempt, and the module. `None` if no guest ran.
     pub guest_run: Option<GuestRun>,
@@ -35,7 +35,7 @@ pub struct Settlement {
 }
 
 impl Settlement {
-    /// Gives it another outcome. The jobs are dropped if the new outcome does not enqueue them: Postgres checks them
+    /// Replaces the outcome. The jobs are dropped if the new outcome does not enqueue them: Postgres checks them
     /// regardless of the outcome, and might refuse the new outcome because of them, too.
     pub fn replace(&mut self, outcome: Outcome) {
         if !outcome.enqueues() {
@@ -58,7 +58,7 @@ pub struct GuestRun {
 /// The treatment of a job that another transaction has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locked {
-    /// Wait for at most 250 ms; then the whole call fails with `lock_not_available`.
+    /// Wait for up to 250 ms; after that, the whole call fails with `lock_not_available`.
     Wait,
     /// Skip it and report it. Each row is read once more for this.
     Skip,

@@ -32,7 +32,8 @@ use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFail
 /// The time limit of a transaction, as a multiple of its statement timeout.
 const STATEMENTS: u32 = 4;
 
-/// The time that a transaction waits for the lock of another one: it holds the lock of the job while it waits.
+/// The maximum time for which a transaction waits for the lock of another one. It holds the lock of the job while it
+/// waits.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The same for a transaction with the effects of several jobs, which is then tried again in parts.
@@ -88,7 +89,7 @@ pub struct CommitResult {
 pub enum CommitError {
     /// The worker does not hold the job under this fence.
     Lost,
-    /// The step is recorded already.
+    /// The step has already been recorded.
     Recorded,
     /// Postgres refused a statement, or its number of rows is wrong.
     Statement(SqlFailure),

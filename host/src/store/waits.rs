@@ -40,7 +40,7 @@ impl Store {
             Ok(None) => Ok(Ok(None)),
             Ok(Some(row)) => match row.get::<_, Option<String>>(1) {
                 Some(result) => Ok(Ok(Some(result.into_bytes()))),
-                // It is large.
+                // The result is large, so it is read separately.
                 None => self.recorded_step(id, fence, step).await,
             },
             Err(lost) => Ok(Err(lost)),

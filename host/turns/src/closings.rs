@@ -19,7 +19,7 @@ const OPENED_MAX: usize = 8;
 /// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
 const OPENED_BY_SWEEP: usize = 256;
 
-/// Parts of a turn: the usage of a member is counted in whole parts, so that it can be a key.
+/// The number of parts of a turn: the usage of a member is counted in whole parts, so that it can be a key.
 const PARTS: f64 = 1_000_000.0;
 /// If one limit has more members than this, all start again with the usage of the foremost one: most of them appear
 /// only once.
@@ -66,7 +66,7 @@ enum Until<K, S, T> {
 struct Waiter<S> {
     class: Class,
     member: S,
-    /// It goes ahead of the others of its class.
+    /// True if it goes ahead of the others of its class.
     goes_first: bool,
 }
 
@@ -74,7 +74,7 @@ struct Waiter<S> {
 struct Closed<K, S, T> {
     until: Until<K, S, T>,
     number: Number,
-    /// It is known to have jobs.
+    /// True if it is known to have jobs.
     has_jobs: bool,
 }
 
@@ -278,7 +278,7 @@ where
         self.closed.insert(lane, closed);
     }
 
-    /// A lane waits for this limit.
+    /// Notes that a lane waits for this limit.
     fn wait(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
         let had = self.had(limit, &waiter.member);
         let waiting = self.waiting.entry(limit.clone()).or_default();
@@ -286,10 +286,10 @@ where
         of_class.join(lane, waiter, number, had);
     }
 
-    /// Moves lanes that wait for this limit, but are known to be kept closed by other limits, too, to the lists of
-    /// those, until none of them would open next: a claim could only find them closed. `full`: limits that have no room
-    /// now. Limits that let the next job start at a given time have no room before it. `behind`: all limits of a lane.
-    /// A lane keeps its position among equals, and whether it goes first.
+    /// Moves lanes that wait for this limit, but that other limits are known to keep closed, too, to the lists of those
+    /// other limits, until none of these lanes would open next: a claim could only find them closed. `full`: limits
+    /// that have no room now. Limits that let the next job start at a given time have no room before it. `behind`: all
+    /// limits of a lane. A lane keeps its position among equals, and whether it goes first.
     pub fn move_closed(&mut self, limit: &K, full: &[K], behind: impl Fn(L) -> Vec<K>) {
         if self.starts_at.contains_key(limit) {
             return;
@@ -389,7 +389,7 @@ where
         Some(closed)
     }
 
-    /// A lane no longer waits for this limit.
+    /// Notes that a lane no longer waits for this limit.
     fn leave(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
         let Some(waiting) = self.waiting.get_mut(limit) else {
             return;
@@ -587,11 +587,11 @@ impl<L: Ord> MemberLanes<L> {
     }
 }
 
-/// The usage of a limit by those who share it, in [`PARTS`] of a turn.
+/// The usage of a limit by the members that share it, in [`PARTS`] of a turn.
 #[derive(Debug)]
 struct Sharing<S> {
-    /// The usage that the member that was last served had before. A new member starts with it, so that nothing is saved
-    /// up.
+    /// The usage that the last served member had before it was served. A new member starts with it, so that nothing is
+    /// saved up.
     clock: u64,
     had: HashMap<S, u64>,
 }

@@ -1,4 +1,4 @@
-//! Whose turn it is: the lanes with jobs share the claims of a worker.
+//! Decides whose turn it is: the lanes with jobs share the claims of a worker.
 //!
 //! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each according to
 //! its share. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
@@ -201,7 +201,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.divide_by(burst, wanted, room)
     }
 
-    /// As [`Self::divide`], but a claim of one job from each of as many lanes as there are, and at most `room`.
+    /// Like [`Self::divide`], but for a claim of one job from each of as many lanes as there are, and at most `room`.
     pub fn one_each(&mut self, room: usize) -> Vec<Part<L>> {
         let mut parts = self.divide_by(1, room.min(self.lanes.len()), room);
         for part in &mut parts {
@@ -262,12 +262,12 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         first.map(|(class, _)| *class)
     }
 
-    /// A lane takes a turn before it is due. [`Self::settle`] gives it back if it is not used.
+    /// Lets a lane take a turn before it is due. [`Self::settle`] gives it back if it is not used.
     pub fn take(&mut self, lane: L) {
         self.settle(lane, 0, 1, cost_of(&self.costs, lane));
     }
 
-    /// A lane, its key and its queue keep at most the turns of one round.
+    /// Limits the credit of a lane, its key and its queue to the turns of one round.
     pub fn forfeit(&mut self, lane: L) {
         let Some(place) = self.lanes.get(&lane) else {
             return;
@@ -416,7 +416,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         member.share = share;
         if member.number.is_none() {
             if member.round < round {
-                // What it owes is paid by the rounds that it has missed.
+                // The rounds that it has missed pay its debt.
                 #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
                 let missed = (round - member.round) as f64;
                 member.credit = (member.credit.min(0.0) + share * missed).min(share);
@@ -447,7 +447,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         }
     }
 
-    /// A member keeps at most the credit of one round.
+    /// Limits the credit of a member to that of one round.
     fn cap(&mut self, key: &K) {
         if let Some(member) = self.members.get_mut(key) {
             member.credit = member.credit.min(member.share.max(1.0));

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use crate::json::{Json, Kind};
 use crate::node::{Compiled, Node, NodeId};
 
-/// The longest name of a parameter, in bytes: Postgres truncates longer ones.
+/// The maximum length of the name of a parameter, in bytes: Postgres truncates longer ones.
 const NAME_BYTES_MAX: usize = 63;
 
 /// The maximum number of parameters; Postgres allows 100, and the options of `rouse.enqueue` need some.
 const COUNT_MAX: usize = 80;
 
-/// The longest default, in bytes.
+/// The maximum length of a default, in bytes.
 const DEFAULT_BYTES_MAX: usize = 1024;
 
 /// The maximum number of references that are followed for a type.

@@ -5,10 +5,10 @@ use regex_syntax::hir::{Class, Hir, HirKind, Look};
 use super::REPEATS_MAX;
 use crate::ecma;
 
-/// The longest pattern, in bytes.
+/// The maximum length of a pattern, in bytes.
 const BYTES_MAX: usize = 500;
 
-/// The total number of repetitions of the parts of a pattern: Postgres expands each repetition.
+/// The maximum total number of repetitions of the parts of a pattern: Postgres expands each repetition.
 const EXPANDED_MAX: u64 = 2000;
 
 /// The maximum number of ranges in a class.

@@ -3,7 +3,7 @@
 use super::super::json::Location;
 use super::{Check, Stop};
 
-/// Bytes that are compared or copied in one step.
+/// The number of bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
 /// The maximum number of parts of objects that are kept while others are checked: about 80 MB.

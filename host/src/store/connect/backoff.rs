@@ -37,7 +37,7 @@ pub struct Away {
     pub why: String,
     /// The time of the first failure.
     pub since: Instant,
-    /// Failed tries in a row.
+    /// The number of consecutive failed tries.
     pub failures: u32,
     /// The time of the next try; `None` while one is in progress.
     next_at: Option<Instant>,
@@ -201,7 +201,7 @@ impl Backoff {
                     false => Err(away.clone()),
                 };
             }
-            // Waiters need to see the end of the try only.
+            // Waiters need to see only the end of the try.
             false
         });
         Ok(Turn {
@@ -216,7 +216,7 @@ impl Backoff {
 /// One try. If it is dropped before it succeeds, it has failed.
 struct Turn {
     backoff: Arc<Backoff>,
-    /// Failed tries in a row, before this one.
+    /// The number of consecutive failed tries before this one.
     failures: u32,
     succeeded: bool,
     why: String,
@@ -266,7 +266,7 @@ impl Drop for Turn {
     }
 }
 
-/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in
+/// The wait after this many consecutive failures: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in
 /// `0.0..1.0`. The jitter keeps hosts that lose a server together from reconnecting together.
 pub fn backoff(failures: u32, random: f64) -> Duration {
     Duration::from_secs(1 << failures.min(6))

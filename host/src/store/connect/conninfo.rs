@@ -1,7 +1,8 @@
 //! Parses connection strings and `PG*` variables.
 //!
-//! tokio-postgres parses both kinds of string too, but rejects settings that it does not know, `sslmode=verify-full`
-//! among them. So they are parsed here, our settings are removed, and the rest is passed on to it.
+//! tokio-postgres also parses both kinds of string, but rejects settings that it does not know, `sslmode=verify-full`
+//! among them. The strings are therefore parsed here, Rouse's own settings are removed, and the rest is passed on to
+//! it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -138,7 +139,7 @@ impl Params {
         })
     }
 
-    /// Passes the settings on, as a key-value string with all values quoted; except those that tokio-postgres reads in
+    /// Passes the settings on, as a key-value string with all values quoted, except those that tokio-postgres reads in
     /// a different unit than libpq, or under a different name.
     pub(super) fn into_config(mut self) -> Result<Config, ConnectError> {
         let tcp_user_timeout_ms = self.take_count("tcp_user_timeout")?;

@@ -16,7 +16,7 @@ use crate::store::describe;
 /// A pool of connections to one database.
 pub type Pool = managed::Pool<Opener>;
 
-/// A pooled connection; dropping it returns it.
+/// A pooled connection. Dropping it returns it to the pool.
 pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.

@@ -77,8 +77,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
 }
 
 /// The hash that represents a certificate in the login, after RFC 5929, section 4.1: with the hash algorithm of the
-/// certificate's own signature, or SHA-256 if that is older. `None` if the signature has no hash of its own (Ed25519,
-/// PSS): then the login is not bound.
+/// certificate's own signature, or with SHA-256 if that algorithm is older. `None` if the signature has no hash of its
+/// own (Ed25519, PSS): then the login is not bound.
 fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // RSA: 1.2.840.113549.1.1.n; ECDSA: 1.2.840.10045.4.1 and 1.2.840.10045.4.3.n.
     const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];

@@ -63,7 +63,7 @@ impl<'a> Lock<'a> {
         &self.transaction
     }
 
-    /// An error if it was lost, because its session has ended.
+    /// Fails if the lock was lost because its session has ended.
     pub(super) async fn check(&self) -> Result<(), MigrateError> {
         let held = rows(&self.transaction, "SELECT 1").await;
         held.map(|_| ()).map_err(sql("hold the migration lock"))
@@ -200,7 +200,7 @@ pub(super) async fn with_open_transactions(
 #[derive(Debug, Default)]
 pub(super) struct Blockers {
     latest: Vec<String>,
-    /// With their process ids, so that each is kept once.
+    /// The sessions with their process ids, so that each is kept once.
     seen: Vec<(String, String)>,
 }
 

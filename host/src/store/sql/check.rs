@@ -136,8 +136,8 @@ async fn check(
     };
     let start = transaction_start("READ ONLY", &settings(limits.statement_timeout, LOCK_WAIT));
     client.batch_execute(&start).await.map_err(unfit)?;
-    // PREPARE takes SELECT, INSERT, UPDATE, DELETE, MERGE and VALUES only, and the extended protocol one statement
-    // only.
+    // PREPARE accepts only SELECT, INSERT, UPDATE, DELETE, MERGE and VALUES, and the extended protocol accepts only one
+    // statement.
     let sql = &statement.sql;
     let prepare = format!("PREPARE rouse_check AS {sql}");
     client.execute_typed(&prepare, &[]).await.map_err(unfit)?;

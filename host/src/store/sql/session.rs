@@ -12,7 +12,7 @@ use super::SqlError;
 use crate::store::RESPONSE_TIMEOUT;
 use crate::store::connect::{Connector, OpenError, Pool, PooledClient};
 
-/// The time that a statement may take to end after the request to cancel it.
+/// The maximum time that a statement may take to end after the request to cancel it.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A login of a handler, with its connections.

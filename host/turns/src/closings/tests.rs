@@ -47,7 +47,7 @@ fn a_lane_that_is_closed_for_a_time_opens_when_its_wait_ends() {
 fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
     let mut closings = TestClosings::default();
     let mut counts = vec![0; members.len()];
-    // By lane.
+    // The member of each lane.
     let member_of: Vec<u32> = (0..)
         .zip(members)
         .flat_map(|(member, (_, lanes))| vec![member; *lanes])
@@ -115,7 +115,7 @@ fn the_lanes_of_a_member_take_turns_and_leave_no_room_unused() {
     assert_eq!(closings.waiting(&"limit"), 4);
     assert_eq!(closings.by_end(&"limit"), [9, 1], "one of each member");
     assert_eq!(closings.others(&"limit"), [3, 2, 9, 1], "then the others");
-    // What the member takes puts off its lanes that wait.
+    // Usage by the member moves its waiting lanes back.
     assert!(closings.open(1));
     closings.take(&["limit"], &7, 1.0);
     closings.close_until_end(1, CLASS, &["limit"], &7, true);
@@ -211,7 +211,7 @@ fn lanes_that_go_first_take_turns() {
 #[test]
 fn members_that_are_no_longer_behind_a_limit_are_forgotten() {
     let mut closings: Closings<u32, u32, u32, u64> = Closings::default();
-    // 10,000 tenants come and go, two lanes of each, a hundred at a time.
+    // 10,000 tenants with two lanes each come and go, a hundred at a time.
     for tenants in 0..100 {
         let now = tenants * 100..(tenants + 1) * 100;
         for tenant in now.clone() {
@@ -274,7 +274,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
     closings.move_closed(&"rate", &["running"], behind);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.due(10), [2, 20], "it still goes first");
-    // One of them has got the only room.
+    // One of them has taken the only room.
     closings.open(20);
     closings.close_until_end(20, CLASS, &["running"], &20, true);
     closings.move_closed(&"rate", &["running"], behind);
