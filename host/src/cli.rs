@@ -148,7 +148,7 @@ impl Command {
             Self::Dev(_) => dev::LOG_FILTER,
             // The handler's log is part of its output.
             Self::Invoke(_) => "error,rouse::guest=info",
-            // It may work for hours.
+            // This command may work for hours.
             Self::Queue(args) if args.works() => "warn",
             Self::Migrate(_)
             | Self::Enqueue(_)

@@ -147,7 +147,7 @@ impl Ends {
         }
     }
 
-    /// One look. Returns how long to pause after it.
+    /// Takes one look. Returns how long to pause after it.
     async fn look_or_explain(&self, store: &Store, ids: &[i64]) -> Duration {
         let Err(error) = self.look(store, ids).await else {
             return PAUSE;

@@ -63,13 +63,13 @@ pub enum HttpError {
 /// The sources of the pages.
 #[derive(Debug, Clone)]
 pub struct Pages {
-    /// For `/readyz`.
+    /// The source of `/readyz`.
     pub readiness: Readiness,
-    /// For `/metrics`.
+    /// The source of `/metrics`.
     pub metrics: Metrics,
-    /// For `/invoke`; `None` if invocations are off.
+    /// The source of `/invoke`; `None` if invocations are off.
     pub invocations: Option<Invocations>,
-    /// For `/jobs`; `None` if there is no queue, or no caller may read.
+    /// The source of `/jobs`; `None` if there is no queue, or no caller may read.
     pub jobs: Option<Jobs>,
     /// The dashboard, which decides itself who may read; `None` if it is off.
     pub dashboard: Option<Dashboard>,

@@ -56,7 +56,8 @@ pub struct Setting<T: 'static> {
     bounds: RangeInclusive<u64>,
     /// Its meaning, for the reference page and for `--help`.
     pub doc: &'static str,
-    /// The key from which this one follows: a table that sets that key and not this one sets this one to twice as much.
+    /// The key from which this key follows: a table that sets that key but not this one sets this one to twice that
+    /// value.
     twice: Option<&'static str>,
     /// The default as text, if it is not a fixed number.
     default_text: Option<&'static str>,

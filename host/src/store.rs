@@ -329,7 +329,7 @@ impl Store {
     }
 
     /// The same store for this reader, whom the records of its admin actions name in addition to the login. An empty
-    /// name: the login alone.
+    /// name means that they name only the login.
     pub fn on_behalf_of(&self, reader: &str) -> Self {
         Self {
             reader: (!reader.is_empty()).then(|| reader.into()),
@@ -394,7 +394,7 @@ impl Store {
             })?
     }
 
-    /// One statement, unnamed, in one round trip.
+    /// Runs one statement, unnamed, in one round trip.
     async fn query(
         &self,
         sql: &str,
@@ -607,7 +607,7 @@ fn describe_with(error: &tokio_postgres::Error, more: Option<&str>) -> String {
         text.push(' ');
         text.push_str(sentence);
     }
-    // It may quote a row, and with it a guest's text.
+    // The message may quote a row, and with it a guest's text.
     printable(&text, ERROR_BYTES_MAX)
 }
 

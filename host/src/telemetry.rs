@@ -86,7 +86,7 @@ pub fn init(
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
     let result = Registry::default().with(listener).with(lines).try_init();
-    // It fails only if logging is already set up, and then that setup stays.
+    // It fails only if logging is already set up, and then the existing setup stays.
     drop::<Result<(), _>>(result);
     Ok(())
 }

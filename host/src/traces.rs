@@ -43,7 +43,7 @@ impl Traces {
         AttemptTrace::start(self.0.as_ref(), job, job.attempt == 1, &[])
     }
 
-    /// The same for a job of a batch that is run alone after it.
+    /// The same for a job of a batch that is run again separately after the batch.
     pub fn attempt_again(&self, job: &TracedJob<'_>) -> AttemptTrace {
         AttemptTrace::start(self.0.as_ref(), job, false, &[])
     }

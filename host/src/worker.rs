@@ -292,7 +292,8 @@ async fn work(
     let background = Background::start(&shared, heartbeat, listen_at);
     let mut settler = SettlerTask::start(&shared, outcomes);
     let claiming = shared.clone();
-    // A task of its own, so that its panic does not end this one: the worker has to unregister.
+    // The claimer runs in a task of its own, so that a panic in it does not end this task: the worker has to
+    // unregister.
     let claiming = tokio::spawn(async move { claimer::run(&claiming).await });
     let mut claiming = AbortOnDropHandle::new(claiming);
     let claimed = tokio::select! {

@@ -123,7 +123,7 @@ impl Parser {
                 _ => None,
             };
             terms.push(match look {
-                // It cannot be repeated; a following quantifier is rejected there.
+                // An assertion cannot be repeated; a quantifier after it is rejected when it is read as the next term.
                 Some(look) => Hir::look(look),
                 None => {
                     let atom = self.atom(next)?;
@@ -400,7 +400,7 @@ impl Parser {
 fn members(class: &Hir) -> ClassUnicode {
     match class.kind() {
         HirKind::Class(Class::Unicode(class)) => class.clone(),
-        // For one character only.
+        // This is a literal of a single character.
         HirKind::Literal(literal) => {
             let text = std::str::from_utf8(&literal.0).unwrap_or_default();
             ClassUnicode::new(text.chars().map(|one| ClassUnicodeRange::new(one, one)))
@@ -409,7 +409,7 @@ fn members(class: &Hir) -> ClassUnicode {
     }
 }
 
-/// Without surrogates, which do not occur in strings.
+/// The set of these ranges, without surrogates, which do not occur in strings.
 fn set(ranges: &[Range]) -> ClassUnicode {
     let whole = ranges.iter().filter_map(|(from, to)| {
         let from = char::from_u32(*from).unwrap_or('\u{E000}');

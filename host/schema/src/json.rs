@@ -212,7 +212,7 @@ impl<'a> Json<'a> {
             })
             .collect();
         members.sort_by(|a, b| a.name.cmp(&b.name));
-        // Of equal names the first is kept, which is the last in the text after this reversal.
+        // Among equal names, the first is kept. After this reversal, that is the last one in the text.
         members.reverse();
         members.dedup_by(|a, b| a.name == b.name);
         members.reverse();

@@ -8,8 +8,8 @@ use super::ecma;
 /// The maximum length of a pattern, in bytes: far beyond what people write.
 const WRITTEN_BYTES_MAX: usize = 4 << 10;
 
-/// The maximum memory of a pattern, in bytes. `.{1,1000}` takes 1 MiB, `\p{L}{1,50}` 2.4 MiB: each compiles within 50
-/// ms.
+/// The maximum memory of a pattern, in bytes. `.{1,1000}` takes 1 MiB and `\p{L}{1,50}` takes 2.4 MiB; both compile
+/// within 50 ms.
 const BYTES_MAX: usize = 4 << 20;
 
 /// The minimum size that a pattern counts as, in bytes, because part of its memory is not reported.

@@ -44,7 +44,7 @@ const BY_NAME: &[&str] = &[
 pub(super) struct References<'a> {
     json: Json<'a>,
     pointers: Pointers<'a>,
-    /// In the order of the text; the first is the whole schema.
+    /// The resources in the order of the text; the first is the whole schema.
     resources: Vec<Resource>,
     by_uri: HashMap<String, usize>,
     anchors: HashMap<(usize, String), Location>,

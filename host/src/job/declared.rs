@@ -50,8 +50,8 @@ pub enum Change {
 }
 
 /// Decides by the newest version of the module among the live workers: if the operator of one of them allows its
-/// schedule, the handler gets it, otherwise it gets none. If several workers have that version, the one that registered
-/// last decides. While no worker has the handler, nothing changes: its hosts may be restarting.
+/// schedule, the handler gets that schedule; otherwise it gets none. If several workers have that version, the one that
+/// registered last decides. While no worker has the handler, nothing changes: its hosts may be restarting.
 pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
     let newest = workers.iter().map(|worker| key(&worker.version)).max();
     let Some(newest) = newest else {
@@ -120,7 +120,7 @@ mod tests {
             assert_eq!(change(&workers, None), Change::Put(wanted.clone()));
             assert_eq!(change(&workers, Some(&wanted)), Change::Keep);
         }
-        // After a rollback, the old one decides again.
+        // After a rollback, the old version decides again.
         let rolled_back = change(&[old], Some(&current("1.10.0", "0 2 * * *")));
         assert_eq!(rolled_back, Change::Put(current("1.9.0", "0 1 * * *")));
         // A newer version without a schedule ends it.

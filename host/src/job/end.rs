@@ -41,7 +41,7 @@ pub enum RunEnd {
     Denied {
         /// The denial, and how the operator can grant the capability.
         denial: String,
-        /// How the run ended then.
+        /// How the run ended after that.
         then: Box<Self>,
     },
     /// The guest requested more memory than its limit, and stopped because of that.

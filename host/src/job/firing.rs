@@ -191,7 +191,7 @@ fn overlap(schedule: &Schedule, times: Vec<Timestamp>, now: Timestamp, firings: 
     for due_at in times {
         let action = match (schedule.overlap, previous) {
             (Overlap::Allow, _) | (Overlap::Skip | Overlap::Queue, None) => Action::Enqueue,
-            // Each would be cancelled by the next one at once.
+            // Each of these jobs would be cancelled at once by the next one.
             (Overlap::Cancel, _) if Some(due_at) != last => Action::Skip,
             (Overlap::Cancel, None) => Action::Enqueue,
             (Overlap::Cancel, Some(_)) => Action::Replace,

@@ -25,7 +25,7 @@ pub enum AfterLoss {
 
 /// Decides what happens to a job that was lost with its worker.
 ///
-/// `crashes`: how many of its lost attempts crashed their worker, this one included. A loss that the worker survived
+/// `crashes`: how many of its lost attempts crashed their worker, including the latest. A loss that the worker survived
 /// (an outage of the server, a freeze) is not a crash. `crashes_max`: the number of crashes that fails the job.
 ///
 /// | Crashes | What happens to the job |

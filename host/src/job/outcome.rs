@@ -284,7 +284,7 @@ fn set_by_the_job(key: &str) -> String {
     )
 }
 
-/// In MiB, as in `rouse.toml`, if it is a whole number of them.
+/// The size in MiB, as in `rouse.toml`, if it is a whole number of MiB.
 fn size(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
     match bytes % MIB {

@@ -100,7 +100,7 @@ proptest! {
             return Err(TestCaseError::fail("none of these succeeds"));
         };
         let text = serde_json::to_string(error).expect("it can be written");
-        // After an escaped backslash it is plain text.
+        // After an escaped backslash, `\u0000` is plain text.
         prop_assert!(!text.replace("\\\\", "").contains("\\u0000"), "{}", text);
     }
 
@@ -366,7 +366,7 @@ fn a_denial_appears_once_and_lines_of_the_handler_after_it_are_marked() {
             format!("{denial}\n\nthen: no mail: …"),
         ),
         ("no mail", format!("{denial}\n\nthen: no mail")),
-        // It looks like more lines of the host.
+        // The message of the handler looks like more lines of the host.
         (
             "no\n\nadd these lines too:\nhosts = [\"*\"]",
             format!(

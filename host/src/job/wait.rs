@@ -34,7 +34,7 @@ pub enum Wait {
     },
     /// The ends of the chains of jobs that it has called.
     Calls {
-        /// Those that an earlier attempt has called. Further ones are enqueued with the settlement.
+        /// The jobs that an earlier attempt has called. Further jobs are enqueued with the settlement.
         jobs: Vec<JobId>,
     },
 }

@@ -33,7 +33,7 @@ pub struct ContractChange {
 pub enum Change {
     /// It is created.
     New,
-    /// Its function, its comment or what is accepted changes.
+    /// Its function, its comment or the set of accepted payloads changes.
     Changed,
     /// Nothing changes.
     Unchanged,

@@ -10,5 +10,5 @@ SELECT pg_catalog.pg_stat_get_dead_tuples('rouse.job'::pg_catalog.regclass),
                  WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()),
                 (SELECT max(age(s.xmin))::int8 FROM pg_catalog.pg_replication_slots AS s),
                 (SELECT max(age(p.transaction))::int8 FROM pg_catalog.pg_prepared_xacts AS p)),
-       -- For the whole server.
+       -- This value is for the whole server.
        pg_catalog.pg_notification_queue_usage()

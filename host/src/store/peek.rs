@@ -96,7 +96,7 @@ impl Store {
     }
 
     /// The lanes of the ready jobs with ids after `after`, of the last `limit` ids, and the last id that was assigned.
-    /// Without `after`, only that id.
+    /// Without `after`, returns only that id.
     pub async fn newest_lanes(
         &self,
         after: Option<i64>,

@@ -20,7 +20,7 @@ pub struct EndedCounts {
     pub at: f64,
     /// All ended jobs, since Postgres' statistics started.
     pub ended: i64,
-    /// Those that live workers count as failed. They report every 30 s.
+    /// The jobs that live workers count as failed. Workers report every 30 s.
     pub failed: i64,
 }
 

@@ -190,7 +190,7 @@ impl RecordedSteps {
         if newer.is_empty() {
             return true;
         }
-        // They are copied only if an attempt that has lost its job still reads them.
+        // The steps are copied only if an attempt that has lost its job is still reading them.
         let steps = Arc::make_mut(&mut self.steps);
         for (_, name, step) in newer {
             // A clock that was set back may have dated the end of a wait before its start.

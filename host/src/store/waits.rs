@@ -91,7 +91,7 @@ impl Store {
         }
         while !large.is_empty() {
             let results = match self.recorded_results(id, fence, &large).await? {
-                // A step outlives its job.
+                // A step outlives its job, so the job no longer exists, either.
                 Ok(results) if results.is_empty() => return Ok(Err(LostJob::read("not_found"))),
                 Ok(results) => results,
                 Err(lost) => return Ok(Err(lost)),

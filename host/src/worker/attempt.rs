@@ -582,7 +582,7 @@ fn drop_attempt(
     shared.leases.remove(id, fence);
 }
 
-/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes, are not settled yet.
+/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes of outcomes, are not settled yet.
 async fn send(shared: &Shared, one: Unsettled) {
     let Settlement {
         id, fence, outcome, ..

@@ -1,7 +1,7 @@
 //! Decides when to look for jobs.
 //!
-//! Correctness depends on the poll alone: waits of 5, 10, 20 … ms up to the maximum, reset by every find. A
-//! notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
+//! Correctness depends only on the poll: waits of 5, 10, 20 … ms up to the maximum, which start over after every find.
+//! A notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
 //! short intervals: a job that is committed in between waits for milliseconds, not for the longest wait.
 
 use std::sync::Arc;

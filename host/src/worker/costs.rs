@@ -86,7 +86,7 @@ mod tests {
         assert!((costs.cost("mail", cheap) - 0.5).abs() < 0.01);
         assert!((costs.cost("mail", dear) - 1.5).abs() < 0.01);
         assert!((costs.cost("mail", new) - 1.0).abs() < 1e-9);
-        // It follows a change, and stays within its bounds.
+        // The cost follows a change, and stays within its bounds.
         for _ in 0..150 {
             costs.record("mail", dear, Duration::ZERO);
         }

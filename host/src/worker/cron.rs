@@ -211,7 +211,7 @@ async fn fire_all(
 }
 
 /// Writes a batch. If the database refuses a job of it, or one waits for another transaction, each schedule is written
-/// alone.
+/// separately.
 async fn fire_batch(shared: &Shared, batch: &[ScheduleDecision<'_>]) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(fired) => {

@@ -97,7 +97,7 @@ async fn commit(
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
         }
-        // An earlier try was not answered.
+        // If an earlier try was not answered, it may have been committed.
         if one.unanswered
             && let Some(accepted) = confirmed(shared, one).await
         {
@@ -133,7 +133,7 @@ async fn commit(
             Err(failure) => failure,
         };
         match failure {
-            // It may have been committed since it was looked up.
+            // The earlier try may have been committed since it was looked up.
             CommitError::Lost if one.unanswered => {
                 let accepted = confirmed(shared, one).await;
                 settler::report(shared, one, accepted.unwrap_or(false));
@@ -211,7 +211,7 @@ async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
 impl AttemptJournal {
     fn statements(&self) -> Result<(Arc<Statements>, &Arc<GrantedSql>), SqlRefusal> {
         let statements = self.shared.sql.statements(&self.handler.manifest.name);
-        // It was parked after the attempt had started.
+        // The handler was parked after the attempt had started.
         statements.zip(self.handler.sql()).ok_or(SqlRefusal::Parked)
     }
 
@@ -237,7 +237,7 @@ impl AttemptJournal {
     async fn is_recorded(&self, step: &str, attempt: Attempt) -> bool {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
         loop {
-            // It waits for the transaction in question.
+            // This waits for the transaction in question.
             let response = match store.confirm(id, fence, attempt).await {
                 Ok(CommitStatus::Held) => store.recorded_step(id, fence, step).await,
                 Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,

@@ -13,7 +13,7 @@ pub struct Exemplars {
     of: Arc<Mutex<HashMap<String, Vec<Option<Exemplar>>>>>,
 }
 
-/// One attempt.
+/// The attempt that a bucket shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exemplar {
     /// The id of its trace, in hexadecimal.
@@ -62,7 +62,7 @@ impl Exemplars {
 }
 
 impl Default for Exemplars {
-    /// With one bucket, for hosts on which nothing reads them.
+    /// Exemplars with a single bucket, for hosts on which nothing reads them.
     fn default() -> Self {
         Self::new(&[])
     }

@@ -71,7 +71,7 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -
             capability["parked"] = json!(printable(&why, PARKED_BYTES_MAX));
         }
         if let Some(keys) = &handler.manifest.payload_keys {
-            // With quotes and a comma.
+            // Each key is counted with its quotes and a comma.
             keys_bytes += keys.iter().map(|key| key.len() + 4).sum::<usize>();
             if keys_bytes <= KEYS_BYTES_MAX {
                 capability["payload_keys"] = json!(keys);

@@ -36,9 +36,9 @@ pub(super) struct Leases {
     /// The time after its last heartbeat after which the worker may be declared dead.
     silence_max: Duration,
     inner: Mutex<Inner>,
-    /// Some leases are in doubt.
+    /// Notified when some leases are in doubt.
     doubts: Notify,
-    /// Renewals of some of them were answered.
+    /// Notified when renewals of some of them were answered.
     responses: Notify,
 }
 

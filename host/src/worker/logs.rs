@@ -191,14 +191,14 @@ async fn write(shared: &Shared) -> bool {
     let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines, repeats).await {
         Ok(kept) => {
-            // The other lines belong to jobs that other workers have taken over by now.
+            // The other lines belong to jobs that other workers have taken over in the meantime.
             let lost = lines.len().saturating_sub(kept);
             if lost > 0 {
                 counter!("rouse_log_lines_lost_total").increment(lost as u64);
             }
             true
         }
-        // One of them can never be stored, so the batch is dropped.
+        // One of the lines can never be stored, so the batch is dropped.
         Err(error) if error.is_about_data() => {
             counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
             error!(%error, lines = lines.len(), "cannot store lines of guests with their attempts");

@@ -12,7 +12,8 @@ use super::reach::warn_unless_unreachable;
 use crate::job::{Fence, JobId};
 use crate::store::Report;
 
-/// The interval. Progress is read by people, and a guest that reports it in a loop costs one row a second.
+/// The interval. Progress is meant for human readers, and a guest that reports it in a loop costs only one row a
+/// second.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The progress of one worker's attempts that is not written yet.

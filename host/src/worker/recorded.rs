@@ -43,7 +43,7 @@ impl Waiting {
             return Vec::new();
         };
         let mut taken = vec![waiting.swap_remove(index)];
-        // Those of attempts that were aborted in the meantime are dropped.
+        // The questions of attempts that were aborted in the meantime are dropped.
         waiting.retain(|question| !question.response.is_closed());
         let others = waiting.len().min(JOBS_MAX - 1);
         taken.extend(waiting.drain(..others));

@@ -1,9 +1,9 @@
 //! Settles outcomes in batches: as many as have arrived, in one statement.
 //!
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
-//! waits 2 ms for attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome
-//! whose settlement is never answered is retried in parallel with the others. Outcomes that are blocked by locks of
-//! other transactions are tried again between batches, a few at a time.
+//! waits 2 ms for attempts that are about to end. If Postgres cannot store an outcome, only that outcome fails. An
+//! outcome whose settlement is never answered is retried in parallel with the others. Outcomes that are blocked by
+//! locks of other transactions are tried again between batches, a few at a time.
 
 mod alone;
 mod batch;
@@ -48,7 +48,7 @@ impl Default for UnsettledMax {
     }
 }
 
-/// Outcomes up to this size are limited by their number alone.
+/// Outcomes up to this size are limited only by their number.
 const SMALL_BYTES_MAX: usize = 4 << 10;
 /// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
@@ -72,7 +72,7 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// The time just before its claim was sent.
     pub(super) claim_sent: BootTime,
-    /// The lane whose other jobs may start when this one has ended, because the number of running jobs of its key is
+    /// The lane whose other jobs may start when this job has ended, because the number of running jobs of its key is
     /// limited.
     pub(super) frees: Option<LaneId>,
     /// The lane to whose jobs its CPU time is charged.
@@ -201,7 +201,7 @@ async fn run(
                 settler.later.extend(answered.expect("it does not panic"));
             }
             received = outcomes.recv_many(&mut batch, room), if more && room > 0 => more = received > 0,
-            // They are retried even if nothing arrives in the meantime.
+            // These outcomes are retried even if nothing arrives in the meantime.
             () = sleep_until(next_try_at), if next_try_at.is_some() => {}
         }
         settler.gather(&mut batch, &mut outcomes, room).await;

@@ -48,8 +48,8 @@ async fn wait_for_attempts(shared: &Shared) {
     }
 }
 
-/// Aborts all attempts of a worker that cannot settle them, and waits until no guest can be running any more: as soon as
-/// the worker is unregistered, other workers run their jobs.
+/// Aborts all attempts of a worker that cannot settle them, and waits until it is certain that no guest is running: as
+/// soon as the worker is unregistered, other workers run their jobs.
 pub(super) async fn abort_attempts(shared: &Shared) {
     let ids = shared.leases.abort_all(AbortReason::Shutdown);
     if !ids.is_empty() {
@@ -69,8 +69,8 @@ pub(super) async fn abort_attempts(shared: &Shared) {
     }
 }
 
-/// Waits until no guest can be running any more after an immediate stop. What is left then is, for instance, a
-/// middleware that never ends.
+/// Waits until it is certain that no guest is running after an immediate stop. An attempt that is still left then is,
+/// for instance, in a middleware that never ends.
 async fn attempts_have_had_their_time(shared: &Shared) {
     shared.stop.now.cancelled().await;
     let grace = shared.leases.longest_grace();

@@ -171,7 +171,7 @@ impl Slots {
         !self.lock().waiting.is_empty()
     }
 
-    /// True while no slot is free.
+    /// True if no slot is free.
     pub(super) fn are_taken(&self) -> bool {
         self.lock().in_hand() >= self.max
     }

@@ -65,7 +65,7 @@ enum FitState {
     Fits(Arc<Statements>),
     /// All of them fit, but the login is away: successes wait for their commit, and no attempts start.
     Away(Arc<Statements>),
-    /// Not checked yet.
+    /// They have not been checked yet.
     Unchecked(Arc<str>),
     /// One of them does not fit, for this reason.
     Parked(Arc<str>),
@@ -299,7 +299,7 @@ async fn note_login(
 /// Checks the statements of a handler again after Postgres has refused one of them, although they fitted before.
 /// Returns true if the handler is parked now.
 pub(super) async fn is_misfit(shared: &Shared, handler: &Handler) -> bool {
-    // Without a job's attenuation.
+    // The handler from the catalog has no attenuation of a job.
     let handlers = shared.catalog.current();
     let Some(handler) = handlers.get(&handler.manifest.name) else {
         return true;

@@ -20,9 +20,9 @@ pub(super) struct WaitHistograms(RwLock<HashMap<String, QueueHistograms>>);
 
 #[derive(Clone)]
 struct QueueHistograms {
-    /// From the time at which a job became ready to its claim.
+    /// The time from when a job became ready to its claim.
     wait_seconds: Histogram,
-    /// From when a scheduled job was enqueued to the time at which it became ready.
+    /// The time from when a scheduled job was enqueued to when it became ready.
     scheduled_delay_seconds: Histogram,
 }
 

@@ -1,12 +1,12 @@
-//! Transactions that have written and are in progress during sweeps: jobs that they commit later may have turns behind
-//! the cursors.
+//! Transactions that have written and are still in progress during a sweep: jobs that they commit later may have turns
+//! behind the cursors.
 
 use std::collections::HashSet;
 
 /// The ids of transactions that have written and not ended.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
-    /// All writing transactions at the last sweep, in no order.
+    /// All writing transactions at the last sweep, in any order.
     last: Vec<i64>,
     /// The late ones. They were in progress at the previous sweep, too, so the short sweep misses their jobs.
     /// Any other transaction has taken its turns since that sweep, and the next sweep goes back to the cursors of that
@@ -49,7 +49,7 @@ mod tests {
         assert!(!writers.update(vec![3]));
         assert!(!writers.update(vec![3, 4]));
         assert!(writers.update(vec![4]));
-        // It is reported once.
+        // The end of transaction 3 is reported once.
         assert!(!writers.update(vec![4]));
         assert!(writers.update(Vec::new()));
         assert!(!writers.update(Vec::new()));

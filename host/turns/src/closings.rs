@@ -11,9 +11,9 @@ use std::hash::Hash;
 use crate::Class;
 
 /// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
-/// first ones may be empty by now.
+/// first ones may have become empty.
 const OPENED_FIRST: usize = 2;
-/// The number that are opened when one of them had room or no more jobs.
+/// The number of lanes that are opened when one of them had room or no more jobs.
 const OPENED_MAX: usize = 8;
 /// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
 /// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
@@ -81,7 +81,7 @@ struct Closed<K, S, T> {
 /// The lanes of one class that wait for a limit.
 #[derive(Debug)]
 struct Waiting<L, S> {
-    /// Those that go first, in the order in which they were closed.
+    /// The lanes that go first, in the order in which they were closed.
     first: BTreeSet<(Number, L)>,
     /// The lanes of each member, in the order in which they were closed.
     members: HashMap<S, MemberLanes<L>>,
@@ -135,7 +135,7 @@ where
         self.closed.keys().copied()
     }
 
-    /// Those that are known to have jobs.
+    /// The closed lanes that are known to have jobs, in any order.
     pub fn with_jobs(&self) -> impl Iterator<Item = L> {
         let closed = self.closed.iter().filter(|(_, closed)| closed.has_jobs);
         closed.map(|(lane, _)| *lane)
@@ -308,7 +308,7 @@ where
         }
     }
 
-    /// Moves a lane to those of its limits that are full, or else to the one that lets the next job start last. False
+    /// Moves a lane to those of its limits that are full, or else to the limit that lets the next job start last. False
     /// if neither is known for any of them.
     fn move_to(&mut self, lane: L, limits: Vec<K>, full: &[K]) -> bool {
         let of_full = limits.iter().filter(|limit| full.contains(limit));

@@ -149,7 +149,8 @@ mod tests {
         released: usize,
         /// The largest number of jobs to claim ahead.
         ahead_max: usize,
-        /// The time at which this was first half of what the slots finish in a tenth of a second.
+        /// The time at which the number of jobs to claim ahead was first half of what the slots finish in a tenth of a
+        /// second.
         half_pace_at_ms: Option<usize>,
     }
 
@@ -257,7 +258,7 @@ mod tests {
         for (slots, job_ms, claim_ms) in [(2, 1, 50), (8, 10, 100), (100, 10, 100), (8, 100, 20)] {
             let report = run(model(slots, job_ms, 30, claim_ms), 20_000);
             let max = slots * 20_000 / job_ms;
-            // At most a tenth of a second of jobs is claimed ahead.
+            // At most as many jobs as the slots finish in a tenth of a second are claimed ahead.
             let expected = max * 100 / (100 + claim_ms) * 7 / 10;
             assert!(
                 report.started >= expected,
@@ -273,7 +274,7 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let taken = Duration::from_millis;
         assert_eq!(prefetch.jobs(0, taken(0), at(30)), 0);
-        // After many short ones.
+        // The long jobs follow many short ones.
         assert_eq!(prefetch.jobs(80, taken(800), at(130)), 80);
         assert_eq!(prefetch.jobs(81, taken(40_800), at(5130)), 0);
         assert_eq!(prefetch.jobs(82, taken(41_000), at(5155)), 0);

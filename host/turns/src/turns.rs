@@ -335,7 +335,7 @@ type QueueRing<L> = Ring<Arc<str>, KeyRing<L>>;
 #[derive(Debug)]
 struct Ring<K, C> {
     members: HashMap<K, Member<C>>,
-    /// Those that have credit for a turn, in order.
+    /// The members that have credit for a turn, in order.
     with_credit: BTreeMap<i64, K>,
     without: BTreeMap<i64, K>,
     /// Numbers for the ends of the orders.

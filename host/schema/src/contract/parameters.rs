@@ -186,7 +186,7 @@ impl Typing<'_> {
             (Some("string"), Some("date")) => "date",
             (Some("string"), Some("uuid")) => "uuid",
             (Some("string"), _) => "text",
-            // They may exceed bigint.
+            // Values of these formats may exceed bigint.
             (Some("integer"), Some("uint" | "uint64" | "uint128" | "int128")) => "numeric",
             (Some("integer"), _) => "bigint",
             (Some("number"), _) => "numeric",

@@ -16,7 +16,7 @@ impl<'s> Check<'s, '_, '_> {
         let raw = self.json.raw(at);
         self.count_bytes(raw.len())?;
         if rules.multiple_of.is_some() {
-            // One division per digit.
+            // The check takes one division per digit.
             self.count(raw.len() as u64)?;
         }
         let number = Decimal::read(raw);

@@ -217,7 +217,7 @@ fn long_uris_of_embedded_schemas_are_refused_before_they_multiply() {
 #[test]
 fn schemas_of_a_megabyte_compile_in_time() {
     let start = Instant::now();
-    // One long name with many subschemas under it.
+    // A property with a long name, and many subschemas under it.
     let many: Vec<String> = (0..20_000).map(|n| format!(r#""{n}": {{}}"#)).collect();
     let name = "x".repeat(500_000);
     let written = format!(

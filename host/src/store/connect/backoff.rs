@@ -62,10 +62,10 @@ pub enum OpenError<E> {
     /// Not tried: the backoff has not passed.
     #[error("{}", .0.why)]
     Away(Away),
-    /// Tried, and failed.
+    /// The connection was tried, and the try failed.
     #[error("{0}")]
     Failed(E),
-    /// Tried, without a response in time.
+    /// The connection was tried, without a response in time.
     #[error("no response within {} s", .0.as_secs())]
     Silent(Duration),
 }
@@ -244,7 +244,7 @@ impl Drop for Turn {
             let failures = reach.away().map_or(0, |away| away.failures);
             match self.succeeded {
                 true => reach.away.take().is_some(),
-                // Of several concurrent failures, count one.
+                // Several concurrent failures count as one.
                 false if failures != self.failures => {
                     self.log(failures, false);
                     false

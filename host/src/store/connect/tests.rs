@@ -112,7 +112,7 @@ fn system_roots_require_a_mode_that_checks_the_name() {
     let url = "postgres://ann@db.example/jobs?sslrootcert=system";
     for weak in [
         format!("{url}&sslmode=verify-ca").as_str(),
-        // It would otherwise trust every certificate that a public authority has signed.
+        // Otherwise, every certificate that a public authority has signed would be trusted.
         "postgres://ann@db.example/jobs?sslmode=verify-ca",
     ] {
         let text = error(weak, &[]);

@@ -54,8 +54,8 @@ impl ServerCertVerifier for Verifier {
         ) {
             Ok(()) => {}
             // A self-signed certificate that is marked as an authority, as `openssl req -x509` creates it, is rejected
-            // as a server certificate. But the operator configured exactly this one, and its dates have been checked by
-            // now.
+            // as a server certificate. But the operator configured exactly this certificate, and its dates have already
+            // been checked.
             Err(Error::InvalidCertificate(CertificateError::Other(_)))
                 if self.named.iter().any(|named| named == end_entity) => {}
             Err(error) => return Err(error),

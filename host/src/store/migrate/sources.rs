@@ -13,7 +13,7 @@ pub struct Migration {
     pub name: &'static str,
     /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
     /// statement (each ends with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only.
-    /// It runs again after it failed halfway, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// It is run again if it has failed halfway, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 
@@ -26,7 +26,7 @@ impl Migration {
         self.sql.starts_with(OUTSIDE)
     }
 
-    /// Its statements; each ends at a line end.
+    /// Its statements; each ends at the end of a line.
     pub(super) fn statements(&self) -> impl Iterator<Item = &str> {
         self.sql
             .split_inclusive(";\n")

@@ -1,7 +1,7 @@
 //! The path of a batch: one attempt at several jobs of a tenant.
 //!
 //! The guest gives each job its outcome. If it dies, the jobs without an outcome are run again, one by one, so that one
-//! bad job does not fail the others. Their leases are renewed throughout.
+//! bad job does not make the others fail. Their leases are renewed throughout.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -270,7 +270,7 @@ impl Committer {
                 let mut gathered = self.statements.waiting.gathered();
                 let batch = gathered.next();
                 if batch.is_empty() {
-                    // Under the same lock, so that no success that arrives now is left behind.
+                    // This happens under the same lock, so that no success that arrives now is left behind.
                     gathered.committers -= 1;
                     self.has_ended = true;
                     return;
@@ -300,7 +300,7 @@ impl Committer {
         self.statements.waiting.gathered().learn(count, is_good);
     }
 
-    /// Commits a success in a transaction of its own. Returns whether it is committed by now.
+    /// Commits a success in a transaction of its own. Returns whether it has already been committed.
     async fn commit_alone(&self, only: Success) -> bool {
         let committing = self.shared.attempts.tasks.spawn(only.commit_alone());
         let committed = tokio::time::timeout(ALONE_MAX, committing).await;
@@ -316,7 +316,7 @@ impl Committer {
             part.retain(|success| !success.is_given_up());
             if part.len() < 2 {
                 for success in part {
-                    // It may take as long as the lease.
+                    // The commit may take as long as the lease lasts.
                     self.shared.attempts.tasks.spawn(success.commit_alone());
                 }
                 continue;
@@ -343,7 +343,7 @@ impl Committer {
                     );
                     is_whole = false;
                     if let CommitError::InDoubt(_) = failure {
-                        // Each of them is looked up.
+                        // The outcome of each of them has to be looked up.
                         for success in &mut part {
                             if let Some(one) = &mut success.one {
                                 one.unanswered = true;

@@ -61,7 +61,7 @@ const SERVED: Serving = Serving {
     max_at_once: None,
 };
 
-/// These lanes, all of which are served.
+/// Lanes that consist of these, all of which are served.
 fn serving(lanes: Vec<Lane>) -> Lanes {
     let mut serving = Lanes::default();
     serving.learn(lanes);
@@ -190,7 +190,7 @@ fn a_claim_that_lanes_share_leaves_later_classes_alone() {
     assert!(lanes.leave_later_classes(&mut orders), "lane 10 waits");
     let shared = [(40, None), (20, Some(6)), (30, Some(6))];
     assert_eq!(parts(&orders), shared);
-    // One of them has the turn of a claim of one job, but no job. The other one goes ahead of later classes.
+    // One lane of the class has the turn in a claim of one job, but no job. The other lane goes ahead of later classes.
     let mut orders = lanes.orders(After::Cursor, 1);
     assert!(
         lanes.leave_later_classes(&mut orders),
@@ -199,7 +199,7 @@ fn a_claim_that_lanes_share_leaves_later_classes_alone() {
     let first = [(40, None), (20, Some(1))];
     assert_eq!(parts(&orders), first);
     lanes.claimed(&orders, &[], &[], false);
-    // Of the last lane of a class, everything is read.
+    // The last lane of a class is read without a limit.
     let mut orders = lanes.orders(After::Cursor, 1);
     assert!(!lanes.leave_later_classes(&mut orders));
     let last = [(40, None), (20, Some(1)), (30, None), (10, None)];

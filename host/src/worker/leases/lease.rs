@@ -32,7 +32,7 @@ pub(super) struct Lease {
 pub(in crate::worker) struct StartedAttempt {
     /// The duration to which each renewal extends its lease.
     pub(in crate::worker) lease: Duration,
-    /// From the abort signal to the hard stop.
+    /// The time from the abort signal to the hard stop.
     pub(in crate::worker) grace: Duration,
     pub(in crate::worker) usage: Arc<LiveUsage>,
 }

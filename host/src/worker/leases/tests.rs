@@ -13,7 +13,7 @@ const LEASE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Leases {
-    /// Those of a worker whose heartbeats are always answered.
+    /// The leases of a worker whose heartbeats are always answered.
     fn new_live() -> Self {
         Self::new(BootTime::default(), Duration::MAX)
     }
@@ -23,7 +23,7 @@ impl Leases {
         self.lock().hold(id, Lease::new(fence, sent, lease));
     }
 
-    /// Its attempt starts at once.
+    /// The attempt of a claim starts at once.
     fn starts(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
         let started = self.try_start(id, fence, &attempt(lease));
         started.expect("the lease is not in doubt")
@@ -93,7 +93,7 @@ proptest! {
     fn the_worker_stops_trusting_long_leases_before_it_can_be_declared_dead(
         sent_ms in 0_u64..10_000, latency_ms in 0_u64..5_000, later_ms in 0_u64..40_000, is_renewed in any::<bool>(),
     ) {
-        // In the future, so that the time that the test takes does not matter.
+        // The time is in the future, so that the duration of the test does not matter.
         let registered = BootTime::now().plus(Duration::from_secs(60));
         let leases = Leases::new(registered, SILENCE);
         leases.arrives(JOB, FENCE, registered, LONG);
@@ -226,7 +226,7 @@ fn a_change_notified_before_the_response_to_the_claim_puts_the_lease_in_doubt() 
 fn leases_that_end_first_are_renewed_first_if_they_need_several_statements() {
     let (now, leases) = (BootTime::now(), Leases::new_live());
     for ms in 0..2_000_u64 {
-        // In an order other than that of their ends.
+        // The leases are not added in the order in which they end.
         let id = JobId(i64::try_from(ms * 7 % 2_000).expect("a small number"));
         leases.runs(id, FENCE, now.plus(Duration::from_millis(ms)));
     }

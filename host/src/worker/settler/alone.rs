@@ -20,7 +20,7 @@ pub(super) async fn settle_alone(
     tokio::select! {
         biased;
         refused = try_until_settled(&shared, &one_at_a_time, one) => refused,
-        // It may wait for its turn.
+        // The outcome may still be waiting for its turn.
         () = give_up_when_stopping(&shared, id, fence) => unreachable!("it never returns"),
     }
 }

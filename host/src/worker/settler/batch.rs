@@ -33,7 +33,7 @@ impl Batch {
     fn new(outcomes: Vec<Unsettled>, tried: Tried, locked: Locked, failures: u32) -> Self {
         let mut parts = one_of_each_job(outcomes, |one: &Unsettled| one.settlement.id);
         if tried == Tried::Again && failures > 0 {
-            // One of them, a different one each time, tests whether there is space again.
+            // One of the outcomes, a different one each time, tests whether there is space again.
             let others = parts[0].split_off(1);
             parts.insert(1, others);
         }
@@ -301,7 +301,7 @@ impl Settler<'_> {
         } else if batch.found_no_space {
             self.failures += 1;
         }
-        // They go last, so that the next try finds the problems of other outcomes first.
+        // These outcomes go last, so that the next try finds the problems of other outcomes first.
         self.later.append(&mut batch.alone);
     }
 

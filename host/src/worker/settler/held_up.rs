@@ -140,7 +140,7 @@ mod tests {
         for (one, tried) in tried.iter().enumerate() {
             if one == 700 {
                 let pauses: Vec<u128> = tried.windows(2).map(|two| two[1] - two[0]).collect();
-                // Each with the try itself.
+                // Each pause includes the try itself.
                 assert_eq!(pauses[..6], [300, 500, 900, 1700, 2100, 2100]);
             } else {
                 assert!(tried.len() == 1 && tried[0] < 400, "{one}: {tried:?}");

@@ -185,7 +185,7 @@ fn a_member_that_had_no_jobs_for_a_while_has_saved_nothing() {
     assert_eq!(closings.by_end(&"limit"), [1, 2]);
 }
 
-/// As each sweep does.
+/// Each sweep calls `go_first` in this way.
 #[test]
 fn lanes_that_go_first_take_turns() {
     let mut closings = TestClosings::default();
@@ -215,7 +215,7 @@ fn members_that_are_no_longer_behind_a_limit_are_forgotten() {
     for tenants in 0..100 {
         let now = tenants * 100..(tenants + 1) * 100;
         for tenant in now.clone() {
-            // Behind a limit of the tenant's own, and behind one that all share.
+            // The lanes are behind a limit of the tenant's own, and behind one that all tenants share.
             closings.take(&[tenant + 10, 7], &(2 * tenant), 1.0);
             closings.take(&[tenant + 10, 7], &(2 * tenant + 1), 2.0);
         }
@@ -248,7 +248,7 @@ fn with_very_many_members_of_a_limit_all_start_again_together() {
     assert!(closings.shared[&7].had.len() < 10_000);
 }
 
-/// Otherwise a claim for each few of them would find that.
+/// Otherwise, every few of these lanes would need a claim that finds them closed.
 #[test]
 fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim() {
     let mut closings = TestClosings::default();
@@ -270,7 +270,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
     assert_eq!(closings.by_end(&"running"), [31, 30]);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.next_opening(), Some(10));
-    // As long as its time has not come, they stay there, regardless of what is full.
+    // Until the rate lets the next job start, the lanes stay there, regardless of which limits are full.
     closings.move_closed(&"rate", &["running"], behind);
     assert_eq!(closings.waiting(&"rate"), 29);
     assert_eq!(closings.due(10), [2, 20], "it still goes first");

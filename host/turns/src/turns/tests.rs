@@ -412,7 +412,7 @@ fn a_turn_that_is_taken_early_is_not_taken_again() {
     turns.take(LaneId(1));
     turns.settle(LaneId(1), 1, 1, 1.0);
     assert_eq!(next(&mut turns), [(2, Some(2)), (1, Some(1))]);
-    // Given back: nobody is ahead.
+    // The turn is given back: no lane is ahead.
     turns.take(LaneId(1));
     turns.settle(LaneId(1), 1, 0, 1.0);
     let both: usize = next(&mut turns).iter().filter_map(|(_, max)| *max).sum();

@@ -18,7 +18,7 @@ fn until_end(id: i64) -> ClosedLane {
     }
 }
 
-/// By the gate of starts.
+/// A lane that is closed by the gate on starts.
 fn for_seconds(id: i64, seconds: u64) -> ClosedLane {
     ClosedLane {
         lane: LaneId(id),
@@ -104,7 +104,7 @@ fn open(lanes: &Lanes) -> Vec<i64> {
     open
 }
 
-/// The others have cancelled or run their jobs.
+/// The jobs of the other lanes were cancelled, or run elsewhere.
 #[test]
 fn if_the_first_lanes_of_a_limit_have_no_more_jobs_the_next_ones_follow_at_once() {
     let mut lanes = Lanes::default();
@@ -180,7 +180,7 @@ fn lanes_that_a_sweep_finds_empty_make_way_for_others_of_their_limit() {
     }
     lanes.open_some();
     assert_eq!(open(&lanes), (1..=8).collect::<Vec<_>>());
-    // Of all others, jobs of other workers have ended, or were cancelled.
+    // In all other lanes, the jobs of other workers have ended, or were cancelled.
     let empty = found_empty(&lanes, &[400, 499, 500], none_paused());
     lanes.open_empty(&empty);
     lanes.mark_all_empty();
@@ -269,7 +269,7 @@ fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
     }
 }
 
-/// With room for one job, or one start, at a time, of many that are wanted.
+/// The gate has room for one job, or one start, at a time, although many are wanted.
 #[test]
 fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
     for limit in [
@@ -588,7 +588,7 @@ fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start(
         .map(|(n, s)| for_seconds(n, s))
         .collect();
     lanes.claimed(&orders, &jobs, &closed, false);
-    // Those from which the claim has taken jobs were closed last, for up to 3 s.
+    // The lanes from which the claim has taken jobs were closed last, for up to 3 s.
     assert!(!lanes.open_due(now + Duration::from_secs(1)));
     assert!(lanes.open_due(Instant::now() + Duration::from_secs(3)));
     assert_eq!(open(&lanes), [4, 5], "they had nothing yet");
