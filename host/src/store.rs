@@ -182,7 +182,7 @@ pub enum StoreError {
         /// The time waited.
         waited: Duration,
     },
-    /// Postgres refused the statement, or the connection broke under it.
+    /// Postgres refused the statement, or the connection broke during it.
     #[error("{}", describe(.0))]
     Refused(tokio_postgres::Error),
     /// An operation for workers was called before a worker registered.
@@ -222,7 +222,7 @@ impl StoreError {
         matches!(self, Self::Silent { .. })
     }
 
-    /// True if the connection broke under the statement. In an outage, one statement of each task may end in this way
+    /// True if the connection broke during the statement. In an outage, one statement of each task may end in this way
     /// before the first try to connect has failed.
     pub fn is_cut_off(&self) -> bool {
         let Self::Refused(error) = self else {

@@ -1,7 +1,7 @@
 //! A JSON text as a list of its parts, each with its location in the text.
 //!
 //! Numbers keep all their digits, nesting uses no stack, and each part takes 16 bytes, whereas a `Value` can take
-//! hundreds for one byte of text.
+//! hundreds of bytes for one byte of text.
 
 use std::borrow::Cow;
 

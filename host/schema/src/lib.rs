@@ -158,7 +158,7 @@ impl Schema {
         self.check_while(text, &|| false)
     }
 
-    /// [`check`](Self::check) that ends soon after `is_cancelled` returns true.
+    /// Like [`check`](Self::check), but ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
     /// As [`check`](Self::check); after a cancellation, any of them.

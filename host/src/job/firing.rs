@@ -151,7 +151,7 @@ fn wrong(schedule: &Schedule, why: &str, now: Timestamp) -> Decision {
 }
 
 /// The due times up to now that get a job unless the previous one prevents it, a record of those that are missed, and
-/// the time up to which all are handled then.
+/// the time up to which all due times are then handled.
 fn handled(
     schedule: &Schedule,
     due: &DueTimes,

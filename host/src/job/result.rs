@@ -13,8 +13,8 @@ const EXPONENT_MAX: u32 = 400;
 /// Many JSON parsers accept 128 levels; the details of an error are at the second level.
 const DEPTH_MAX: usize = 120;
 
-/// JSON that `jsonb` can hold; `what` it is, for the error. Postgres refuses `\u0000` in text; without this check, one
-/// such result would make it refuse a whole batch of settlements.
+/// Returns these bytes as JSON, if `jsonb` can hold it. `what` names the JSON in the error. Postgres refuses `\u0000`
+/// in text; without this check, one such result would make it refuse a whole batch of settlements.
 ///
 /// # Errors
 /// The problem with it, as a human-readable message.

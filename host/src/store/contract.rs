@@ -65,8 +65,8 @@ impl From<&tokio_postgres::Error> for ContractError {
 /// all other handlers that no worker has are removed.
 ///
 /// # Errors
-/// Nothing is published: the connection's user is not the owner, the schema may not be used, or a function of another
-/// owner has the name.
+/// If the connection's user is not the owner, the schema may not be used, or a function of another owner has the name.
+/// Nothing is published then.
 pub async fn publish_contracts(
     client: &mut Client,
     contracts: &str,
@@ -109,7 +109,7 @@ pub async fn publish_contracts(
 /// Drops the contracts of these handlers (`None`: of all), and returns the handlers that had one.
 ///
 /// # Errors
-/// The connection's user is not the owner.
+/// If the connection's user is not the owner.
 pub async fn drop_contracts(
     client: &Client,
     handlers: Option<&[String]>,

@@ -65,8 +65,8 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Retries up to `limit` jobs of a flow that ended without success before this time, seconds since 1970 of the
-    /// database's clock; returns how many.
+    /// Retries up to `limit` jobs of a flow that ended without success before this time (in seconds since 1970, by the
+    /// database's clock); returns how many.
     pub async fn retry_flow(&self, id: i64, limit: i32, before: f64) -> Result<i32, StoreError> {
         let args = [
             (&id as _, Type::INT8),

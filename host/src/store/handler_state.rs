@@ -62,7 +62,7 @@ impl StateWrite {
     }
 }
 
-/// The row, unless it says that the job is no longer this worker's.
+/// The row, unless it shows that the job no longer belongs to this worker.
 fn check_held(row: &Row) -> Result<&Row, LostJob> {
     row.get::<_, Option<&str>>(0)
         .map_or(Ok(row), |reason| Err(LostJob::read(reason)))

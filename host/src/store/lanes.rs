@@ -125,7 +125,7 @@ fn claim_gate(row: &Row) -> ClaimGate {
 
 impl Store {
     /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change
-    /// of these also changes the catalog, so they are never older than the lanes.
+    /// to these settings also changes the catalog, so they are never older than the lanes.
     pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
         let rows = self
             .query_in_order([

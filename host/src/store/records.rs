@@ -53,8 +53,8 @@ impl Store {
         Ok(lists)
     }
 
-    /// [`query`](Store::query) with arrays of records. If the server does not know their types, because the schema was
-    /// recreated, they are read again for the next call.
+    /// Like [`query`](Store::query), but with arrays of records. If the server does not know their types, because the
+    /// schema was recreated, they are read again for the next call.
     pub(super) async fn query_with_records(
         &self,
         sql: &str,

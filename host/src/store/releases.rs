@@ -26,7 +26,7 @@ impl Store {
     }
 
     /// Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept. Returns the number
-    /// of chains that were found. No known fault leaves any such job behind.
+    /// of chains that were found. No known fault leaves any such chain behind.
     pub async fn maintain_dependencies(&self) -> Result<i32, StoreError> {
         let worker = self.identity()?;
         let rows = self

@@ -33,7 +33,7 @@ pub struct Renewal {
 pub enum Refusal {
     /// Another transaction is changing the job; try again.
     Busy,
-    /// The job is no longer this worker's.
+    /// The job no longer belongs to this worker.
     Lost(AbortReason),
 }
 

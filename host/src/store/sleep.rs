@@ -24,7 +24,7 @@ impl Store {
         Ok(())
     }
 
-    /// The worker is busy and needs no notifications.
+    /// Withdraws the request: the worker is busy and needs no notifications.
     pub async fn awake(&self) -> Result<(), StoreError> {
         let worker = self.identity()?;
         self.query(

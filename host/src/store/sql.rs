@@ -433,7 +433,7 @@ async fn run(
     }
 }
 
-/// The first response that is an error, or has a wrong number of rows. All responses after it only say that the
+/// The first response that is an error, or has a wrong number of rows. All responses after it only report that the
 /// transaction has failed.
 fn refusal(
     started: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>,

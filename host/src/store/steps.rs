@@ -10,7 +10,7 @@ use tokio_postgres::types::{FromSql, Type};
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId, RecordedStep, RecordedWait, WaitKind};
 
-/// The job is no longer this worker's, for this reason.
+/// The job no longer belongs to this worker, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostJob(pub AbortReason);
 
@@ -31,7 +31,7 @@ pub struct RecordedSteps {
     versions: i64,
 }
 
-/// The rows of a response, unless the first one says that the job is no longer this worker's.
+/// The rows of a response, unless the first one shows that the job no longer belongs to this worker.
 pub(super) fn check_held(rows: &[Row]) -> Result<&[Row], LostJob> {
     let refusal = rows.first().and_then(|row| row.get::<_, Option<&str>>(0));
     refusal.map_or(Ok(rows), |reason| Err(LostJob::read(reason)))

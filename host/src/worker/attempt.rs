@@ -8,7 +8,7 @@
 //!    ended: a `RunEnd`.
 //! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for
-//!    that, except for space. A success with effects goes to a task that commits several at a time
+//!    that, unless it has to wait for space. A success with effects goes to a task that commits several at a time
 //!    (`effects/together.rs`).
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
@@ -305,7 +305,8 @@ fn resolve_policy(shared: &Shared, job: &ClaimedJob, handler: &Handler) -> Polic
 /// Applies the job's attenuation, if any, to the handler's grants and limits and to the run timeout.
 ///
 /// # Errors
-/// This host does not understand the attenuation, so nothing may run: any grant could be among those that it removes.
+/// If this host does not understand the attenuation. Nothing may run then: any grant could be among those that it
+/// removes.
 fn attenuate(job: &ClaimedJob, handler: Arc<Handler>, policy: Policy) -> Result<Terms, RunEnd> {
     let mut terms = match &job.grants {
         None => Terms {

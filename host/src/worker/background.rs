@@ -81,8 +81,8 @@ impl Background {
         });
     }
 
-    /// Stops the tasks, and waits until they have ended. A drop stops them too: otherwise the heartbeats would register
-    /// the worker again.
+    /// Stops the tasks, and waits until they have ended. Dropping this stops them, too: otherwise the heartbeats would
+    /// register the worker again.
     ///
     /// # Errors
     /// If one of them has panicked.

@@ -53,12 +53,12 @@ pub(super) struct Found {
     /// The number of jobs found; a batch counts as one. It leaves out jobs that are repeatedly given back because their
     /// handler is missing.
     pub(super) jobs: usize,
-    /// There may be more jobs: a response ended because of its size, a lane has used up its share of the claim, or an
-    /// adoption found as many jobs as wanted.
+    /// True if there may be more jobs: a response ended because of its size, a lane has used up its share of the claim,
+    /// or an adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
-    /// Other lanes may have jobs, even if this look has found none. Either some lanes were opened, because other lanes
-    /// behind their limits had room or no more jobs; or the last claim has closed lanes, and has left out some that are
-    /// known to have jobs.
+    /// True if other lanes may have jobs, even if this look has found none. Either some lanes were opened, because
+    /// other lanes behind their limits had room or no more jobs; or the last claim has closed lanes, and has left out
+    /// some that are known to have jobs.
     pub(super) has_others: bool,
     /// The number of lanes that the claims have closed.
     closed: usize,
@@ -95,8 +95,8 @@ pub(super) struct Claims<'a> {
     sources: Vec<String>,
     /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
-    /// The last search by source found nothing, and is not retried before this time, unless a notification announces a
-    /// job, or an attempt of one of `full_handlers` ends.
+    /// After a search by source that found nothing, the time before which it is not retried, unless a notification
+    /// announces a job, or an attempt of one of `full_handlers` ends.
     by_source_at: Instant,
     /// The handlers whose sources the last search by source left out, because as many of their attempts were running as
     /// this host may run.

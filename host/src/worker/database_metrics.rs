@@ -19,7 +19,7 @@ use crate::store::{Depth, FairAge, StoreError};
 const EVERY: Duration = Duration::from_secs(15);
 /// The queries take at most 5 % of the time, however expensive they are.
 const SHARE: u32 = 20;
-/// The maximum number of pairs of queue and handler that a host ever shows. Each pair is four time series, which stay
+/// The maximum number of pairs of queue and handler that a host ever shows. Each pair has four time series, which stay
 /// on the page until the host ends. `rouse.backlog` shows all pairs.
 const PAIRS_MAX: usize = 1_000;
 /// The maximum number of keys of fair queues that a host ever shows by name.

@@ -85,7 +85,7 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
 /// the worker stops, the lease is no longer renewed.
 ///
 /// # Errors
-/// How the attempt has ended instead: nothing was committed.
+/// If nothing was committed: how the attempt has ended instead.
 async fn commit(
     shared: &Shared,
     handler: &Handler,

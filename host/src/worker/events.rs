@@ -60,7 +60,7 @@ macro_rules! event {
     };
 }
 
-/// A worker has started, is stopping, or has stopped.
+/// Logs that a worker has started, is stopping, or has stopped.
 pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation) {
     info!(
         target: WORKER_TARGET,
@@ -77,13 +77,14 @@ pub(super) fn routine_events_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// The job was enqueued. A worker logs this when it claims the first attempt, and again if that claim was given back.
+/// Logs that the job was enqueued. A worker logs this when it claims the first attempt, and again if that claim was
+/// given back.
 pub(super) fn enqueued(context: EventContext<'_>, queue: &str, at: SystemTime) {
     let at = humantime::format_rfc3339_millis(at);
     event!(debug, "enqueued", context, queue, at = %at);
 }
 
-/// The job is due, and has received its turn.
+/// Logs that the job is due, and has received its turn.
 pub(super) fn promoted(worker_id: &str, id: JobId) {
     debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
@@ -102,7 +103,7 @@ pub(super) fn adopted(context: EventContext<'_>, uncounted: i32) {
     );
 }
 
-/// The job was lost with its worker and is not claimed at once: it waits, or has failed.
+/// Logs that the job was lost with its worker and is not claimed at once: it waits, or has failed.
 pub(super) fn lost(context: EventContext<'_>, uncounted: i32, has_failed: bool) {
     match has_failed {
         false => event!(
@@ -127,7 +128,7 @@ pub(super) fn started(context: EventContext<'_>) {
     event!(debug, "started", context);
 }
 
-/// The attempt was aborted.
+/// Logs that the attempt was aborted.
 pub(super) fn aborted(context: EventContext<'_>, reason: AbortReason, took: Duration) {
     let stopped_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     event!(
@@ -139,12 +140,12 @@ pub(super) fn aborted(context: EventContext<'_>, reason: AbortReason, took: Dura
     );
 }
 
-/// The outcome is not settled: the job no longer belongs to this worker.
+/// Logs that the outcome is not settled, because the job no longer belongs to this worker.
 pub(super) fn dropped(context: EventContext<'_>, reason: AbortReason) {
     event!(debug, "dropped", context, reason = reason.as_str());
 }
 
-/// The database refused the outcome, because its lease was lost.
+/// Logs that the database refused the outcome, because its lease was lost.
 pub(super) fn refused(context: EventContext<'_>) {
     event!(
         info,
@@ -154,7 +155,7 @@ pub(super) fn refused(context: EventContext<'_>) {
     );
 }
 
-/// The outcome was sent, but the response was lost; a later try found that the claim has ended.
+/// Logs that the outcome was sent, but the response was lost; a later try found that the claim has ended.
 pub(super) fn unconfirmed(context: EventContext<'_>) {
     event!(
         info,
@@ -164,7 +165,7 @@ pub(super) fn unconfirmed(context: EventContext<'_>) {
     );
 }
 
-/// The outcome could not be written before its lease expired, or the host had to stop.
+/// Logs that the outcome could not be written before its lease expired, or before the host had to stop.
 pub(super) fn given_up(context: EventContext<'_>) {
     event!(
         error,
@@ -174,7 +175,7 @@ pub(super) fn given_up(context: EventContext<'_>) {
     );
 }
 
-/// The outcome is settled.
+/// Logs that the outcome is settled.
 pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
     match outcome {
         Outcome::Succeeded(_) => event!(debug, "succeeded", context),
@@ -204,7 +205,7 @@ pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
     }
 }
 
-/// The deadline of the job has passed, and it has failed.
+/// Logs that the deadline of the job has passed, and that the job has failed.
 pub(super) fn missed_deadline(worker_id: &str, missed: &MissedDeadline) {
     warn!(
         target: TARGET,
@@ -223,7 +224,7 @@ pub(super) fn admin_actions_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::INFO)
 }
 
-/// An operator or a program took this action.
+/// Logs that an operator or a program took this action.
 pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     info!(
         target: TARGET,

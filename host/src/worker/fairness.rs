@@ -18,7 +18,7 @@ const KEY_BYTES_MAX: usize = 16 << 10;
 const IDLE_AFTER: Duration = Duration::from_secs(3600);
 /// How often the host searches for idle keys while there is no room for another key.
 const SEARCH_EVERY: Duration = Duration::from_secs(60);
-/// The maximum number of keys that the metrics ever show by name. Each key is four time series, which stay on the page
+/// The maximum number of keys that the metrics ever show by name. Each key has four time series, which stay on the page
 /// until the host ends.
 const SHOWN_MAX: usize = 1000;
 /// The name under which other keys are counted.

@@ -320,8 +320,9 @@ impl<'a> Heartbeats<'a> {
         }
     }
 
-    /// The worker has been silent for so long that it no longer trusts its claims, but the database does not count it
-    /// as dead. It frees them, because their leases may be long, and continues under a new incarnation.
+    /// Called when the worker has been silent for so long that it no longer trusts its claims, but the database does
+    /// not count it as dead. It frees the claims, because their leases may be long, and continues under a new
+    /// incarnation.
     async fn start_over(&mut self) {
         let shared = self.shared;
         lose_claims(shared, &"no heartbeat was answered for too long").await;
@@ -340,8 +341,8 @@ impl<'a> Heartbeats<'a> {
         }
     }
 
-    /// All claims of the old incarnation are lost. The worker continues under a new one, unless another host has taken
-    /// its id.
+    /// Called when all claims of the old incarnation are lost. The worker continues under a new one, unless another
+    /// host has taken its id.
     async fn replace(&mut self, why: &StoreError) {
         let shared = self.shared;
         self.reported = None;

@@ -101,7 +101,8 @@ impl AttemptJournal {
         self.live_usage.clone()
     }
 
-    /// The attempt has ended: its progress is deleted. If it is suspended, the next one needs the steps again.
+    /// Notes that the attempt has ended: its progress is deleted. If it is suspended, the next one needs the steps
+    /// again.
     pub(super) fn close(&self, is_suspended: bool) {
         if self.has_reported.load(Ordering::Relaxed) {
             self.shared.reports.progress.ended(self.id, self.fence);

@@ -225,8 +225,8 @@ impl Lanes {
     }
 
     /// Notes that a lane has a job. In a fair queue, the first job of a lane that was not known to have any is claimed
-    /// before the others, and goes ahead of the jobs that wait in line. `was_known`: it was in the catalog before;
-    /// another one counts as active since it was read.
+    /// before the others, and goes ahead of the jobs that wait in line. `was_known`: the lane was already in the
+    /// catalog; a new lane has counted as active since it was read.
     pub(super) fn wake(&mut self, id: LaneId, was_known: bool) {
         let had_jobs = was_known && self.active.contains(id);
         if had_jobs || self.is_closed(id) || !self.activate(id) {

@@ -58,7 +58,7 @@ struct Inner {
 pub(super) struct UnderWay<'a>(&'a Leases);
 
 impl UnderWay<'_> {
-    /// The response has arrived. Jobs that were changed in the meantime are in doubt from the start.
+    /// Notes that the response has arrived. Jobs that were changed in the meantime are in doubt from the start.
     pub(super) fn arrived(self, claims: &[Claim]) {
         let mut inner = self.0.lock();
         let mut doubts = false;
@@ -117,8 +117,8 @@ impl Inner {
 }
 
 impl Leases {
-    /// `registered`: just before the registration was sent. `silence_max`: the time after its last heartbeat after
-    /// which the worker may be declared dead.
+    /// `registered`: the time just before the registration was sent. `silence_max`: the time after its last heartbeat
+    /// after which the worker may be declared dead.
     pub(super) fn new(registered: BootTime, silence_max: Duration) -> Self {
         Self {
             silence_max,
@@ -136,8 +136,8 @@ impl Leases {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A heartbeat was answered. False if the response came too late: the leases are no longer trusted until the worker
-    /// has [registered](Self::registered) again.
+    /// Notes that a heartbeat was answered. False if the response came too late: the leases are no longer trusted until
+    /// the worker has [registered](Self::registered) again.
     #[must_use]
     pub(super) fn heartbeat_answered(&self, sent: BootTime, now: BootTime) -> bool {
         let mut inner = self.lock();
@@ -152,16 +152,16 @@ impl Leases {
         true
     }
 
-    /// The worker has a new incarnation, whose registration was sent at this time. The leases of the old one must have
-    /// been [lost](Self::lose_all).
+    /// Notes that the worker has a new incarnation, whose registration was sent at this time. The leases of the old one
+    /// must have been [lost](Self::lose_all).
     pub(super) fn registered(&self, sent: BootTime) {
         // The response to a claim of the old incarnation may still arrive.
         self.doubt(None);
         self.lock().alive_until = sent.plus(self.silence_max);
     }
 
-    /// A claim is about to be sent. After this call, changes to its jobs are noticed. Only one claim may be under way
-    /// at a time.
+    /// Notes that a claim is about to be sent. After this call, changes to its jobs are noticed. Only one claim may be
+    /// under way at a time.
     pub(super) fn claiming(&self) -> UnderWay<'_> {
         self.lock().changed = Some(HashSet::new());
         UnderWay(self)
@@ -243,7 +243,7 @@ impl Leases {
         graces.max().unwrap_or_default()
     }
 
-    /// Another session may have changed this job (`None`: any job): its lease is renewed now.
+    /// Notes that another session may have changed this job (`None`: any job): its lease is renewed now.
     pub(super) fn doubt(&self, id: Option<JobId>) {
         let mut inner = self.lock();
         if let Some(changed) = &mut inner.changed {
@@ -270,7 +270,7 @@ impl Leases {
         }
     }
 
-    /// These renewals were not answered: the leases are in doubt.
+    /// Notes that these renewals were not answered: the leases are in doubt.
     fn unanswered(&self, renewals: &[Renewal]) {
         let mut inner = self.lock();
         for renewal in renewals {
@@ -349,7 +349,7 @@ impl Leases {
         true
     }
 
-    /// The job no longer belongs to this worker.
+    /// Notes that the job no longer belongs to this worker.
     pub(super) fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
         let mut inner = self.lock();
         let Some(lease) = inner.get(id, fence).filter(|lease| !lease.over) else {

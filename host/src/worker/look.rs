@@ -37,7 +37,7 @@ pub(super) struct Looks<'a> {
     is_restarting: bool,
     /// The queues that were paused at the last sweep.
     paused: HashSet<String>,
-    /// The last wakeup announced jobs, or something other than the end of a job.
+    /// True if the last wakeup announced jobs, or something other than the end of a job.
     is_announced: bool,
 }
 
@@ -89,8 +89,8 @@ impl<'a> Looks<'a> {
         self.claims.lanes.next_opening()
     }
 
-    /// When the newest jobs are searched next, while slots are taken. `None` if few lanes are served, and no fair
-    /// queue.
+    /// When the newest jobs are searched next, while slots are taken. `None` if only a few lanes, and no fair queue,
+    /// are served.
     pub(super) fn next_search(&self) -> Option<Instant> {
         self.claims.next_search()
     }
@@ -117,7 +117,7 @@ impl<'a> Looks<'a> {
         self.is_restarting
     }
 
-    /// The read of a restart was not answered: the server is slow, but the same.
+    /// Notes that the read of a restart was not answered: the server is slow, but has not been replaced.
     pub(super) fn restart_failed(&mut self) {
         self.claims.lanes.undo_restart();
         self.plan.restart_failed(Instant::now());

@@ -42,8 +42,8 @@ pub struct Intervals {
     pub deadlines: Duration,
     /// The time between two searches for jobs in inboxes of workers that no longer take them.
     pub recovery: Duration,
-    /// The time after its last heartbeat after which a worker stops trusting its leases. Not longer than in
-    /// `rouse.heartbeat` (`migrations/functions/workers.sql`), which declares it dead then.
+    /// The time after its last heartbeat after which a worker stops trusting its leases. Not longer than the time in
+    /// `rouse.heartbeat` (`migrations/functions/workers.sql`) after which the worker is declared dead.
     pub silence: Duration,
 }
 
@@ -200,8 +200,8 @@ impl LookPlan {
         }
     }
 
-    /// A restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps follow,
-    /// which read less; the next restart is tried only after a while.
+    /// Notes that a restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps
+    /// follow, which read less; the next restart is tried only after a while.
     pub(super) fn restart_failed(&mut self, now: Instant) {
         self.needs_restart = true;
         self.restart_at = now + self.intervals.restart_max;
@@ -209,9 +209,9 @@ impl LookPlan {
         self.wakeup_restart_at = self.restart_at;
     }
 
-    /// A notification announced a job that the look did not find: its producer may have committed it late, behind the
-    /// cursors or after it was due. True if the next look has to follow at once; it is a restart. At most once per
-    /// short sweep.
+    /// Called when a notification announced a job that the look did not find: its producer may have committed it late,
+    /// behind the cursors or after it was due. True if the next look has to follow at once; it is a restart. At most
+    /// once per short sweep.
     pub(super) fn restart_after_empty_wakeup(&mut self, now: Instant) -> bool {
         if now < self.wakeup_restart_at {
             return false;

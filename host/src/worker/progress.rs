@@ -42,7 +42,7 @@ impl Progress {
         self.any.notify_one();
     }
 
-    /// An attempt that had reported progress has ended: its progress is deleted.
+    /// Notes that an attempt that had reported progress has ended: its progress is deleted.
     pub(super) fn ended(&self, id: JobId, fence: Fence) {
         let mut pending = self.lock();
         // The same job may run here again under another fence.

@@ -36,7 +36,8 @@ impl Waiting {
         answered
     }
 
-    /// Takes the question about this job, and others that wait. Empty if another call has already taken that question.
+    /// Takes the question about this job, and other questions that wait. Empty if another call has already taken that
+    /// question.
     fn take(&self, job: (JobId, Fence)) -> Vec<Question> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = waiting.iter().position(|question| question.job == job) else {

@@ -164,7 +164,7 @@ impl SettlerTask {
         }
     }
 
-    /// Every attempt has sent its outcome: the task ends once it has written all of them.
+    /// Notes that every attempt has sent its outcome: the task ends once it has written all of them.
     pub(super) fn finish_soon(&self) {
         self.all_sent.cancel();
     }
@@ -387,8 +387,8 @@ pub(super) async fn give_up_when_stopping(shared: &Shared, id: JobId, fence: Fen
     pending().await
 }
 
-/// Jobs that waited for the end of this one may start, regardless of what has ended it: cancellations and job timeouts
-/// are not announced in another way.
+/// Announces that jobs that waited for the end of this one may start, regardless of what has ended it: cancellations
+/// and job timeouts are not announced in another way.
 pub(super) fn free(shared: &Shared, lane: Option<LaneId>) {
     if let Some(lane) = lane {
         shared.wakeups.freed(lane);

@@ -74,7 +74,8 @@ impl<'a> Sleeper<'a> {
         }
     }
 
-    /// A look has found jobs. Once this worker is busy, it withdraws the request, which saves producers the NOTIFY.
+    /// Notes that a look has found jobs. Once this worker is busy, it withdraws the request, which saves producers the
+    /// NOTIFY.
     pub(super) async fn found(&mut self) {
         let since = *self.busy_since.get_or_insert_with(Instant::now);
         if self.is_asleep() && since.elapsed() >= BUSY_AFTER {
@@ -85,12 +86,12 @@ impl<'a> Sleeper<'a> {
         }
     }
 
-    /// The worker is not busy: it found nothing, or waited.
+    /// Notes that the worker is not busy: it found nothing, or waited.
     pub(super) fn idles(&mut self) {
         self.busy_since = None;
     }
 
-    /// After an error it is unknown whether the request was written.
+    /// Called after an error, when it is unknown whether the request was written.
     pub(super) fn start_over(&mut self) {
         self.asleep_since = None;
         self.busy_since = None;

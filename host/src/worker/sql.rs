@@ -45,9 +45,9 @@ pub(super) struct Sql {
     version: AtomicU64,
     /// Locked during a check: only one runs at a time.
     checking: Mutex<()>,
-    /// A login has had no response.
+    /// Notified when a login has had no response.
     has_failed: Notify,
-    /// A login has had no response, and is checked every second.
+    /// True if a login has had no response, and is checked every second.
     are_followed: AtomicBool,
 }
 
@@ -129,7 +129,7 @@ impl Sql {
         }
     }
 
-    /// A login has had no response: it is followed until it has one.
+    /// Notes that a login has had no response: logins are followed until they have one.
     pub(super) fn follow_logins(&self) {
         if !self.are_followed.swap(true, Ordering::AcqRel) {
             self.has_failed.notify_one();

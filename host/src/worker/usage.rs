@@ -25,7 +25,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         let _permit = shared.calls.patient.acquire().await;
         match shared.store.report_usage(&running).await {
             Ok(()) => reported = running.len(),
-            // The attempts are lost, and their rows with them.
+            // The attempts are lost, and so are their rows.
             Err(error) if shared.has_incarnation_ended(&error) => reported = 0,
             Err(error) => warn_unless_unreachable!(
                 error,

@@ -1,9 +1,9 @@
 //! Lanes in which gates do not let any job start for now, and the order in which they open again.
 //!
-//! Behind a limit on running jobs or on starts, they open in the order of how much of it they, or their keys, have
-//! used, each relative to its share (start-time fair queueing). The rounds of [`Turns`](crate::Turns) would not do: the
-//! limit often has room for a single job, and the rounds end before any lane has used up its credit. The lanes of one
-//! key share its position. (`docs/decisions/closed-lanes-open-by-share.md`)
+//! Behind a limit on running jobs or on starts, lanes open in order of how much of the limit they, or their keys, have
+//! used in relation to their shares (start-time fair queueing). The rounds of [`Turns`](crate::Turns) would not work
+//! here: the limit often has room for a single job, and the rounds end before any lane has used up its credit. The
+//! lanes of one key share its position. (`docs/decisions/closed-lanes-open-by-share.md`)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
@@ -219,7 +219,7 @@ where
         self.close(lane, until, has_jobs);
     }
 
-    /// Closes a lane until this limit lets a job start, which it does at this time. The lanes that wait for it open in
+    /// Closes a lane until `at`, the time at which this limit lets a job start. The lanes that wait for it open in
     /// order, regardless of how long each was to wait when it was closed.
     pub fn close_until_start(
         &mut self,

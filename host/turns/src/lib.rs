@@ -1,7 +1,7 @@
 //! Divides the claims of a worker among its lanes, and decides the size of claims.
 //!
-//! Decisions only: the caller passes in the time, and what was claimed. This crate has no I/O, no clock, no randomness
-//! and no dependencies, so the host and the simulator (`tests/simulate`) run the same code.
+//! This crate only makes decisions: the caller passes in the time, and what was claimed. It has no I/O, no clock, no
+//! randomness and no dependencies, so the host and the simulator (`tests/simulate`) run the same code.
 
 mod closings;
 mod prefetch;

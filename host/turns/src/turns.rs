@@ -1,7 +1,7 @@
 //! Decides whose turn it is: the lanes with jobs share the claims of a worker.
 //!
 //! Within a class, the queues take turns. Within a queue, its keys take turns by deficit round robin, each according to
-//! its share. Within a key, its lanes take turns. Pure: the caller passes in what was claimed.
+//! its share. Within a key, its lanes take turns. The code is pure: the caller passes in what was claimed.
 //! (`docs/decisions/lanes-take-turns.md`)
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +19,8 @@ const CHEAP: f64 = 0.01;
 const CHEAP_TURNS_MAX: usize = 100;
 
 /// If a claim is for more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs from 64
-/// lanes cost Postgres much less than 500 jobs from 250 lanes, above all behind gates, which are counted for each lane.
+/// lanes cost Postgres much less than 500 jobs from 250 lanes, especially behind gates, which are counted for each
+/// lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.

@@ -12,8 +12,9 @@ pub struct Migration {
     /// The change, from its name.
     pub name: &'static str,
     /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
-    /// statement (each ends with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only.
-    /// It is run again if it has failed halfway, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// statement (each ends with a semicolon at the end of a line). This is only for `CREATE INDEX CONCURRENTLY` and
+    /// similar statements. It is run again if it has failed halfway, and has to allow for that (`DROP INDEX
+    /// CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 

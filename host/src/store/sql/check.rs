@@ -123,7 +123,7 @@ async fn check(
     let unfit = |error: tokio_postgres::Error| {
         let error = SqlError::from(&error);
         match error.code.as_deref() {
-            // Lost connections and timeouts do not say anything about the statement.
+            // Lost connections and timeouts do not show anything about the statement.
             None => Unfit::Unchecked(error.message),
             Some(code) => match SqlErrorClass::from_code(code, None) {
                 SqlErrorClass::Away | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
@@ -196,7 +196,7 @@ fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
     ))
 }
 
-/// The privileges on a table that a statement needs, if its words are what they seem to be.
+/// The privileges on a table that a statement needs, judging by its words.
 fn table_privileges(table: &str, sql: &str) -> String {
     let words = sql.split(|it: char| !it.is_alphanumeric() && it != '_');
     let words: Vec<String> = words

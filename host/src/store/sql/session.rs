@@ -73,9 +73,9 @@ pub(super) fn transaction_start(mode: &str, settings: &str) -> String {
     format!("BEGIN ISOLATION LEVEL READ COMMITTED, {mode}; {settings}")
 }
 
-/// A connection of a login, for one transaction. It leaves the pool for good if it is dropped without
+/// A connection of a login, for one transaction. It leaves the pool permanently if it is dropped without
 /// [`end`](Self::end): an attempt that is aborted drops its calls at any point, and the next user of the connection
-/// would go on in the transaction that was left open.
+/// would continue in the transaction that was left open.
 pub(super) struct Session<'a> {
     login: &'a Login,
     /// `None` once it is back in the pool.
@@ -201,9 +201,9 @@ impl Login {
         ))
     }
 
-    /// Waits for the response of a session. A statement can lift its own statement timeout, so it is cancelled after
-    /// `timeout`, and the response to that counts too. In that case the second value is false: the session must not be
-    /// used again, since the request may arrive late.
+    /// Waits for the response of a session. A statement can override its own statement timeout, so it is cancelled
+    /// after `timeout`, and the response to that counts too. In that case the second value is false: the session must
+    /// not be used again, since the request may arrive late.
     ///
     /// # Errors
     /// If there is no response at all. The server ends the transaction when it notices the closed connection.

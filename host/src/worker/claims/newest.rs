@@ -43,7 +43,7 @@ impl Newest {
 }
 
 impl Claims<'_> {
-    /// When the next search is due. `None` if there are few lanes, and no fair queue.
+    /// When the next search is due. `None` if there are only a few lanes, and no fair queue.
     pub(in crate::worker) fn next_search(&self) -> Option<Instant> {
         let searches = self.lanes.serves_fair() || !self.lanes.fit_one_claim();
         searches.then_some(self.newest.next_at)

@@ -45,7 +45,7 @@ impl Lanes {
         }
     }
 
-    /// The restart was not answered: restores the cursors from just before it.
+    /// Called when the restart was not answered: restores the cursors from just before it.
     pub(in crate::worker) fn undo_restart(&mut self) {
         for known in self.known.values_mut() {
             if known.cursor == i64::MIN {

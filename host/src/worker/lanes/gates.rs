@@ -216,8 +216,8 @@ impl Lanes {
         self.open_all(due)
     }
 
-    /// Notes that a job of this lane has ended, so others behind its limits may start. The limit of its handler on this
-    /// host is excepted: see [`Self::free_handler`]. True if there may be any.
+    /// Notes that a job of this lane has ended, so others behind its limits may start. This does not apply to the limit
+    /// of its handler on this host: see [`Self::free_handler`]. True if there may be such jobs.
     pub(in crate::worker) fn free(&mut self, id: LaneId) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
@@ -231,7 +231,7 @@ impl Lanes {
     }
 
     /// Notes that an attempt of this handler has ended on this host, regardless of the lane of its job, so another one
-    /// may start. True if there may be any.
+    /// may start. True if there may be a job for it.
     pub(in crate::worker) fn free_handler(&mut self, handler: &str) -> bool {
         let limit: Limit = host_limit_name(handler).into();
         self.open_behind(&[limit], Closings::by_end)

@@ -127,9 +127,9 @@ impl Lanes {
         }
     }
 
-    /// Restricts a claim to the first class of which several lanes share it, and the classes before: if one of these
-    /// lanes has fewer jobs than its share, the others may have more, ahead of those of later classes. True if lanes
-    /// that are known to have jobs are not in this claim.
+    /// Restricts a claim to the first class of which several lanes share the claim, and the classes before it: if one
+    /// of these lanes has fewer jobs than its share, the others may have more, ahead of those of later classes. True if
+    /// lanes that are known to have jobs are not in this claim.
     pub(in crate::worker) fn leave_later_classes(&mut self, orders: &mut Vec<ClaimOrder>) -> bool {
         let shares = |order: &&ClaimOrder| {
             order.overdue.is_none() && order.max.is_some() && self.active.contains(order.lane)
@@ -158,8 +158,8 @@ impl Lanes {
     }
 
     /// Gives back the turns of classes that a claim leaves out, or of a claim that was not made, has failed, or claimed
-    /// nothing because there were orphans; at most those of one round. Lanes that come later would wait for more, and a
-    /// lane that is left out again and again would collect them.
+    /// nothing because there were orphans. At most the turns of one round are given back: otherwise, a lane that is
+    /// left out again and again would collect turns, and lanes that come later would wait for them.
     pub(in crate::worker) fn give_up_turns(&mut self, orders: &[ClaimOrder]) {
         self.not_claimed(orders);
         for order in orders {
@@ -220,7 +220,7 @@ impl Lanes {
             let is_used_up = order.max.is_some_and(|max| jobs >= max);
             let was_read = !is_filled || Some(position) < last;
             is_any_used_up |= is_used_up;
-            // An idle lane says nothing about the others behind its limits.
+            // An idle lane does not show anything about the other lanes behind its limits.
             if jobs == 0 && self.active.contains(order.lane) {
                 emptied.push(order.lane);
             }

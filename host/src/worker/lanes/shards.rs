@@ -28,7 +28,7 @@ impl Shards {
 }
 
 impl Known {
-    /// It was not served as a whole: jobs may be before the turns that were read before.
+    /// Called for a lane that was not served as a whole: there may be jobs before the turns that were read earlier.
     pub(super) fn forget_turns(&mut self) {
         self.cursor = i64::MIN;
         self.recent = [i64::MIN; 2];

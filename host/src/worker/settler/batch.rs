@@ -62,8 +62,8 @@ impl Batch {
 }
 
 /// Divides outcomes into parts with at most one of each job, in their order. A worker that has lost a job during an
-/// outage may adopt it, and end its next attempt, before the outcome of the previous attempt was refused. Jobs that
-/// attempts enqueue name their job and not its fence.
+/// outage may adopt it, and end its next attempt, before the outcome of the previous attempt was refused. The jobs that
+/// an attempt enqueues refer to its job, and not to the fence of that job.
 fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<Vec<T>> {
     let mut parts = VecDeque::from([Vec::with_capacity(outcomes.len())]);
     let mut part_indices: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
@@ -258,9 +258,9 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles an individual outcome that the database refuses. A value that Postgres cannot store fails the job. Any
-    /// other refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed, so
-    /// that the retries end with the lease.
+    /// Handles an individual outcome that the database refuses. A value that Postgres cannot store makes the job fail.
+    /// Any other refusal may be temporary: the outcome is retried after the others, and its lease is no longer renewed,
+    /// so that the retries end with the lease.
     fn handle_refusal(&mut self, batch: &mut Batch, mut one: Unsettled, error: &StoreError) {
         let Settlement { id, fence, .. } = one.settlement;
         let value = match &one.settlement.outcome {
