@@ -36,7 +36,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// The maximum number of ended jobs in one statement. Each may have a result of 4 MiB.
 const READ_TOGETHER_MAX: usize = 16;
 
-/// What is known about a job.
+/// The known state of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Seen {
     /// Nothing: the database has not answered yet.

@@ -1,4 +1,4 @@
-//! What an operator can set. One row describes each key: its name, values, default and meaning.
+//! The settings of an operator. One row describes each key: its name, values, default and meaning.
 //!
 //! Everything else follows from the rows: how `rouse.toml` and the options of `rouse serve` are read and checked, what
 //! `rouse handlers show` and `--help` print, and the tables of docs/reference/configuration.md, which a test writes.

@@ -121,7 +121,7 @@ pub use steps::{LostJob, RecordedSteps};
 /// silent for this long is dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The functions in which calls of workers wait a few seconds for locks, and what they wait for.
+/// The functions in which calls by workers wait for locks for up to a few seconds, and what they wait for.
 const AWAITED: [(&str, &str); 9] = [
     (
         "rouse._in_own_shards",
@@ -244,7 +244,7 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    /// What a call of a worker has waited for until its timeout, as text. `None` if it has failed for another reason.
+    /// What a call by a worker has waited for until its timeout, as text. `None` if it has failed for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {
             return None;
@@ -563,7 +563,7 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What a call of a worker has waited for until its lock timeout.
+/// What a call by a worker has waited for until its lock timeout.
 fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     let db = error.as_db_error()?;
     if *db.code() != SqlState::LOCK_NOT_AVAILABLE {

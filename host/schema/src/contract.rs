@@ -114,7 +114,7 @@ impl<'a> Writer<'a> {
             any.extend(self.refuses(same, at));
         }
         self.depth -= 1;
-        // What does not fit is left out.
+        // Parts that do not fit are left out.
         any.retain(|part| {
             let bytes = part.len() + 4;
             let fits = bytes <= self.bytes_left;

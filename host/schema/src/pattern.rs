@@ -18,8 +18,8 @@ const BYTES_MIN: usize = 8 << 10;
 /// The maximum additional memory during a search, in bytes.
 const CACHE_BYTES_MAX: usize = 256 << 10;
 
-/// In the worst case each byte of a text meets every state of a pattern. This many bytes of a pattern count as one step
-/// of 10 to 100 ns.
+/// In the worst case, each byte of a text is matched against every state of a pattern. This many bytes of a pattern
+/// count as one step of 10 to 100 ns.
 const BYTES_PER_STEP: usize = 1 << 10;
 
 pub(super) struct Pattern {

@@ -121,7 +121,7 @@ impl SqlFailure {
 pub enum SqlErrorClass {
     /// There was a conflict with another transaction: the same transaction may succeed at once.
     Conflict,
-    /// The server went away, or has no connection left: the same transaction may succeed later.
+    /// The server has become unreachable, or has no connection left: the same transaction may succeed later.
     Away,
     /// The statement does not fit the database: a table or a privilege is missing. It would fail for each job.
     Misfit,

@@ -142,7 +142,7 @@ impl Claimer<'_> {
                                 self.is_extra = true;
                                 return lanes.min(room).min(self.looks.wanted_max());
                             }
-                            // The next look will meet and report the same error.
+                            // The next look will encounter and report the same error.
                             Err(_) => slots.freed().await,
                         },
                     }

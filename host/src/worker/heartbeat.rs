@@ -445,7 +445,7 @@ fn show_timeouts(timeouts: i64) {
 async fn lose_claims(shared: &Arc<Shared>, why: &(dyn Display + Sync)) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this incarnation of the worker has ended; aborting its attempts");
-    // Empties the line. These claims are no longer settled: they are free, or already belong to others.
+    // Empties the line. These claims are no longer settled: they are free, or already belong to other workers.
     slots::release_all(shared).await;
 }
 

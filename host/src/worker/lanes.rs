@@ -1,4 +1,4 @@
-//! What the claimer knows about lanes.
+//! The claimer's knowledge of lanes.
 
 mod catalog;
 mod cursors;
@@ -90,11 +90,11 @@ pub(super) struct Served {
     /// The lease of claims from it.
     pub(super) lease: Duration,
     pub(super) class: Class,
-    /// The CPU time of its jobs counts for the share of its key.
+    /// True if the CPU time of its jobs counts towards the share of its key.
     pub(super) is_charged: bool,
-    /// The end of one of its jobs may let others start.
+    /// True if the end of one of its jobs may let others start.
     pub(super) is_limited: bool,
-    /// The rate at which its jobs start is limited.
+    /// True if the rate at which its jobs start is limited.
     pub(super) is_throttled: bool,
 }
 
@@ -107,7 +107,7 @@ struct Known {
     adopts: Option<Serving>,
     /// The class, queue and key with which it takes its turns.
     place: Place,
-    /// The CPU time of its jobs counts for the share of its key.
+    /// True if the CPU time of its jobs counts towards the share of its key.
     is_charged: bool,
     /// The limits on running jobs that it is behind, by the name of their gate.
     limits: Vec<(String, Limit)>,

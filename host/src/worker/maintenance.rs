@@ -91,7 +91,7 @@ async fn dependencies(shared: &Shared) {
     }
 }
 
-/// Deletes old rows about due times. After an error, the next round goes on.
+/// Deletes old rows about due times. After an error, the next round continues.
 async fn schedules(shared: &Shared) {
     loop {
         let _permit = shared.calls.patient.acquire().await;

@@ -196,7 +196,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     ///
     /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then
     /// waits for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one
-    /// goes on.
+    /// continues.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
         self.divide_by(burst, wanted, room)

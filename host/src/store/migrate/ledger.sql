@@ -14,7 +14,7 @@ CREATE TABLE rouse.definitions (
     -- The oldest protocol of hosts that they support.
     protocol_oldest integer NOT NULL,
     server_major integer NOT NULL,
-    -- What was in force afterwards: a digest for each function, view, trigger and privilege.
+    -- The definitions in force afterwards: a digest for each function, view, trigger and privilege.
     facts        jsonb NOT NULL,
     applied_at   timestamptz NOT NULL DEFAULT now());
 RESET ROLE

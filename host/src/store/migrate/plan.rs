@@ -8,7 +8,7 @@ use super::{MigrateError, Migration, Sources};
 
 /// The work to do.
 pub(super) struct Plan<'a> {
-    /// There is no ledger.
+    /// True if there is no ledger.
     pub(super) first: bool,
     pub(super) missing: Vec<&'a Migration>,
     pub(super) definitions: bool,

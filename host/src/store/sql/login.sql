@@ -1,4 +1,4 @@
--- Why this login must not run statements of handlers; null: it may. A superuser or a member of another role of Rouse
+-- Why this login must not run statements of handlers; null if it may. A superuser or a member of another role of Rouse
 -- could change jobs without their fence. Reads catalogs only.
 SELECT CASE
     WHEN r.rolsuper THEN 'the login is a superuser; statements of handlers need a login with only the privileges that they use'

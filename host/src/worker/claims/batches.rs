@@ -39,7 +39,7 @@ impl Claims<'_> {
             let batch = batch.filter(|(handler, _)| self.take_batches.contains(*handler));
             let batch = batch.map(|(_, size)| size);
             let last = alike.len().checked_sub(1);
-            // The last claim can go on with the next class.
+            // The last claim can continue with the next class.
             let joins = |at: &usize| {
                 let (of, (size, _)) = &alike[*at];
                 *size == batch && (Some(*at) == last || *of == class)

@@ -269,7 +269,7 @@ fn a_claim_is_divided_by_what_jobs_cost() {
         turns.settle(LaneId(1), max[0], max[0], 3.0);
         turns.settle(LaneId(2), max[1], max[1], 1.0);
     }
-    // What was not used is given back at the price that it was taken for.
+    // Turns that were not used are given back at the price at which they were taken.
     let before = turns.credit("q", "1");
     let parts = turns.divide(40, 256);
     for part in parts {

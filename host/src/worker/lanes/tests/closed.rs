@@ -304,7 +304,7 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
                 })
                 .collect();
             lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
-            // Their time is that of the claim, a moment ago.
+            // The time of their starts is that of the claim, a moment ago.
             now += Duration::from_secs(2);
             assert!(lanes.open_due(now) || lanes.free(first));
         }
