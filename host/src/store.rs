@@ -403,8 +403,8 @@ impl Store {
         self.query_with_timeout(RESPONSE_TIMEOUT, sql, params).await
     }
 
-    /// [`query`](Self::query) with its own timeout. A connection that got no response is given up: its next user would
-    /// not get one either.
+    /// Like [`query`](Self::query), but with its own timeout. A connection that got no response is given up: its next
+    /// user would not get one either.
     async fn query_with_timeout(
         &self,
         timeout: Duration,

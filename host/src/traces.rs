@@ -1,7 +1,7 @@
 //! Traces of attempts and logs of guests, for an OpenTelemetry collector (OTLP over HTTP).
 //!
 //! A job has one trace: that of its producer, or else one of its own. Its enqueue is a span that the host exports with
-//! the first attempt, because nothing of Rouse runs in the producer. Each attempt is a span below it, on whichever host
+//! the first attempt, because no part of Rouse runs in the producer. Each attempt is a span below it, on whichever host
 //! it runs ([`AttemptTrace`]); steps and requests are spans below the attempt, and so are the enqueues of the jobs that
 //! it enqueues. Nothing spans the host's own loops.
 //!

@@ -13,7 +13,7 @@ pub(super) const PARTS_MAX: usize = 4 << 20;
 /// A JSON text with the list of its parts.
 pub(super) struct Document<'a> {
     text: Cow<'a, str>,
-    /// In the order of the text: a container is followed by its contents, a member's name by its value.
+    /// The parts in the order of the text: a container is followed by its contents, a member's name by its value.
     parts: Vec<Part>,
 }
 

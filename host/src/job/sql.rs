@@ -78,7 +78,7 @@ impl Default for SqlLimits {
     }
 }
 
-/// A call of a statement.
+/// A call to a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlCall {
     /// The name of the statement.

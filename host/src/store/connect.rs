@@ -61,7 +61,7 @@ const SESSION_CHECKS: usize = 4;
 /// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
-/// Makes connections to one database. Clones share one backoff.
+/// Opens connections to one database. Clones share one backoff.
 #[derive(Clone)]
 pub struct Connector {
     config: Config,

@@ -56,7 +56,7 @@ pub struct Effects<'a> {
     pub limits: &'a SqlLimits,
 }
 
-/// A call of a statement that fits the database.
+/// A call to a statement that fits the database.
 pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
 
 /// The write, behind the fence, with which effects are committed.

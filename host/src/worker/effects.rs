@@ -25,7 +25,7 @@ use crate::store::{
 
 pub(super) use together::{Success, Waiting, commit as commit_with_others};
 
-/// The maximum number of tries of a transaction that conflicts with others. After that the attempt fails, and counts.
+/// The maximum number of tries of a transaction that conflicts with others. After that, the attempt fails, and counts.
 const CONFLICTS_MAX: u32 = 5;
 
 /// The wait after a conflict. Each further one doubles it.

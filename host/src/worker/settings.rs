@@ -18,7 +18,7 @@ pub struct Settings {
     pub key: WorkerKey,
     /// The machine's name, for listings.
     pub hostname: String,
-    /// The queues to serve, in order. Empty means all queues, in no order.
+    /// The queues to serve, in order. Empty means all queues, in no particular order.
     pub queues: Vec<String>,
     /// The meaning of the order of queues.
     pub queue_order: QueueOrder,

@@ -270,7 +270,7 @@ impl Slots {
     /// Takes the claims that arrived up to `then` out of the line. Returns one for each job.
     fn take_late(&self, then: Instant) -> Vec<Claim> {
         let mut inner = self.lock();
-        // The line is nearly in the order of arrival.
+        // The claims in line are nearly in their order of arrival.
         let all = std::mem::take(&mut inner.waiting);
         let (late, rest): (VecDeque<Claim>, _) =
             all.into_iter().partition(|claim| claim.received <= then);

@@ -554,7 +554,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
                     || member.credit + member.share * missed < 0.0
             });
         }
-        // Mostly, all members get credit, and nothing is allocated.
+        // Usually, all members get credit, and nothing is allocated.
         let mut still = Vec::new();
         while let Some((number, key)) = self.without.pop_first() {
             let Some(member) = self.members.get_mut(&key) else {

@@ -90,7 +90,7 @@ fn array(json: &str, member: &Type) -> Result<String, String> {
         if index > 0 {
             out.push(',');
         }
-        // Arrays of several dimensions have the same type as arrays of one.
+        // Multidimensional arrays have the same type as one-dimensional arrays.
         let is_json = *member == Type::JSON || *member == Type::JSONB;
         if json.starts_with('[') && !is_json {
             out += &array(json, member)?;

@@ -46,8 +46,8 @@ fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     )
 }
 
-/// The settings of a transaction. Its last row has the search path: the schemas of the login's own one, before those of
-/// temporary objects.
+/// The settings of a transaction. Its last row has the search path: the schemas of the login's own search path, before
+/// those of temporary objects.
 pub(super) fn settings(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
         "{RESET}; {}; SELECT set_config('search_path', array_to_string(

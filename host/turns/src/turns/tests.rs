@@ -435,7 +435,7 @@ fn the_first_class_is_that_of_a_lane() {
     assert_eq!(turns.first_class(), Some([2, 0]));
 }
 
-/// A class behind a busy one is divided by each claim, and gets nothing.
+/// Each claim also divides a class behind a busy one, although that class gets nothing.
 #[test]
 fn turns_that_were_given_back_do_not_delay_lanes_that_come_later() {
     let mut turns = Turns::default();

@@ -87,7 +87,7 @@ fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[], &closed, false);
     assert!(next(&mut lanes).is_empty());
-    // The sweep: jobs of other workers may have ended.
+    // The sweep opens some lanes: jobs of other workers may have ended.
     lanes.open_some();
     assert_eq!(next(&mut lanes), [1, 2, 3, 4, 5, 6, 7, 8]);
     let orders: Vec<ClaimOrder> = lanes.orders(After::Cursor, WANTED);
