@@ -123,8 +123,8 @@ pub fn write_in_background() -> io::Result<Flush> {
     Ok(Flush)
 }
 
-/// Writes the message of a panic. The standard hook would wait for a reader that stalls, and the panicking task would not
-/// end until then.
+/// Writes the message of a panic. The standard hook would wait for a reader that stalls, and the panicking task would
+/// not end before that.
 fn report_panic(panic: &PanicHookInfo<'_>) {
     let thread = thread::current();
     let name = thread.name().unwrap_or("<unnamed>");

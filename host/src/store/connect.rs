@@ -315,8 +315,8 @@ impl Connector {
         format!("{database} on {} as {user}", hosts.join(", "))
     }
 
-    /// The time limit for opening a connection: TLS and login can hang too, even if the socket answers. Each host may be
-    /// tried twice.
+    /// The time limit for opening a connection: TLS and login can also hang, even if the socket answers. Each host may
+    /// be tried twice.
     fn timeout(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
