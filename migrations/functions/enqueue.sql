@@ -448,8 +448,8 @@ BEGIN
 END
 $$;
 
--- Enqueues a job like rouse.enqueue, and returns what has happened, as rouse.enqueue_unique does. Without a unique key, only a gate can make
--- the job give way.
+-- Enqueues a job like rouse.enqueue, and returns the result, as rouse.enqueue_unique does. Without a unique key, only a
+-- gate can make the job give way.
 CREATE OR REPLACE FUNCTION rouse.enqueue_and_report(
     handler      text,
     payload      jsonb       DEFAULT '{}',

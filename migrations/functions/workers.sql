@@ -60,7 +60,7 @@ END
 $$;
 
 -- Flags the worker for each of these attempts that reached its run timeout and whose outcome was accepted: one write
--- for the batch, or none if there is no such attempt. With `skip_locked`, a locked row of rouse.worker is skipped, so
+-- for the batch, or none if there is no such attempt. With `p_skip_locked`, a locked row of rouse.worker is skipped, so
 -- that an outcome does not wait for it twice.
 CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_settlements rouse.settlement[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -17,7 +17,7 @@ pub struct Overlay<T> {
     of: PhantomData<T>,
 }
 
-/// The tables that apply to a handler, the narrowest first, each with its name and what it sets.
+/// The tables that apply to a handler, the most specific first, each with its name and what it sets.
 pub type Overlays<'a, T> = Vec<(String, &'a Overlay<T>)>;
 
 impl<T: Settable> Overlay<T> {

@@ -1,4 +1,4 @@
--- The keys of fair queues, by queue; see rouse.fair_keys (migrations/functions/fair.sql), which counts no more than
+-- The keys of fair queues, by queue; see rouse.fair_keys (migrations/functions/views.sql), which counts no more than
 -- 10,000 jobs of each lane. Includes the counts of live workers.
 WITH by_key AS (
     SELECT f.value ->> 'queue' AS queue, k.value ->> 'key' AS key, sum((k.value ->> 'selected')::bigint) AS selected,

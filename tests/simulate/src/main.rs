@@ -27,7 +27,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
         `share` is the part that a class got of the jobs to which its weight entitles it, while its\n\
         tenants had waiting jobs; `worst` is the difference of the tenant that is off the most.\n\
         Delays are those from enqueue to start.\n\n\
-        The exit code is 1 if a limit was exceeded, a tenant is stuck, or a share is off by more than 5 %.\n\
+        The exit status is 1 if a limit was exceeded, a tenant is stuck, or a share is off by more than 5 %.\n\
         docs/explanation/simulation.md describes the model, and what it leaves out."
 )]
 struct Options {

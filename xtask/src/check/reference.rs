@@ -12,7 +12,7 @@ use super::pages::{files, read};
 const GRANTS: &str = "migrations/functions/grants.sql";
 const SQL: &str = "docs/reference/sql.md";
 const METRICS: &str = "docs/reference/metrics.md";
-const KINDS: &str = "host/src/job/outcome.rs";
+const KINDS: &str = "host/src/job/error.rs";
 const FUNCTIONS: &str = "migrations/functions";
 const ERRORS: &str = "docs/reference/errors.md";
 
