@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::pages::{files, read};
 
@@ -69,8 +69,9 @@ fn errors(root: &Path) -> Result<Vec<String>> {
     let page = read(root.join(ERRORS))?;
     let rows: BTreeSet<&str> = page.lines().filter_map(first_cell).collect();
     let code = read(root.join(KINDS))?;
-    let missing = kinds(&code).into_iter();
-    let missing = missing.filter(|kind| !rows.contains(&**kind));
+    let kinds = kinds(&code);
+    ensure!(!kinds.is_empty(), "{KINDS} has no enum ErrorKind");
+    let missing = kinds.into_iter().filter(|kind| !rows.contains(&**kind));
     let mut faults: Vec<String> = missing
         .map(|kind| format!("{ERRORS} does not list {kind}"))
         .collect();
