@@ -19,27 +19,28 @@ CREATE TABLE rouse.queue (
     created_at        timestamptz NOT NULL DEFAULT now(),
     -- The time since which the queue is paused; null if it is not.
     paused_at         timestamptz,
-    -- For a queue without lanes: the time at which its last lane was used, recorded by rouse.maintain_lanes. Null if it
-    -- was never used, or has lanes.
+    -- For a queue without lanes: the time at which its last lane was used, recorded by rouse.maintain_lanes. Null if
+    -- the queue was never used, or has lanes.
     used_at           timestamptz,
     -- The number of days for which its finished jobs are kept (null: keep_days of rouse.limits), and those that failed
     -- or timed out (null: as its other jobs).
     keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
     keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650),
-    -- The order of the jobs of a priority: the keys take turns (drr, deficit round robin), or the lanes do (fifo).
+    -- How jobs of the same priority are ordered: the keys take turns (drr, deficit round robin), or the lanes do
+    -- (fifo).
     policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
-    -- The rest applies to drr only. The property by which its jobs are divided.
+    -- This column and those below apply to drr only. The property by which its jobs are divided.
     fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
     -- The cost of a job for its key: a turn, or as much CPU time as the last jobs of its lane have used.
     charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu')),
-    -- Jobs of a key of weight 1 in each round.
+    -- The number of jobs of a key of weight 1 in each round.
     quantum           integer NOT NULL DEFAULT 1 CHECK (quantum BETWEEN 1 AND 1000),
     -- {"key": weight, …}, above 0; all other keys have the default weight.
     weights           jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(weights) = 'object'),
     default_weight    double precision NOT NULL DEFAULT 1 CHECK (default_weight BETWEEN 0.001 AND 1000),
-    -- Jobs that have waited this long go first, starting with the oldest; 0: none do.
+    -- Jobs that have waited this long go first, in seconds, starting with the oldest; 0: none do.
     starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
-    -- Running jobs of a key on all workers; 0: any number.
+    -- The maximum number of running jobs of a key across all workers; 0: no limit.
     max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
     -- How a worker is chosen for each job when it is enqueued (functions/direct.sql); shared: none is.
     dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
@@ -73,18 +74,19 @@ CREATE TABLE rouse.lane (
     -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region":
     -- "eu"}; or *, those for which no lane was left. See functions/gates.sql.
     key      text NOT NULL DEFAULT '',
-    -- The incarnation of a worker whose inbox it is (functions/direct.sql), as in the key; null: any worker serves it.
+    -- The incarnation of the worker whose inbox this lane is (functions/direct.sql), as in the key; null: any worker
+    -- serves it.
     worker   bigint,
     -- In a row without a key: producers use lanes with these values as their key instead. A copy of settings in
-    -- rouse.queue and rouse.gate, kept in the row because every enqueue reads it. Null: they use this lane. Empty: this
-    -- lane as well, but a gate acts when a job is enqueued.
+    -- rouse.queue and rouse.gate, kept in the row because every enqueue reads it. Null: they use this lane. Empty: they
+    -- use this lane as well, but a gate acts when a job is enqueued.
     divided_by text[],
     -- The time at which it was added to the catalog, or at which rouse.maintain_lanes last found a job in it.
     used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Null if it is open. See functions/lanes.sql.
     closed_at timestamptz,
-    -- A copy of the contract of the handler: a predicate that is true for payloads that need a closer look; null: for
-    -- none. Kept in the row, because every enqueue reads it. See rouse._copy_contracts.
+    -- A copy of the contract of the handler: a predicate that is true for payloads that need a closer look; null: no
+    -- payload does. Kept in the row, because every enqueue reads it. See rouse._copy_contracts.
     refuses   jsonpath
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE rouse.lane ALTER COLUMN refuses SET STORAGE MAIN;
@@ -93,8 +95,7 @@ CREATE INDEX lane_id ON rouse.lane (id);
 -- Read by every retry, release and suspension: empty unless a queue has direct dispatch.
 CREATE INDEX lane_inbox ON rouse.lane (worker) WHERE worker IS NOT NULL;
 
--- Limits on which jobs run, start, and are enqueued (functions/gates.sql), set by rouse.set_gate or declared by
--- modules.
+-- Limits on which jobs run, start or are enqueued (functions/gates.sql), set by rouse.set_gate or declared by modules.
 CREATE TABLE rouse.gate (
     name        text PRIMARY KEY,
     kind        text NOT NULL CHECK (kind IN ('max_concurrent', 'throttle', 'batch', 'singleton', 'debounce')),
@@ -122,7 +123,7 @@ CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', '
 CREATE TABLE rouse.gate_key (
     gate   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,
-    -- throttle: the starts of the last period, or null with a burst.
+    -- throttle: the times of the starts in the last period, or null with a burst.
     starts timestamptz[],
     -- throttle: the time until which starts count, or at which the bucket is full again. singleton and debounce: the
     -- time until which the gate is closed, whatever the job does.
@@ -142,10 +143,10 @@ CREATE TABLE rouse.shard_lease (
     until  timestamptz NOT NULL,
     PRIMARY KEY (worker, queue)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
--- They serve claims and renewals (the leases of a worker that have not ended) and divisions (those of a queue). A
--- renewal every second leaves an old version of the row, which a transaction that is open all day keeps. By the primary
--- key, all of them would be read each time; here they come before the range that is read. Only the renewal itself reads
--- them, because the primary key has to stay unique.
+-- These indexes serve claims and renewals (the leases of a worker that have not ended) and divisions (the leases of a
+-- queue). Each renewal, every second, leaves an old version of the row, which a transaction that is open all day keeps.
+-- Through the primary key, all of these versions would be read each time; here they come before the range that is read.
+-- Only the renewal itself reads them, because the primary key has to stay unique.
 CREATE INDEX shard_lease_worker ON rouse.shard_lease (worker, until);
 CREATE INDEX shard_lease_queue ON rouse.shard_lease (queue, until);
 
@@ -163,18 +164,18 @@ CREATE INDEX shard_worker ON rouse.shard (worker, queue, shard);
 -- Settings of the whole database: one row. keep_days is set by rouse.set_default_retention, the others by the owner.
 CREATE TABLE rouse.limits (
     only_row              boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    -- Lanes of one handler. A worker polls each lane of its handlers.
+    -- The maximum number of lanes of one handler. A worker polls each lane of its handlers.
     lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
-    -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
+    -- The maximum number of lanes of all handlers. Each worker keeps the whole catalog in memory.
     lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0),
-    -- Lanes of keys of fair queues and gates: further keys of a handler share one. Also the number of inboxes (direct
-    -- dispatch).
+    -- The maximum number of lanes of keys of fair queues and gates: further keys of a handler share one lane. Also the
+    -- maximum number of inboxes (direct dispatch).
     keyed_lanes_max       integer NOT NULL DEFAULT 20000 CHECK (keyed_lanes_max >= 0),
     gates_max             integer NOT NULL DEFAULT 200 CHECK (gates_max > 0),
-    -- The number of jobs that an attempt may enqueue, including those that these enqueue in turn. The count starts over
-    -- with a resumed attempt, and with the next job of the chain.
+    -- The number of jobs that an attempt may enqueue, including those that these jobs enqueue in turn. The count starts
+    -- over with a resumed attempt, and with the next job of the chain.
     descendants_max       integer NOT NULL DEFAULT 10000 CHECK (descendants_max > 0),
-    -- The maximum depth to which these may be nested.
+    -- The maximum depth to which these jobs may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
     -- The response to an enqueue for an unknown handler, once a contract is published: an error, a notice, or silence.
@@ -193,7 +194,7 @@ CREATE TABLE rouse.worker (
     hostname      text NOT NULL,
     version       text NOT NULL,
     handlers      text[] NOT NULL,
-    -- Those of its handlers whose jobs wait: the database lacks what their SQL statements need.
+    -- The handlers whose jobs wait because the database lacks what their SQL statements need.
     parked        text[] NOT NULL DEFAULT '{}',
     registered_at timestamptz NOT NULL DEFAULT now(),
     seen_at       timestamptz NOT NULL DEFAULT now(),
@@ -205,7 +206,7 @@ CREATE TABLE rouse.worker (
     capabilities  jsonb NOT NULL DEFAULT '{}',
     -- The maximum number of concurrent attempts.
     slots         integer NOT NULL DEFAULT 0,
-    -- In order; empty means all.
+    -- In the order in which they are served; empty means all.
     queues        text[] NOT NULL DEFAULT '{}',
     tags          text[] NOT NULL DEFAULT '{}',
     draining_at   timestamptz,
@@ -216,7 +217,7 @@ CREATE TABLE rouse.worker (
     outlived_at   timestamptz,
     stats         jsonb,
     stats_at      timestamptz,
-    -- The number of times that it has tried to write to a job that was not its own.
+    -- The number of times it has tried to write to a job that was not its own.
     refused       bigint NOT NULL DEFAULT 0,
     -- The timeout flag: the number of its attempts that reached their run timeout, the time of the first, and the last
     -- one. 0 and null before the first, and after the flag is cleared.
@@ -237,8 +238,8 @@ CREATE TABLE rouse.worker (
 CREATE UNIQUE INDEX worker_live ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
 
 -- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads
--- of them. A trigger copies it from rouse.worker (functions/direct.sql). There, each heartbeat writes a version of a
--- row, and a transaction that is open all day keeps them; here, only changes do.
+-- of them. A trigger copies it from rouse.worker (functions/direct.sql). In rouse.worker, each heartbeat writes a
+-- version of a row, and a transaction that is open all day keeps these versions; here, only a change writes one.
 CREATE TABLE rouse.taker (
     -- The incarnation.
     worker    bigint PRIMARY KEY,
@@ -251,7 +252,7 @@ CREATE TABLE rouse.taker (
     limited   boolean NOT NULL
 );
 
--- Serves registration: whether two hosts share an id.
+-- Serves registration: it checks whether two hosts share an id.
 CREATE INDEX worker_replaced ON rouse.worker (worker_id) WHERE replaced_at IS NOT NULL AND outlived_at IS NOT NULL;
 
 -- Limits of the logins of workers. A login without a row may register any worker id and serve all queues. Only the
@@ -311,17 +312,19 @@ CREATE TABLE rouse.job (
     lease_until  timestamptz,
     -- The number of started attempts, including the running one.
     attempt      integer NOT NULL DEFAULT 0,
-    -- The number of these that do not count towards max_attempts: they were lost with their worker, or suspended.
+    -- The number of started attempts that do not count towards max_attempts: they were lost with their worker, or
+    -- suspended.
     uncounted    integer NOT NULL DEFAULT 0,
     -- Null means the handler's own.
     max_attempts integer,
     -- The number of chains that it waits for; null: none. While it waits, it has no turn.
     blockers     integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- The size of the job in the result of a claim apart from the columns that every row has, bytes: payload, tenant,
-    -- source, grants and trace as text. Stored, because computing it would mean reading the payload, and the size in
-    -- the table is not a guide: a number such as 1e100000 is small there, and compressed values shrink to as little as
-    -- 1/90. Not a generated column, because Postgres parses the expression again for every statement that writes.
+    -- The size of the job in the result of a claim apart from the columns that every row has, in bytes: payload,
+    -- tenant, source, grants and trace as text. Stored, because computing it would mean reading the payload, and the
+    -- size in the table is not a guide: a number such as 1e100000 is small there, and compressed values shrink to as
+    -- little as 1/90. Not a generated column, because Postgres parses the expression again for every statement that
+    -- writes.
     bytes        integer NOT NULL,
     tenant       text,
     source       text,
@@ -401,39 +404,41 @@ CREATE INDEX job_payload ON rouse.job (payload_at) WHERE payload_at IS NOT NULL;
 -- ended.
 CREATE TABLE rouse.dependency (
     chain      bigint NOT NULL,
-    -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain was retried and has succeeded.
+    -- If the chain fails: cancel the job, run it nevertheless, or wait until the chain has been retried and has
+    -- succeeded.
     on_failure text NOT NULL CHECK (on_failure IN ('cancel', 'run', 'wait')),
     job        bigint NOT NULL
 );
--- None of them could serve the other's searches, not even while the statistics are empty.
+-- Neither index could serve the other's searches, not even while the statistics are empty.
 CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
 -- Deadlines of the jobs that were enqueued with a job timeout (functions/deadlines.sql); other jobs have no row.
--- Deleted when the deadline has passed, even if the job has ended before, so that the end of a job never has to look
--- for one.
+-- Deleted when the deadline has passed, even if the job has ended earlier, so that the end of a job never requires a
+-- search for its deadline.
 CREATE TABLE rouse.deadline (
     job         bigint PRIMARY KEY,
     deadline_at timestamptz NOT NULL,
-    -- The time at which it is enforced: the same, or later if another transaction had locked the job.
+    -- The time at which the deadline is enforced: the deadline itself, or later if another transaction had locked the
+    -- job.
     try_at      timestamptz NOT NULL,
     -- The job timeout, for the error message.
     timeout_ms  bigint NOT NULL
 ) WITH (
-    -- As for rouse.job: dead rows are at the front of deadline_due, where each look reads.
+    -- As for rouse.job: dead rows are at the front of deadline_due, where each search starts.
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000
 );
 CREATE INDEX deadline_due ON rouse.deadline (try_at);
 
--- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). Their jobs refer to them. A row is
+-- Flows: graphs of jobs that were enqueued in one call (functions/flows.sql). The jobs refer to their flow. A row is
 -- deleted when none of its jobs is kept any more.
 CREATE TABLE rouse.flow (
     id           bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
     name         text CHECK (length(name) BETWEEN 1 AND 200),
     tenant       text,
     requested_at timestamptz NOT NULL,
-    -- The number of jobs with which it was enqueued. A listing reads about as many.
+    -- The number of jobs with which it was enqueued. A listing reads about as many rows.
     jobs         integer NOT NULL
 );
 
@@ -455,12 +460,12 @@ CREATE TABLE rouse.schedule (
     job_timeout     interval,
     -- The key of the payload that gets the due time; null: none.
     due_key         text,
-    -- When it is due: five or six fields, and the time zone in which they are read.
+    -- When it is due: five or six fields, and the time zone in which they are interpreted.
     cron            text NOT NULL,
     time_zone       text NOT NULL,
     overlap         text NOT NULL CHECK (overlap IN ('skip', 'queue', 'allow', 'cancel')),
     catch_up        text NOT NULL CHECK (catch_up IN ('none', 'one', 'all')),
-    -- Missed due times that are older are not caught up; null: they are, whatever their age.
+    -- Missed due times that are older than this are not caught up; null: all are, whatever their age.
     catch_up_window interval CHECK (catch_up_window > interval '0'),
     jitter          interval NOT NULL CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
     -- The version of the module that has declared it; null: a login has created it.
@@ -512,14 +517,14 @@ CREATE INDEX schedule_run_at ON rouse.schedule_run (at);
 CREATE TABLE rouse.backfill (
     id            bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
     schedule      text COLLATE "C" NOT NULL,
-    -- As it was when the backfill was requested.
+    -- The expression and the time zone as they were when the backfill was requested.
     cron          text NOT NULL,
     time_zone     text NOT NULL,
     since         timestamptz NOT NULL,
     before        timestamptz NOT NULL,
     -- Due times up to this one have been handled; null: none yet.
     handled_until timestamptz,
-    -- The number of jobs that were enqueued: a due time that already had one gets no other.
+    -- The number of jobs that were enqueued: a due time that already had a job does not get another.
     enqueued      integer NOT NULL DEFAULT 0,
     requested_at  timestamptz NOT NULL,
     who           name NOT NULL,
@@ -529,7 +534,7 @@ CREATE TABLE rouse.backfill (
 CREATE INDEX backfill_open ON rouse.backfill (id) WHERE finished_at IS NULL;
 CREATE INDEX backfill_schedule ON rouse.backfill (schedule);
 
--- Chains that have ended while some of their dependencies remain: they are too many for one transaction, or their jobs
+-- Chains that have ended while some of their dependencies remain: there are too many for one transaction, or their jobs
 -- are locked.
 CREATE TABLE rouse.pending_release (
     chain     bigint PRIMARY KEY,
@@ -540,7 +545,7 @@ CREATE TABLE rouse.pending_release (
 );
 CREATE INDEX pending_release_due ON rouse.pending_release (try_at);
 
--- The ends of chains whose rows in rouse.finished were dropped, as long as live jobs may read them
+-- The ends of chains whose rows in rouse.finished were dropped, kept as long as live jobs may read them
 -- (functions/dependencies.sql).
 CREATE TABLE rouse.kept_end (
     chain  bigint PRIMARY KEY,
@@ -555,7 +560,7 @@ CREATE TABLE rouse.kept_end (
 -- refer to them. Insert-only, one partition a day.
 CREATE TABLE rouse.payload (
     job     bigint NOT NULL,
-    -- The JSON text for the handler. From jsonb, each claim would have to generate it again.
+    -- The JSON text for the handler. If this column were jsonb, each claim would have to generate the text again.
     payload text NOT NULL,
     -- The day of its partition: payload_at of the job, or later if the job was still live when that partition was
     -- dropped.
@@ -564,7 +569,7 @@ CREATE TABLE rouse.payload (
 -- A job that gates have merged with newer ones has several rows; its payload is the one at payload_at, or the last copy
 -- of it.
 CREATE INDEX payload_job ON rouse.payload (job, kept_at);
--- Compressed, and in the same page as the other columns if it fits: no second lookup.
+-- Compressed, and on the same page as the other columns if it fits, so that no second lookup is needed.
 ALTER TABLE rouse.payload ALTER COLUMN payload SET STORAGE MAIN;
 -- lz4 is several times as fast as Postgres' own compression, but not every build of the server has it.
 DO $$
@@ -603,8 +608,8 @@ CREATE TABLE rouse.finished (
     payload_at        timestamptz,
     result            jsonb,
     error             jsonb,
-    -- The resources of the last attempt; all null if none ran, and if an admin action ended the job (only its worker
-    -- knew them). CPU time of the guest and of its host calls, microseconds.
+    -- The resources of the last attempt; all null if none ran, or if an admin action ended the job (only its worker
+    -- knew them). CPU time of the guest and of its host calls, in microseconds.
     cpu_us            bigint,
     memory_peak_bytes bigint,
     host_calls        integer,
@@ -634,10 +639,11 @@ CREATE INDEX finished_id ON rouse.finished (id);
 CREATE INDEX finished_chain ON rouse.finished (chain, id) WHERE chain IS NOT NULL;
 -- Serves flows: their ended jobs.
 CREATE INDEX finished_flow ON rouse.finished (flow) WHERE flow IS NOT NULL;
--- Serves rouse.audit: jobs that ended since a time. It indexes ranges of pages, so inserts do not pay for it.
+-- Serves rouse.audit: jobs that ended since a given time. It indexes ranges of pages, so it costs inserts almost
+-- nothing.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
--- Serves the removal of old payloads: those that are still referred to by jobs that are kept longer than others, or
--- that ended more than a day after they were enqueued.
+-- Serves the removal of old payloads: it finds those that are still referred to by jobs that are kept longer than
+-- others, or that ended more than a day after they were enqueued.
 CREATE INDEX finished_payload ON rouse.finished (payload_at)
     WHERE payload_at IS NOT NULL AND (keep_days > 0 OR finished_at - payload_at > interval '24 hours');
 -- Serves the search for jobs that did not succeed, which are few.
@@ -651,7 +657,7 @@ CREATE TABLE rouse.attempt (
     lost              boolean NOT NULL,
     worker            bigint NOT NULL,
     claimed_at        timestamptz NOT NULL,
-    -- Null for a lost attempt: only its worker knew.
+    -- Null for a lost attempt: only its worker knew the time.
     started_at        timestamptz,
     ended_at          timestamptz NOT NULL,
     error             jsonb,
@@ -695,8 +701,8 @@ CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
 CREATE INDEX record_of_people ON rouse.record (at) WHERE who IS NOT NULL;
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
--- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some out of the logs, but never out
--- of rouse.record.
+-- Admin actions that no host has logged yet. Unlogged: a server crash can keep some of them out of the logs, but never
+-- out of rouse.record.
 CREATE UNLOGGED TABLE rouse.audit_outbox (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL,
@@ -751,7 +757,7 @@ CREATE TABLE rouse.log (
 ) PARTITION BY RANGE (at);
 CREATE INDEX log_job ON rouse.log (job);
 
--- Progress of running attempts. Unlogged: after a crash of the server they report it again. A row is ignored if its
+-- Progress of running attempts. Unlogged: after a server crash, the attempts report it again. A row is ignored if its
 -- fence is not that of the job.
 CREATE UNLOGGED TABLE rouse.progress (
     job     bigint PRIMARY KEY,
@@ -762,7 +768,7 @@ CREATE UNLOGGED TABLE rouse.progress (
 );
 
 -- Resource usage of running attempts that have run for a few seconds, reported every few seconds. Unlogged: after a
--- crash of the server it is reported again. A row is ignored if its fence is not that of the job.
+-- server crash, it is reported again. A row is ignored if its fence is not that of the job.
 CREATE UNLOGGED TABLE rouse.running (
     job          bigint PRIMARY KEY,
     fence        bigint NOT NULL,
@@ -794,14 +800,14 @@ CREATE TABLE rouse.handler_state (
 ) WITH (fillfactor = 70);
 
 -- Contracts: what producers may enqueue for a handler, made from its input schema (functions/contract.sql). One row for
--- each handler, and the row '*' while there is any other.
+-- each handler, and the row '*' while there is any other row.
 CREATE TABLE rouse.contract (
     handler         text COLLATE "C" PRIMARY KEY CHECK (handler = '*' OR handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
     -- A predicate that is true only for payloads that no version accepts; null: every payload is accepted. The lanes
     -- have copies.
     refuses         jsonpath,
-    -- The time at which the handler was removed: no worker had it, and a publication left it out. Its function raises
-    -- an error. Null: it was not removed.
+    -- The time at which the handler was removed: no worker had it, and a publication left it out. The function of a
+    -- removed handler raises an error. Null: it was not removed.
     removed_at      timestamptz,
     -- Its typed function, the only one of this name in this schema.
     function_schema name,
@@ -817,7 +823,8 @@ CREATE TABLE rouse.contract (
 );
 CREATE UNIQUE INDEX contract_function ON rouse.contract (function_schema, function_name);
 
--- The versions of contracts: one row for each input schema of a handler. What one of them accepts is accepted.
+-- The versions of contracts: one row for each input schema of a handler. A payload that any version accepts is
+-- accepted.
 CREATE TABLE rouse.contract_version (
     handler      text COLLATE "C" NOT NULL,
     -- The SHA-256 of the schema.
@@ -837,7 +844,7 @@ CREATE TABLE rouse.contract_version (
 );
 
 -- Locks between functions: rows that only the owner can lock, because any login of the database can hold an advisory
--- lock. A name maps to one of 1,024 slots; names that share a slot wait for each other, which is rare and short.
+-- lock. A name maps to one of 1,024 slots; names that share a slot wait for each other, but this is rare and brief.
 CREATE TABLE rouse.lock (
     purpose text NOT NULL,
     slot    integer NOT NULL,
@@ -853,7 +860,8 @@ CREATE TABLE rouse.wake_salt (
 );
 INSERT INTO rouse.wake_salt (salt) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 
--- Idle workers that want a NOTIFY. Hints: they are lost in a server crash, and written again by the workers' polls.
+-- Idle workers that want a NOTIFY. These rows are hints: a server crash loses them, and the workers' polls write them
+-- again.
 CREATE UNLOGGED TABLE rouse.sleeper (
     worker bigint NOT NULL,
     -- '*' means any queue.

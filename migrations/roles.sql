@@ -18,7 +18,7 @@ BEGIN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
             EXCEPTION
-                -- The migration of another database on the same server has created it first.
+                -- The migration of another database on the same server created it first.
                 WHEN duplicate_object OR unique_violation THEN NULL;
             END;
         END IF;

@@ -16,7 +16,7 @@ END
 $$;
 
 -- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is
--- notified: any outcome of its attempt is refused. Waits for a concurrent change of the job, and then acts on the
+-- notified: any outcome of its attempt is refused. Waits for a concurrent change to the job, and then acts on the
 -- result. `p_worker`: the worker that ends it; null: the calling login does. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end(
     p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text, p_detail jsonb DEFAULT NULL, p_worker bigint DEFAULT NULL)
@@ -32,7 +32,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- Read after the row is locked: a change that this call waited for came first.
+    -- Read after the row is locked, so that it is later than any change that this call waited for.
     at := clock_timestamp();
     PERFORM rouse._ensure_partitions(at);
     IF live.state = 'running' THEN
@@ -53,7 +53,8 @@ BEGIN
 END
 $$;
 
--- A job that is not live; an error if it does not exist or is no longer kept. Served by finished_id, in each partition.
+-- Returns a job that is not live; raises an error if it does not exist or is no longer kept. Served by finished_id, in
+-- each partition.
 CREATE OR REPLACE FUNCTION rouse._ended_job(p_id bigint) RETURNS rouse.finished
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -69,7 +70,7 @@ BEGIN
 END
 $$;
 
--- Rejects an action on a job that has ended in another way.
+-- Rejects an action on a job that has already ended in another way.
 CREATE OR REPLACE FUNCTION rouse._refuse_ended(p_id bigint, p_done text, p_state rouse.state, p_otherwise text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -149,7 +150,7 @@ BEGIN
 END
 $$;
 
--- Locks a job that is queued. An error if it runs, or has ended in another way than by a cancellation.
+-- Locks a job that is queued. Raises an error if it is running, or has ended in any way other than by cancellation.
 CREATE OR REPLACE FUNCTION rouse._check_deletable(p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -185,14 +186,13 @@ END
 $$;
 
 -- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants,
--- lease, timeout and unique key, but without a job timeout: the deadline of the old one has passed, or was meant for
--- it. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of
--- the job, false if it only has its unique key. All are null if the payload was removed. Served by job_retry and
--- job_unique_key; wakes like an enqueue.
+-- lease, timeout and unique key, but without a job timeout: the old job's deadline has passed, or was meant for that
+-- job only. Returns the id of the new job; or, if a live job prevents the retry, the id of that live job, with
+-- `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if the payload was
+-- removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
--- If its chain has failed, the retry goes on with the chain; if the chain is live, its live job is the retry. If the
--- job never ran, the retry waits for what it had waited for: `failed` is a chain that has failed, and prevents the
--- retry.
+-- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry. If the job
+-- never ran, the retry waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -221,7 +221,7 @@ BEGIN
                 RETURN;
             END IF;
             last := rouse._last_ended(continued);
-            -- An enqueue that waits for a retry of this chain locks the row too (rouse._lock_parent).
+            -- An enqueue of a job that waits for a retry of this chain also locks the row (rouse._lock_parent).
             PERFORM FROM rouse.finished AS f WHERE f.id = last.id FOR UPDATE;
             EXIT WHEN rouse._live_job(continued) IS NULL AND (rouse._last_ended(continued)).id = last.id;
         END LOOP;
@@ -254,7 +254,7 @@ BEGIN
             IF blockers IS NOT NULL THEN
                 PERFORM rouse._add_dependencies(fresh, parents.chains, parents.on_failures, NULL);
             END IF;
-            -- Jobs that its failure has not reached yet then wait for the retry.
+            -- Jobs that the chain's failure has not reached yet then wait for the retry.
             DELETE FROM rouse.pending_release AS p WHERE p.chain = continued;
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
@@ -338,7 +338,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it to run the job at once.';
     END IF;
     SELECT j.state, j.lane, j.turn, j.available_at, j.attempt, j.blockers, j.wait INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
-    -- Read after the lock: later than the change that it waited for.
+    -- Read after the row is locked, so that it is later than any change that this call waited for.
     at := clock_timestamp();
     IF live.state IS NULL THEN
         was := rouse._ended_job(reschedule.id);
@@ -421,11 +421,11 @@ BEGIN
 END
 $$;
 
--- Sets the number of days for which finished jobs of a queue are kept, and those that failed or timed out. Null:
--- unchanged; 0: the general retention, or that of the queue's other jobs. Applies to jobs that end after the change.
--- Returns the current settings (null: the general retention). Leaves a record. Warns if the lookup of a job would need
--- 20 % of the server's locks: attempts and records are kept as long, and for each day it locks both partitions with
--- their five indexes.
+-- Sets the number of days for which finished jobs of a queue are kept, and the number for those that failed or timed
+-- out. Null: unchanged; 0: the general retention, or that of the queue's other jobs. Applies to jobs that end after the
+-- change. Returns the current settings (null: the general retention). Leaves a record. Warns if the lookup of a job
+-- would need 20 % of the server's locks: attempts and records are kept as long, and for each day the lookup locks both
+-- partitions with their five indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -483,8 +483,8 @@ BEGIN
 END
 $$;
 
--- Sets the number of days for which finished jobs are kept whose queue has no retention of its own, and returns the
--- previous number. Workers drop what is older within an hour, including jobs that have already ended. Leaves a record.
+-- Sets the number of days for which finished jobs are kept if their queue has no retention of its own, and returns the
+-- previous number. Workers drop older history within an hour, including jobs that have already ended. Leaves a record.
 -- Warns as rouse.set_retention does; for each day, the lookup of a job also locks the partition of finished jobs.
 CREATE OR REPLACE FUNCTION rouse.set_default_retention(keep_days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -509,12 +509,13 @@ BEGIN
 END
 $$;
 
--- Warns if the lookup of a job takes 20 % of the locks of this server, with that many for each day of history.
+-- Warns if the lookup of a job takes 20 % of the locks of this server, at the given number of locks for each day of
+-- history.
 CREATE OR REPLACE FUNCTION rouse._warn_of_locks(p_function text, p_days integer, p_locks_per_day integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     locks bigint := p_days::bigint * p_locks_per_day;
-    -- About as many locks as all sessions can hold together.
+    -- Approximately the number of locks that all sessions together can hold.
     total bigint := current_setting('max_locks_per_transaction')::bigint
                     * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint);
 BEGIN
@@ -542,7 +543,7 @@ BEGIN
     END IF;
     UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
     -- Workers only check leases that have ended since their last check, so the leases of this queue's orphans are set
-    -- to end shortly, after this commits. Served by job_lease.
+    -- to end shortly after this transaction commits. Served by job_lease.
     WITH orphan AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until < at
@@ -552,17 +553,17 @@ BEGIN
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));
-    -- Without a lane: a worker that receives it looks everywhere.
+    -- Without a lane: a worker that receives this notification looks in all lanes.
     PERFORM rouse._hint('rouse_wake', resume_queue.queue);
     RETURN true;
 END
 $$;
 
--- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns their number. Running and
--- scheduled jobs are not cancelled, nor jobs that wait for others, nor jobs that are being claimed at this moment. Jobs
--- of any queue that wait for the cancelled ones are cancelled or released, as their on_failure says. One record
--- contains the number of ready jobs, and each job has a record of its own. Served by job_ready, after one read of the
--- catalog of lanes.
+-- Cancels up to `max` ready jobs of a queue, the oldest of each lane first, and returns their number. It does not
+-- cancel running or scheduled jobs, jobs that wait for others, or jobs that are being claimed at this moment. Jobs of
+-- any queue that wait for the cancelled ones are cancelled or released, as their on_failure says. One record contains
+-- the number of ready jobs, and each job has a record of its own. Served by job_ready, after one read of the catalog of
+-- lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -624,9 +625,10 @@ END
 $$;
 
 -- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives
--- them. Actions that are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no
--- longer kept. Workers of a limited login get none, unless it may do maintenance. The outbox is a copy for logs: an
--- action that a worker takes and does not log is still in rouse.record. Served by the primary keys and finished_id.
+-- them. Actions that are a day old are deleted, 1,000 at a time. They are returned in order; handler and queue are null
+-- if the job is no longer kept. Workers of a limited login receive none, unless the login may do maintenance. The
+-- outbox is a copy for logs: an action that a worker takes and does not log is still in rouse.record. Served by the
+-- primary keys and finished_id.
 CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_max integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -57,7 +57,7 @@ END
 $$;
 
 -- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the
--- caller commits. Waits for a concurrent retry. An error if the chain does not exist or is no longer kept.
+-- caller commits. Waits for a concurrent retry. Raises an error if the chain does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -72,9 +72,9 @@ BEGIN
     LOOP
         last := rouse._lock_live_job(first);
         EXIT WHEN last IS NOT NULL;
-        -- In a statement of its own: it sees what was committed while the lock was waited for.
+        -- A separate statement sees what was committed while this function waited for the lock.
         last := (rouse._last_ended(first)).id;
-        -- A retry locks the row too (rouse._retry): it has committed, or waits.
+        -- A retry also locks the row (rouse._retry): it has committed, or it waits.
         PERFORM FROM rouse.finished AS f WHERE f.id = last FOR UPDATE;
         EXIT WHEN rouse._live_job(first) IS NULL AND (rouse._last_ended(first)).id IS NOT DISTINCT FROM last;
     END LOOP;
@@ -82,8 +82,8 @@ BEGIN
 END
 $$;
 
--- Completes a chain without a worker: its live job. True: the chain has succeeded with this result, by this call or by
--- an earlier one.
+-- Completes a chain, that is, its live job, without a worker. True: the chain has succeeded with this result, by this
+-- call or by an earlier one.
 CREATE OR REPLACE FUNCTION rouse.complete_chain(id bigint, result jsonb DEFAULT 'null') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -95,8 +95,8 @@ BEGIN
 END
 $$;
 
--- Cancels a chain: its live job. True: it is cancelled now, by this call or by an earlier one. False: it has ended in
--- another way.
+-- Cancels a chain, that is, its live job. True: it is cancelled now, by this call or by an earlier one. False: it has
+-- ended in another way.
 CREATE OR REPLACE FUNCTION rouse.cancel_chain(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -115,15 +115,15 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE 'jobs ' || array_to_string(p_ids[:10], ', ') || CASE WHEN cardinality(p_ids) > 10 THEN ' and others wait' ELSE ' wait' END END
 $$;
 
--- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job runs.
--- Refused while other jobs wait for it, unless `cascade` is true: then these are cancelled first, whatever their
--- on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next call
--- goes on. Each call is a separate transaction, so that many jobs do not hold up anything else. Jobs that another
--- transaction has locked are left to the next call; if there are only such jobs, it is an error. Jobs that wait for the
--- cancelled ones follow their own on_failure. Between two calls, the chain is live as before: the next call also
--- cancels jobs that were enqueued after it in the meantime, and retries of the cancelled ones. A worker may start its
--- job if it is ready: then the next call is refused, and the jobs that still wait go on with the end of the chain.
--- Served by dependency_chain.
+-- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job is
+-- running, and while other jobs wait for it, unless `cascade` is true: then these jobs are cancelled first, whatever
+-- their on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next
+-- call goes on. Each call is a separate transaction, so that a large number of jobs does not delay anything else. Jobs
+-- that another transaction has locked are left to the next call; if all remaining jobs are locked, the call raises an
+-- error. Jobs that wait for the cancelled ones follow their own on_failure. Between two calls, the chain is live as
+-- before: the next call also cancels jobs that were enqueued after it in the meantime, and retries of the cancelled
+-- ones. A worker may start its job if it is ready: then the next call is refused, and the jobs that still wait are
+-- released or cancelled when the chain ends. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_chain(id bigint, cascade boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -1,7 +1,7 @@
 -- Jobs that attempts enqueue: children, calls, and the next job of their own chain. They are committed with the
 -- settlement.
 
--- The attenuation of a job that another one enqueues: what the other one leaves, and its own. Both apply.
+-- The attenuation of a job that another job enqueues: what its parent leaves it, and its own attenuation. Both apply.
 CREATE OR REPLACE FUNCTION rouse._both_grants(p_parent jsonb, p_own jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_own IS NULL THEN p_parent WHEN p_parent IS NULL THEN p_own
@@ -23,8 +23,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Enqueues one job of an attempt, with all checks, and returns its id: the id of a live job with its unique key, if
--- there is one. p_queue and p_priority are those of its parent, p_worker is the one that runs this. p_own: the children
--- of the attempt that are enqueued already; `after` names them as -1, -2 ….
+-- there is one. p_queue and p_priority are those of its parent; p_worker is the worker that runs the attempt. p_own:
+-- the children of the attempt that are already enqueued; `after` names them as -1, -2 ….
 CREATE OR REPLACE FUNCTION rouse._enqueue_child(
     p_worker bigint, p_id bigint, p_parent rouse.parent_job, p_queue text, p_priority rouse.priority, p_job rouse.new_job, p_own bigint[], p_origin jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -55,7 +55,7 @@ BEGIN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A limited login gets no results of jobs that its workers could not run.
+    -- A limited login does not receive results of jobs that its workers could not run.
     IF NOT made.created THEN
         SELECT * INTO limits FROM rouse._limits_of(p_worker);
         IF FOUND AND NOT pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') AND NOT EXISTS (
@@ -69,7 +69,7 @@ BEGIN
 END
 $$;
 
--- Rejects a job that would wait for itself: one that waits for chains which wait for its own, p_chain. Served by
+-- Rejects a job that would wait for itself, because it waits for chains that wait for its own chain, p_chain. Served by
 -- dependency_job.
 CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -86,8 +86,9 @@ BEGIN
 END
 $$;
 
--- The origins of the jobs that attempts enqueue: they share evenly what their attempt may enqueue. A resumed attempt,
--- and the next job of the chain, may enqueue as many again. Raises an error if an attempt enqueues too many.
+-- The origins of the jobs that attempts enqueue: these jobs share equally the number that their attempt may still
+-- enqueue. A resumed attempt, and the next job of the chain, may enqueue the full number again. Raises an error if an
+-- attempt enqueues too many.
 CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -176,17 +177,17 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    -- As in rouse._settle: for many lanes no lock is taken.
+    -- As in rouse._settle: if there are many lanes, no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END) FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT s.parent, s.step, ids[s.place]
     FROM unnest(p_jobs) WITH ORDINALITY AS s(parent, kind, step, handler, payload, options, trace, place) WHERE s.kind = 'call';
 END
 $$;
 
--- Those of the jobs that belong to these attempts: calls to those that are suspended, all others to those that have
--- succeeded. In their order.
+-- The jobs that belong to these attempts, in their order: calls of attempts that are suspended, all other jobs of
+-- attempts that have succeeded.
 CREATE OR REPLACE FUNCTION rouse._jobs_of(p_jobs rouse.new_job[], p_succeeded rouse.parent_job[], p_suspended rouse.parent_job[]) RETURNS rouse.new_job[]
--- In PL/pgSQL, because SQL functions that are not inlined are planned in each call.
+-- In PL/pgSQL, because SQL functions that are not inlined are planned at each call.
 LANGUAGE plpgsql IMMUTABLE SET enable_hashjoin = on AS $$
 BEGIN
     RETURN ARRAY(

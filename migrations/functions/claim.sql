@@ -8,14 +8,14 @@
 --
 -- The plans do not depend on statistics, and are never JIT-compiled: a session keeps the plan that it made first. A
 -- plan made while rouse.job had the statistics of an empty table read the whole primary key where ids are joined: `j.id
--- = s.id` can be served by a merge join or by a scan of the whole index on the outer side, and for an empty table both
+-- = s.id` can be served by a merge join, or by a scan of the whole index on the outer side; for an empty table, both
 -- are as cheap as a lookup. After 300,000 jobs had been enqueued, a claim took 3.5 seconds. `j.id = ANY (ARRAY[s.id])`
 -- is equivalent, and can only be served by a lookup for each id. With a million pending jobs, the cost estimates reach
 -- the threshold at which Postgres JIT-compiles a plan at each execution: a claim takes 10 ms instead of 1. This applies
 -- to all functions for workers.
 
 -- Claims up to `p_wanted` jobs from these lanes, in the given order, each lane starting after its cursor, and stops
--- after the job with which the total size reaches 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a
+-- after the job that makes the total size reach 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a
 -- worker of a limited login claims only what its limits permit (logins.sql). Safe under concurrency: rows that another
 -- claim has locked are skipped, and each row is checked again under its lock, because it may have been claimed in the
 -- meantime. Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an
@@ -27,15 +27,15 @@
 -- Orphans go first. If a lease has ended since `p_checked_at`, nothing is claimed, and the result is one row without an
 -- id: its `claimed_at` is the time up to which leases were checked. The caller adopts, and passes that time to its next
 -- claim. The result does not identify the orphan. If `p_checked_at` is null, leases are not checked. Each check starts
--- where the previous one ended, so that each worker reads only once the dead entries of job_lease that an old
--- transaction keeps.
+-- where the previous one ended, so that each worker reads the dead entries of job_lease that an old transaction keeps
+-- only once.
 --
 -- `p_in_batches`: all lanes have a gate of kind batch, and `p_wanted` is a number of batches.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were
--- enqueued together are updated together, regardless of lane. The caller knows the order of the lanes. After these, a
--- row without an id for each lane from which gates let no job start now: `lease_ms` is the number of milliseconds for
--- which that lasts; null: until a job of its key has ended; `closed_by`: these gates.
+-- enqueued together are updated together, regardless of lane. The caller knows the order of the lanes. After these
+-- rows, there is a row without an id for each lane from which gates let no job start now: `lease_ms` is the number of
+-- milliseconds for which this lasts (null: until a job of its key has ended), and `closed_by` names these gates.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
@@ -167,7 +167,7 @@ DECLARE
     at        timestamptz := clock_timestamp();
     has_gates boolean;
     gated     rouse.gated_lane[];
-    -- By lane: the number of jobs that gates permit. Null: any.
+    -- By lane: the number of jobs that gates permit. Null: any number.
     mosts     integer[];
     ids       bigint[];
     -- The lane of each job.

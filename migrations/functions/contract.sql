@@ -18,8 +18,8 @@ BEGIN
 END
 $$;
 
--- Raises what rouse.limits demands for a handler without a contract: an error, a notice, or nothing. Nothing if no
--- contract was published.
+-- Raises an error, a notice or nothing for a handler without a contract, as rouse.limits specifies. Raises nothing if
+-- no contract was published.
 CREATE OR REPLACE FUNCTION rouse._report_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -44,8 +44,8 @@ BEGIN
 END
 $$;
 
--- The first rule of a node of rouse.contract_version.rules that a value violates, and where; null if it violates none.
--- A node is an object:
+-- Returns the first rule of a node of rouse.contract_version.rules that a value violates, and where; null if it
+-- violates none. A node is an object:
 --
 --   checks      [{"refuses": a predicate, "problem": …, "shows": whether the value is part of the message}, …]
 --   known       the names of all properties that are allowed; absent: any
@@ -106,8 +106,8 @@ BEGIN
 END
 $$;
 
--- Raises the error for a payload that the contract of its handler refuses: by the version that was published last.
--- `p_place`: its position in a call of rouse.enqueue_many.
+-- Raises the error for a payload that the contract of its handler refuses, based on the version that was published
+-- last. `p_place`: its position in a call to rouse.enqueue_many.
 CREATE OR REPLACE FUNCTION rouse._refuse_payload(p_handler text, p_payload jsonb, p_place bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -202,8 +202,8 @@ BEGIN
 END
 $$;
 
--- The function of this name in this schema; null if there is none. There is at most one: rouse._put_function adds no
--- second one.
+-- The function of this name in this schema; null if there is none. There is at most one: rouse._put_function does not
+-- add a second.
 CREATE OR REPLACE FUNCTION rouse._function_of(p_schema name, p_name name) RETURNS oid
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -270,7 +270,8 @@ BEGIN
 END
 $$;
 
--- Creates or replaces the typed function of a contract and its comment. The privileges that were granted on it stay.
+-- Creates or replaces the typed function of a contract and its comment. Privileges that were granted on the function
+-- are kept.
 CREATE OR REPLACE FUNCTION rouse._put_function(p_schema name, p_name name, p_definition text, p_comment text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -351,7 +352,7 @@ BEGIN
     ON CONFLICT ON CONSTRAINT contract_version_pkey DO UPDATE
     SET version = excluded.version, refuses = excluded.refuses, rules = excluded.rules, published_at = excluded.published_at,
         modules = ARRAY(SELECT m FROM unnest(v.modules) AS m WHERE m <> module AND rouse._is_module_served(name, ARRAY[m])) || module;
-    -- What a live worker still serves stays.
+    -- Versions that a live worker still serves are kept.
     DELETE FROM rouse.contract_version AS v WHERE v.handler = name AND v.digest <> digest AND NOT rouse._is_module_served(name, v.modules);
     GET DIAGNOSTICS ended = ROW_COUNT;
     SELECT CASE WHEN bool_and(v.refuses IS NOT NULL) THEN 'strict ' || string_agg('(' || v.refuses || ')', ' && ' ORDER BY v.published_at DESC, v.digest) END
@@ -416,7 +417,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.publish_contracts: there is no schema %', quote_nullable(schema)
             USING ERRCODE = 'invalid_schema_name', HINT = format('CREATE SCHEMA %I AUTHORIZATION rouse_owner', schema);
     END IF;
-    -- One publication after the other; readers do not wait.
+    -- Publications run one after another; readers do not wait.
     LOCK TABLE rouse.contract IN SHARE ROW EXCLUSIVE MODE;
     FOR entry IN SELECT e.contract FROM jsonb_array_elements(contracts) AS e(contract) ORDER BY e.contract ->> 'handler' COLLATE "C" LOOP
         changes := changes || rouse._publish_contract(entry.contract, schema);
@@ -442,8 +443,8 @@ BEGIN
 END
 $$;
 
--- The copy of the contract of a handler in its lanes. If only others have one, it is true for every payload: then
--- rouse._report_unknown_handler decides each time. Served by contract_pkey.
+-- The copy of the contract of a handler in its lanes. If only other handlers have a contract, the copy is true for
+-- every payload: then rouse._report_unknown_handler decides each time. Served by contract_pkey.
 CREATE OR REPLACE FUNCTION rouse._contract_of_lane(p_handler text) RETURNS jsonpath
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -453,8 +454,9 @@ END
 $$;
 
 -- Copies contracts to the lanes whose copy differs: after each change, and in rouse.maintain_lanes, because a lane that
--- a transaction adds while contracts are published may have an old copy. Such a copy lets payloads pass that the host
--- refuses later; it refuses none, since rouse._check_contract decides. Reads the whole catalog.
+-- a transaction adds while contracts are published may have an old copy. Such a copy may let payloads pass that the
+-- host refuses later; it never refuses a payload wrongly, because rouse._check_contract decides. Reads the whole
+-- catalog.
 CREATE OR REPLACE FUNCTION rouse._copy_contracts() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -465,7 +467,7 @@ BEGIN
 END
 $$;
 
--- Keeps the row '*' while there is any other, and the copies in the lanes.
+-- Keeps the row '*' while there is any other row, and keeps the copies in the lanes up to date.
 CREATE OR REPLACE FUNCTION rouse._mark_contracts() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -474,7 +476,8 @@ BEGIN
     ELSE
         DELETE FROM rouse.contract AS c WHERE c.handler = '*';
     END IF;
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
+    -- Calls run one after another, because rouse.maintain_lanes also changes many lanes. Producers may add lanes in the
+    -- meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._copy_contracts();
 END

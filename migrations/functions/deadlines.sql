@@ -1,4 +1,4 @@
--- Deadlines: a job that was enqueued with a job timeout, and has not ended when that expires, fails.
+-- Deadlines: a job that was enqueued with a job timeout fails if it has not ended when the timeout expires.
 --
 -- Its deadline is a row of rouse.deadline, because few jobs have one: claims and settlements neither read nor write it.
 -- When a job ends earlier, its row stays until the deadline, and is then deleted.
@@ -14,7 +14,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._add_deadlines(p_jobs bigint[], p_run_at timestamptz, p_at timestamptz, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- Within the range of timestamps.
+    -- Kept within the range of timestamps.
     passes_at timestamptz := least(greatest(p_run_at, p_at), timestamptz '290000-01-01 00:00+00') + p_ms * interval '1 millisecond';
 BEGIN
     INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms) SELECT made.id, passes_at, passes_at, p_ms FROM unnest(p_jobs) AS made(id);
@@ -22,8 +22,8 @@ END
 $$;
 
 -- Ends jobs whose deadline has passed, the earliest deadlines first: each fails, whatever its state, as if rouse.fail
--- had ended it. Also deletes the deadlines of jobs that have ended before. Any worker may call it, until it has handled
--- none. Never waits for the lock of a job: a locked one is tried again after a second, and then at growing intervals,
+-- had ended it. Also deletes the deadlines of jobs that ended earlier. Any worker may call it, until a call has handled
+-- none. Never waits for the lock of a job: a locked job is tried again after a second, and then at growing intervals,
 -- as in rouse.continue_releases.
 --
 --   p_max    the maximum number of deadlines, at most 1,000. A call that has ended jobs for 100 ms, or has 64 KiB to
@@ -36,9 +36,9 @@ $$;
 --   ended    the jobs that it has ended, [{"job", "handler", "attempt", "error"}, …]; for a limited login, only those
 --            that it serves
 --
--- Safe with any number of callers: a deadline is locked when it is handled, and one that another call has locked is
--- left to that. What is reported is small, because it is sent before the commit (claim.sql). Served by deadline_due and
--- the primary keys.
+-- Safe with any number of callers: a deadline is locked when it is handled, and a deadline that another call has locked
+-- is left to that call. The report is small, because it is sent before the commit (claim.sql). Served by deadline_due
+-- and the primary keys.
 CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz DEFAULT NULL,
     OUT handled integer, OUT next_ms bigint, OUT looked_at timestamptz, OUT ended jsonb)

@@ -1,5 +1,5 @@
 -- Schedules that modules declare: `#[handler(schedule = "…")]`. A host reports them in its capabilities if its operator
--- allows them. Any host creates and removes them, based on the reports of all live workers (host/src/job/declared.rs),
+-- allows this. Any host creates and removes them, based on the reports of all live workers (host/src/job/declared.rs),
 -- so that hosts with different modules agree. Such a schedule has the name of its handler.
 
 -- Lists the handlers for which a live worker reports a schedule, or for which one was created:

@@ -1,17 +1,17 @@
 -- Dependencies: a job waits for the end of other chains, and is released by the transaction that ends the last of them.
 --
--- A chain is a job and those that continue it, one after another; most jobs are a chain of their own. It has succeeded
--- or failed with its last job. rouse.dependency has a row for each chain that a job waits for, and `blockers` of the
--- job counts them. A job that waits has no turn, so claims do not see it.
+-- A chain is a job and those that continue it, one after another; most jobs are a chain of their own. A chain succeeds
+-- or fails with its last job. rouse.dependency has a row for each chain that a job waits for, and `blockers` of the job
+-- counts these rows. A job that waits has no turn, so claims do not see it.
 --
 -- No release is lost:
 --   - An enqueue locks the live job of each chain that it names (FOR KEY SHARE) until it commits. So the settlement of
 --     that job waits for it, and then sees the dependency; or the enqueue waits for the settlement, and then sees the
 --     end of the chain.
 --   - A release locks the waiting job before it subtracts, and subtracts only dependencies that it has deleted itself.
---   - A release never waits for a lock. A chain with dependencies that are left, because another transaction has locked
---     their jobs or because there are too many, is noted in rouse.pending_release in the same transaction. The host
---     that settled continues at once, and any other host after a second.
+--   - A release never waits for a lock. If some dependencies of a chain are left, because another transaction has
+--     locked their jobs or because there are too many, the chain is noted in rouse.pending_release in the same
+--     transaction. The host that settled it continues the release at once; any other host continues it after a second.
 
 -- The chain of a job; null if the job does not exist or is no longer kept. Served by the primary key,
 -- job_chain, finished_id and finished_chain.
@@ -44,7 +44,7 @@ BEGIN
 END
 $$;
 
--- The end of a chain, for the jobs that have waited for it; `job` is null if that is no longer kept. An older job of
+-- The end of a chain, for the jobs that have waited for it; `job` is null if the end is no longer kept. An older job of
 -- the chain may be kept longer than the last one, because its queue has another retention. Not STABLE: after waiting
 -- for the drop of a partition, it has to see the end that was kept. Served by the same indexes as rouse._last_ended,
 -- and by the primary key.
@@ -72,15 +72,15 @@ DECLARE
     needed bigint[];
     name   text;
 BEGIN
-    -- Locked before it is decided which are needed. An enqueue that relies on one has locked it.
+    -- The rows are locked before it is decided which are needed. An enqueue that relies on a row has locked it.
     known := ARRAY(SELECT k.chain FROM rouse.kept_end AS k FOR UPDATE SKIP LOCKED);
     -- In one statement, because an enqueue that commits in the meantime may keep an end itself.
     WITH needed AS MATERIALIZED (
         SELECT (d.job #>> '{}')::bigint AS chain
         FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d WHERE j.after IS NOT NULL
         UNION
-        -- Also of an attempt that has failed since: the next one makes these calls again. A job with a call was
-        -- suspended once.
+        -- Includes calls of an attempt that has failed since: the next attempt makes these calls again. A job with a
+        -- call was suspended at least once.
         SELECT (s.wait ->> 'chain')::bigint
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT s.name, s.wait FROM rouse.step AS s WHERE s.job = ANY (ARRAY[j.id]) AND s.wait ->> 'kind' = 'call') AS s
@@ -114,8 +114,8 @@ LANGUAGE sql AS $$
     SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id FOR KEY SHARE
 $$;
 
--- The entries of an `after`: the name, the job that it names, the effect of its failure, and the entry itself. None if
--- it is null. The job of a wrong entry is null or not an id.
+-- The entries of an `after`: for each, its name, the job that it names, the effect of that job's failure, and the entry
+-- itself. There are none if `after` is null. The job of an invalid entry is null or not an id.
 CREATE OR REPLACE FUNCTION rouse._dependencies_of(p_after jsonb) RETURNS TABLE (name text, job jsonb, on_failure jsonb, entry jsonb)
 LANGUAGE sql IMMUTABLE ROWS 10 AS $$
     SELECT e.name, CASE jsonb_typeof(e.entry) WHEN 'object' THEN coalesce(e.entry -> 'job', 'null') ELSE e.entry END,
@@ -127,7 +127,7 @@ LANGUAGE sql IMMUTABLE ROWS 10 AS $$
     ) AS e(name, entry)
 $$;
 
--- Rejects an `after` of the wrong form, with an error that names the entry.
+-- Rejects a malformed `after`, with an error that names the entry.
 CREATE OR REPLACE FUNCTION rouse._check_after(p_after jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -170,7 +170,7 @@ DECLARE
 BEGIN
     has_failed := false;
     LOOP
-        -- Null if it is not live, or has ended just now; then another job may continue its chain.
+        -- Null if it is not live, or has only just ended; then another job may continue its chain.
         chain := rouse._lock_live(live);
         waits := chain IS NOT NULL;
         EXIT WHEN waits;
@@ -182,7 +182,7 @@ BEGIN
         EXIT WHEN ended.state = 'succeeded' OR p_on_failure = 'run';
         has_failed := p_on_failure = 'cancel';
         EXIT WHEN has_failed;
-        -- A single snapshot would not show a retry that has committed since.
+        -- With a single snapshot for the whole transaction, a retry that has committed since would be invisible.
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'rouse.enqueue: job % has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry', p_id
                 USING ERRCODE = 'feature_not_supported',
@@ -231,8 +231,8 @@ BEGIN
             chains := chains || locked.chain;
             on_failures := on_failures || parent.on_failure;
         ELSE
-            -- Its partition may be dropped as soon as this transaction has committed: _keep_ends does not see it
-            -- before. A row that is there already is locked: _keep_ends may be about to delete it.
+            -- The partition of its end may be dropped as soon as this transaction has committed: until then, _keep_ends
+            -- does not see the dependency. A row that already exists is locked: _keep_ends may be about to delete it.
             WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
                 INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
                 SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
@@ -298,9 +298,9 @@ BEGIN
 END
 $$;
 
--- Notes those of these chains, which have ended, that have dependencies, for rouse.continue_releases; returns whether
--- there are any. Under one snapshot for the whole transaction, dependencies that producers have committed since are
--- invisible: then all are noted. Served by dependency_chain.
+-- For rouse.continue_releases, notes which of these ended chains have dependencies; returns whether there are any.
+-- Under one snapshot for the whole transaction, dependencies that producers have committed since are invisible: then
+-- all are noted. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._note_releases(p_chains bigint[], p_succeeded boolean[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -318,9 +318,9 @@ BEGIN
 END
 $$;
 
--- Cancels jobs, which the caller has locked, because chains that they wait for have failed. Jobs that wait for these
--- are left to rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are
--- any. Served by dependency_chain.
+-- Cancels jobs because chains that they wait for have failed. The caller has locked them. Jobs that wait for these are
+-- left to rouse.continue_releases, so that a transaction cancels one level of a graph; returns whether there are any.
+-- Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._cancel_dependents(p_ids bigint[], p_failed bigint[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -335,11 +335,11 @@ BEGIN
 END
 $$;
 
--- Releases jobs that wait for these chains, which have ended, at most `p_max`: a chain that has succeeded counts down
--- the blockers of each job; one that has failed does so for those with on_failure 'run', cancels those with 'cancel',
--- and leaves those with 'wait' alone. Jobs that do not wait for anything else become ready, or wait for their run_at.
--- Never waits for a lock. Returns the number of dependencies that were resolved, the chains that have some left, and
--- whether rouse.continue_releases has anything to do. Served by the primary keys.
+-- Releases at most `p_max` jobs that wait for these ended chains: a chain that has succeeded counts down the blockers
+-- of each job; a chain that has failed does so for jobs with on_failure 'run', cancels jobs with 'cancel', and leaves
+-- jobs with 'wait' alone. Jobs that do not wait for anything else become ready, or wait for their run_at. Never waits
+-- for a lock. Returns the number of dependencies that were resolved, the chains that have some left, and whether
+-- rouse.continue_releases has anything to do. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._release(
     p_chains bigint[], p_succeeded boolean[], p_max integer, OUT resolved integer, OUT remaining bigint[], OUT has_more boolean)
 LANGUAGE plpgsql
@@ -383,7 +383,8 @@ BEGIN
         CROSS JOIN LATERAL (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[d.job]) FOR NO KEY UPDATE SKIP LOCKED) AS j
         LIMIT p_max - resolved),
     gone AS (
-        -- Rows of a job change only under its lock. One that was deleted before that lock is not found.
+        -- Rows of a job change only while the job is locked. A row that was deleted before the job was locked is not
+        -- found.
         DELETE FROM rouse.dependency AS d USING locked AS l WHERE d.ctid = l.row
         RETURNING d.job),
     -- In the order of their ids, which becomes that of their turns.
@@ -398,7 +399,7 @@ BEGIN
     SELECT resolved + coalesce(sum(r.chains), 0), array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NOT NULL),
            array_agg(DISTINCT r.lane) FILTER (WHERE r.turn IS NULL AND r.blockers IS NULL)
     INTO resolved, lanes, scheduled FROM released AS r;
-    -- As in rouse._settle: for many lanes no lock is taken.
+    -- As in rouse._settle: if there are many lanes, no lock is taken.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     PERFORM rouse._notify(l.lane, false, CASE WHEN cardinality(scheduled) <= 32 THEN at ELSE '-infinity' END)
@@ -422,7 +423,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN rouse._note_releases(p_chains, p_succeeded);
     END IF;
-    -- Most jobs have none that wait for them.
+    -- For most jobs, no other job waits.
     PERFORM FROM unnest(p_chains) AS ended(chain)
     CROSS JOIN LATERAL (SELECT FROM rouse.dependency AS d WHERE d.chain = ended.chain LIMIT 1) AS d LIMIT 1;
     IF NOT FOUND THEN
@@ -469,8 +470,8 @@ BEGIN
 END
 $$;
 
--- Lets the failure of a chain cancel all jobs that wait for it, whatever their on_failure is, except those that another
--- transaction has locked. Served by dependency_chain.
+-- Makes the failure of a chain cancel all jobs that wait for it, whatever their on_failure is, except those that
+-- another transaction has locked. Served by dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._cancel_on_failure(p_chain bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
@@ -485,8 +486,8 @@ $$;
 -- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
 -- interleaving leaves behind. A chain that is no longer kept counts as failed, and also cancels the jobs that wait for
 -- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for 250 ms, and returns
--- the number that it has noted. Served by the primary keys: while many releases are made, a chain that has some left
--- may be behind thousands of dead entries, which this transaction keeps.
+-- the number that it has noted. Served by the primary keys: while a large number of releases are made, a chain with
+-- dependencies that are left may be behind thousands of dead entries, which this transaction keeps.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE

@@ -1,12 +1,12 @@
--- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. It may
--- have died just before: that is only known when the heartbeat of another worker has found out.
+-- Direct dispatch (rouse.queue.dispatch): a live worker is chosen for each job of a queue when it is enqueued. That
+-- worker may have died just before: this is known only once the heartbeat of another worker has detected it.
 --
 -- The job goes to the inbox of that worker: a lane whose key has the additional value `worker`, the incarnation. The
--- inbox is an index, and the job a row like any other: cursors and counted gates apply as before, fair shares and
--- orders of claims within each worker. Only that worker claims from its inbox and is notified; all workers of the queue
--- claim from the shared lane, which has the same key without `worker`. A job leaves the inbox if its attempt does not
--- end it, and if its worker ends or no longer takes such jobs. Then it is in the shared lane, and no worker is chosen
--- again.
+-- inbox is an index, and the job a row like any other: cursors and counted gates apply as usual; fair shares and the
+-- order of claims apply within each worker. Only that worker claims from its inbox and is notified; all workers of the
+-- queue claim from the shared lane, which has the same key without `worker`. A job leaves the inbox if its attempt does
+-- not end it, or if its worker ends or no longer takes such jobs. It then moves to the shared lane, and no other worker
+-- is chosen for it.
 
 -- Copies a worker to rouse.taker, or deletes it there: when it has ended, or drains.
 CREATE OR REPLACE FUNCTION rouse._copy_taker() RETURNS trigger
@@ -25,7 +25,7 @@ $$;
 DO $$
 BEGIN
     IF (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('taker_comes_or_goes', 'taker_changes')) < 2 THEN
-        -- One of them may have been missing for a while.
+        -- One of the triggers may have been missing for a while.
         LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
         DELETE FROM rouse.taker;
         INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, limited, login)
@@ -36,7 +36,7 @@ BEGIN
         CREATE TRIGGER taker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
             FOR EACH ROW EXECUTE FUNCTION rouse._copy_taker();
     END IF;
-    -- Not for a heartbeat that changes nothing.
+    -- The trigger does not fire for a heartbeat that changes nothing.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_changes') THEN
         CREATE TRIGGER taker_changes AFTER UPDATE ON rouse.worker
             FOR EACH ROW WHEN (
@@ -97,7 +97,7 @@ BEGIN
     IF policy = 'hash' THEN
         own := rouse._lane_key(key_of, p_tenant, p_source, p_payload);
     END IF;
-    -- The lane may still be divided by the previous settings of the queue.
+    -- The lane may still be divided according to the previous settings of the queue.
     IF policy IS NULL OR policy = 'shared' OR own = '' THEN
         RETURN NULL;
     END IF;
@@ -134,7 +134,7 @@ BEGIN
         RETURN p_lane;
     END IF;
     own := (SELECT l.key FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1);
-    -- Keys that share a lane do so with each worker.
+    -- Keys that share a lane also share one in each worker's inboxes.
     IF own = '*' THEN
         RETURN p_lane;
     END IF;
@@ -180,8 +180,8 @@ $$;
 -- Moves up to p_wanted queued jobs from these inboxes, one inbox after the other, to their shared lanes: ready ones at
 -- the end, in their order, and those that wait as they are. Returns the number of moved jobs, the number of these that
 -- had been ready for more than a day, and where it has stopped: the inbox, and the last turn that it has read there;
--- null: at the end. In inbox p_inbox it starts after p_turn: given the position at which the last call has stopped, it
--- does not read the index entries of the jobs that were moved again, which an open transaction keeps.
+-- null: at the end. In inbox p_inbox it starts after p_turn: given the position at which the last call stopped, it does
+-- not read again the index entries of the moved jobs, which an open transaction keeps.
 --
 -- One call at a time for each inbox: it locks the row in the catalog, and others skip the inbox. Skips rows that
 -- another transaction has locked; each row is checked again under its lock, so two calls never move the same job.
@@ -221,7 +221,7 @@ BEGIN
         SELECT count(*) AS jobs, count(*) FILTER (WHERE d.available_at < at - interval '24 hours') AS late, (SELECT max(r.turn) FROM ready AS r) AS turn
         INTO batch FROM done AS d;
         IF batch.jobs > 0 THEN
-            -- Never skipped: these jobs have no other notification.
+            -- This notification is never skipped: these jobs have no other.
             PERFORM rouse._notify(shared, true, '-infinity');
         END IF;
         moved := moved + batch.jobs;
@@ -282,8 +282,8 @@ BEGIN
         RETURN;
     END IF;
     WITH inboxes AS MATERIALIZED (
-        -- Closed ones too: a producer may have found one open. Of those that are retired, rouse.maintain_lanes opens
-        -- the ones that have jobs.
+        -- Includes closed inboxes: a producer may have found one open. rouse.maintain_lanes opens retired inboxes that
+        -- have jobs.
         SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l
         WHERE l.worker IS NOT NULL AND (l.closed_at IS NULL OR l.closed_at > clock_timestamp() - interval '1 day')),
     takers AS MATERIALIZED (

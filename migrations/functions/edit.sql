@@ -1,7 +1,8 @@
 -- Admin actions of operators that change what a queued job is: rouse.set_priority and rouse.replace_payload. Errors as
 -- in admin.sql.
 
--- Locks a queued job for a change by function `p_name`, and refuses any other. Served by the primary key.
+-- Locks a queued job for a change by function `p_name`, and refuses a job in any other state. Served by the primary
+-- key.
 CREATE OR REPLACE FUNCTION rouse._lock_queued(p_name text, p_id bigint, p_done text) RETURNS rouse.job
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -22,7 +23,7 @@ END
 $$;
 
 -- Changes the priority of a queued job. True: it has this priority now, by this call or by an earlier one. A ready job
--- goes to the end of those with its new priority.
+-- goes to the end of the jobs with its new priority.
 CREATE OR REPLACE FUNCTION rouse.set_priority(id bigint, priority text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -40,7 +41,7 @@ BEGIN
     IF was.priority::text = set_priority.priority THEN
         RETURN true;
     END IF;
-    -- A job that is not ready gets no worker (direct dispatch): the workers that will be alive then are not known.
+    -- A job that is not ready gets no worker (direct dispatch): it is not known which workers will be alive when it is.
     lane_id := rouse._lane(was.handler, was.queue, live.tenant, live.source, set_priority.priority,
                            CASE WHEN live.turn IS NULL THEN at + interval '1 day' END, live.max_attempts, was.tags,
                            rouse._payload(live.id, live.payload, live.payload_at));
@@ -56,9 +57,10 @@ END
 $$;
 
 -- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and
--- its log. Returns the id of the new job, which continues the chain: jobs that wait for the old one wait for it. It has
--- the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals, waits for the same jobs,
--- and starts no earlier. If the old one was suspended, it is ready at once, because its steps start over.
+-- its log. Returns the id of the new job, which continues the chain: jobs that wait for the old job then wait for the
+-- new one. The new job has the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals,
+-- waits for the same jobs, and starts no earlier. If the old one was suspended, it is ready at once, because its steps
+-- start over.
 CREATE OR REPLACE FUNCTION rouse.replace_payload(id bigint, payload jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -115,7 +117,8 @@ BEGIN
 END
 $$;
 
--- The gates that see enqueues of jobs like this one, by what each is divided, and the key of this job.
+-- The gates that act on enqueues of jobs like this one, the values by which each divides its jobs, and the key of this
+-- job.
 CREATE OR REPLACE FUNCTION rouse._gates_of(p_job rouse.job, p_lane rouse.lane) RETURNS TABLE (gate text, parts text[], key text)
 LANGUAGE sql STABLE AS $$
     SELECT g.name, g.key, rouse._gate_key_of_job(
@@ -124,7 +127,7 @@ LANGUAGE sql STABLE AS $$
     WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_lane.handler AND coalesce(g.queue, p_lane.queue) = p_lane.queue
 $$;
 
--- Locks the state of gates about a job, in the order in which rouse._pass_gates does: before the job.
+-- Locks the state that gates keep for a job, in the same order as rouse._pass_gates: before the job itself.
 CREATE OR REPLACE FUNCTION rouse._lock_gates_of(p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -139,7 +142,7 @@ BEGIN
 END
 $$;
 
--- Lets the new job replace the old one in the gates that see enqueues. Refuses a payload with another key: the job
+-- Makes the new job replace the old one in the gates that act on enqueues. Refuses a payload with another key: the job
 -- would have to pass the gate of that key.
 CREATE OR REPLACE FUNCTION rouse._move_gates(p_was rouse.job, p_lane rouse.lane, p_payload jsonb, p_made bigint) RETURNS void
 LANGUAGE plpgsql AS $$

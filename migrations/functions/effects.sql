@@ -9,8 +9,8 @@
 -- rouse.confirm runs in the worker's own session. It returns the outcome of a commit whose response was lost.
 
 -- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases
--- has anything to do. Waits 250 ms for a locked row; then the call fails with lock_not_available. Served by the primary
--- key of rouse.job.
+-- has anything to do. Waits up to 250 ms for a locked row; after that, the call fails with lock_not_available. Served
+-- by the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse.settle_with_effects(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[]) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -40,7 +40,7 @@ BEGIN
 END
 $$;
 
--- Records the result of a step, like rouse.record_step. A step that is recorded already is an error (RW008): its
+-- Records the result of a step, like rouse.record_step. A step that is already recorded is an error (RW008): its
 -- effects have been committed.
 CREATE OR REPLACE FUNCTION rouse.record_step_with_effects(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json) RETURNS void
@@ -60,9 +60,9 @@ END
 $$;
 
 -- The outcome of an attempt whose settlement had no response: 'held' if the worker still holds the job under this
--- fence, so that nothing was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits for the
--- transaction in question, which has locked the row: 250 ms, then the call fails with lock_not_available. Served by the
--- primary keys.
+-- fence, so that nothing was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits up to 250
+-- ms for the transaction in question, which has locked the row; after that, the call fails with lock_not_available.
+-- Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.confirm(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_attempt integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$

@@ -448,7 +448,7 @@ BEGIN
 END
 $$;
 
--- Enqueues a job like rouse.enqueue, and returns the result, as rouse.enqueue_unique does. Without a unique key, only a
+-- Enqueues a job like rouse.enqueue, and returns the same result as rouse.enqueue_unique. Without a unique key, only a
 -- gate can make the job give way.
 CREATE OR REPLACE FUNCTION rouse.enqueue_and_report(
     handler      text,

@@ -1,11 +1,11 @@
 -- Fair queues (rouse.queue.policy = 'drr'): the keys of a queue share its workers, whatever the number of their jobs.
 --
--- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one without reading
--- those of others. The worker decides whose turn it is (host/turns/src/turns.rs). This file has the settings. The
--- lanes, and the limit on jobs in flight, are those of gates (gates.sql).
+-- The jobs of each tenant or source have a lane of their own, so that a worker can take jobs of one key without reading
+-- those of others. The worker decides which key has the next turn (host/turns/src/turns.rs). This file contains the
+-- settings. Lanes and the limit on jobs in flight work as they do for gates (gates.sql).
 
--- Applies a change of rouse.queue to its lanes. Their new positions in the catalog tell workers to read the settings
--- again.
+-- Applies a change to rouse.queue to the lanes of the queue. Their new positions in the catalog tell workers to read
+-- the settings again.
 CREATE OR REPLACE FUNCTION rouse._queue_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -21,9 +21,10 @@ BEGIN
     IF tg_op = 'INSERT' AND new.policy = 'fifo' AND new.dispatch = 'shared' THEN
         RETURN NULL;
     END IF;
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
+    -- Changes are made one after another, because rouse.maintain_lanes also changes many lanes. Producers may add lanes
+    -- in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
-    -- Between claims, as with gates (rouse._gate_changed).
+    -- The change takes place between claims, as with gates (rouse._gate_changed).
     IF tg_op = 'UPDATE' AND old.max_in_flight > 0 AND (old.policy, old.fair_key) IS DISTINCT FROM (new.policy, new.fair_key) THEN
         PERFORM rouse._lock('gate', 'queue ' || new.name);
     END IF;
@@ -84,7 +85,7 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.set_fair_share: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
     END IF;
-    -- Before the row of the queue, as rouse.maintain_lanes does.
+    -- Locked before the row of the queue, as in rouse.maintain_lanes.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     INSERT INTO rouse.queue (name) VALUES (set_fair_share.queue) ON CONFLICT DO NOTHING;
     SELECT * INTO was FROM rouse.queue AS q WHERE q.name = set_fair_share.queue FOR NO KEY UPDATE;
@@ -114,8 +115,8 @@ BEGIN
 END
 $$;
 
--- rouse.set_fair_share by a worker whose settings say so. A limited worker does so for its own queues only. Waits 5 s
--- for other changes of queues and gates, as rouse.declare_gates does.
+-- rouse.set_fair_share, called by a worker whose settings declare a fair share. A limited worker may do so for its own
+-- queues only. Waits up to 5 s for other changes to queues and gates, as rouse.declare_gates does.
 CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
     p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void

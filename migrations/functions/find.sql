@@ -118,7 +118,7 @@ BEGIN
         ELSIF entry.key = 'tag' THEN
             lanes := lanes || format('l.tags @> ARRAY[%L]', entry.word);
         ELSIF entry.key = 'unique_key' THEN
-            -- It stands behind the tenant, as in the view rouse.jobs.
+            -- The key follows the tenant, as in the view rouse.jobs.
             condition := condition || format(' AND substr(k.unique_key, strpos(k.unique_key, ''/'') + 1) = %L', entry.word);
         ELSIF entry.key IN ('tenant', 'source') THEN
             condition := condition || format(' AND k.%I = %L', entry.key, entry.word);
@@ -157,7 +157,7 @@ END
 $$;
 
 -- The ids of up to `max` jobs that match a filter, the newest first, with ids below `before` (null: all).
--- `next_before`: the search stopped there, because it had found that many or examined `look_at` jobs, and can continue
+-- `next_before`: the search stopped there, because it had found `max` jobs or examined `look_at` jobs, and can continue
 -- from it; null: there are no more. `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job
 -- and the partitions of rouse.finished in the order of their ids, served by the primary key, and finished_id or
 -- finished_unsuccessful; sorts nothing.
@@ -309,7 +309,7 @@ BEGIN
     refused := '{}';
     looked_at := batch.looked_at;
     next_before := batch.next_before;
-    -- Each after those that it waits for.
+    -- Each job comes after those that it waits for.
     FOREACH found_job IN ARRAY ARRAY(SELECT i.id FROM unnest(batch.ids) AS i(id) ORDER BY i.id) LOOP
         SELECT * INTO was FROM rouse.finished AS f WHERE f.id = found_job LIMIT 1;
         -- Its partition may have been dropped in the meantime.

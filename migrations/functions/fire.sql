@@ -71,7 +71,8 @@ END
 $$;
 
 -- Makes a job that waits for its next attempt due now, for a schedule that leaves out a due time because the job is
--- live. Not a job that waits for anything else, or that another transaction has locked. Served by the primary key.
+-- live. Leaves a job alone if it waits for anything else, or if another transaction has locked it. Served by the
+-- primary key.
 CREATE OR REPLACE FUNCTION rouse._retry_at_once(p_id bigint, p_schedule text, p_at timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -90,12 +91,12 @@ BEGIN
 END
 $$;
 
--- Writes the decisions of a host about due schedules, and returns the names of those for which it applies: not those
--- that have changed since they were listed, or that another host is firing at this moment. With overlap => 'skip', a due
--- time that finds the previous job waiting for its retry makes the retry due: otherwise, a job that fails leaves out due
--- times until its last attempt. All or nothing: if one of the jobs is refused, nothing is written. Fails after 250 ms of
--- waiting for another transaction, which has locked a previous job or enqueues a job of the same key of a gate. Served
--- by the primary keys.
+-- Writes the decisions of a host about due schedules, and returns the names of the schedules to which the decisions
+-- were applied. It leaves out schedules that have changed since they were listed, or that another host is firing at
+-- this moment. With overlap => 'skip', a due time that finds the previous job waiting for its retry makes the retry
+-- due: otherwise, a failing job would make the schedule skip due times until its last attempt. All or nothing: if one
+-- of the jobs is refused, nothing is written. Fails after waiting 250 ms for another transaction that has locked a
+-- previous job, or that enqueues a job with the same key of a gate. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -134,7 +135,7 @@ BEGIN
             current := (firing.schedule).name;
             last := (firing.schedule).last_job;
         END IF;
-        -- To cancel it, it is locked: a settlement that is about to commit may continue its chain.
+        -- A job is locked before it is cancelled: a settlement that is about to commit may continue its chain.
         live := CASE firing.action WHEN 'queue' THEN rouse._live_job(rouse._chain_of(last)) WHEN 'replace' THEN rouse._lock_live_job(rouse._chain_of(last)) END;
         job := NULL;
         CASE firing.action
@@ -217,9 +218,9 @@ BEGIN
 END
 $$;
 
--- Deletes up to 10,000 rows about due times, and finished backfills, that are older than keep_days of rouse.limits,
--- except about the last job of a schedule. For workers; those of a limited login that may not do maintenance delete
--- nothing. Returns the number of deleted rows. Served by schedule_run_at.
+-- Deletes up to 10,000 rows about due times and finished backfills that are older than keep_days of rouse.limits, but
+-- keeps the row about the last job of a schedule. For workers; those of a limited login that may not do maintenance
+-- delete nothing. Returns the number of deleted rows. Served by schedule_run_at.
 CREATE OR REPLACE FUNCTION rouse.maintain_schedules(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

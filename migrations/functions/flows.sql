@@ -24,7 +24,7 @@ DECLARE
     place    integer;
     child    integer;
     next     integer := 1;
-    -- For each job that is left, one that it waits for and that is left too.
+    -- For each remaining job, a remaining job that it waits for.
     back     integer[];
     path     integer[] := '{}';
 BEGIN
@@ -54,7 +54,7 @@ BEGIN
     IF cardinality(ready) = cardinality(p_names) THEN
         RETURN ready;
     END IF;
-    -- Each of the others waits for another one of them: going back from any leads into a cycle.
+    -- Each remaining job waits for another remaining job, so going back from any of them leads into a cycle.
     SELECT array_agg(b.parent ORDER BY n) INTO back
     FROM generate_series(1, cardinality(p_names)) AS n
     LEFT JOIN (
@@ -82,8 +82,8 @@ $$;
 --                   ["charge", 17], or {"paid": "charge", "stock": {"job": "reserve", "on_failure": "run"}}
 --
 -- `name` describes the flow; `queue`, `tenant`, `source` and `priority` apply to jobs that have none. All or nothing is
--- enqueued, in the transaction of the caller. If a live job has the unique key of one of them, that job is used: it is
--- not listed in the flow, and the others wait for it.
+-- enqueued, in the transaction of the caller. If a live job already has the unique key of one of the jobs, the live job
+-- is used instead: it is not listed in the flow, and jobs of the flow wait for it.
 CREATE OR REPLACE FUNCTION rouse.enqueue_flow(
     jobs     jsonb,
     name     text DEFAULT NULL,
@@ -198,7 +198,7 @@ EXCEPTION
 END
 $$;
 
--- The jobs of a flow: of each name the latest one, each after those that it waits for. `job` is its id, and `chain` the
+-- The jobs of a flow: the latest job of each name, each after those that it waits for. `job` is its id, and `chain` the
 -- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
 -- waits for has failed, until it is retried. Served by job_flow, finished_flow, dependency_job and lane_id.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
@@ -225,8 +225,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET e
     ORDER BY e.chain
 $$;
 
--- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and words as rouse.flow, from which
--- it would read ten times as much. Served by job_flow, finished_flow, dependency_job, the primary key and job_chain.
+-- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and state names as rouse.flow.
+-- Counting the rows of rouse.flow would read ten times as much. Served by job_flow, finished_flow, dependency_job, the
+-- primary key and job_chain.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
     OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
@@ -245,7 +246,7 @@ BEGIN
            CASE WHEN bool_and(e.state > 'running') THEN max(e.finished_at) END, array_agg(e.job) FILTER (WHERE e.is_blocked)
     INTO jobs, waiting, scheduled, ready, running, succeeded, failed, cancelled, finished_at, blocked
     FROM (
-        -- Of each name the latest job. In the order of the bytes, in which names are compared several times as fast.
+        -- The latest job of each name. Names are compared byte by byte, which is several times as fast.
         SELECT DISTINCT ON (e.name COLLATE "C") e.*
         FROM (
             SELECT j.flow_name AS name, j.id AS job, j.state, j.blockers IS NOT NULL AS is_blocked, j.available_at, NULL::timestamptz AS finished_at
@@ -275,7 +276,8 @@ CREATE OR REPLACE VIEW rouse.flows AS
 SELECT w.id, w.name, w.tenant, w.requested_at, c.finished_at, c.age, c.state,
        c.jobs, c.waiting, c.scheduled, c.ready, c.running, c.succeeded, c.failed, c.cancelled, c.stuck
 FROM rouse.flow AS w
--- Everything that depends on the time is in here, so that a query with a limit counts only the flows that it returns.
+-- Everything that depends on the time is in this subquery, so that a query with a limit counts only the flows that it
+-- returns.
 CROSS JOIN LATERAL (
     SELECT c.*, coalesce(c.finished_at, clock_timestamp()) - w.requested_at AS age,
            CASE WHEN c.waiting + c.scheduled + c.ready + c.running > 0 THEN 'live' WHEN c.failed + c.cancelled > 0 THEN 'failed' ELSE 'succeeded' END AS state
@@ -294,10 +296,10 @@ BEGIN
 END
 $$;
 
--- Cancels up to `max` live jobs of a flow, and returns their number. Call it until it returns 0, which means that none
--- is live: each call is a separate transaction, so that a large flow does not hold up anything else. Jobs that another
--- transaction has locked at this moment are left to the next call; if there are only such jobs, it waits for one.
--- Served by job_flow.
+-- Cancels up to `max` live jobs of a flow, and returns their number. Call it until it returns 0, which means that no
+-- job is live: each call is a separate transaction, so that a large flow does not delay anything else. Jobs that
+-- another transaction has locked at this moment are left to the next call; if only such jobs remain, the call waits for
+-- one of them. Served by job_flow.
 CREATE OR REPLACE FUNCTION rouse.cancel_flow(id bigint, max integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -349,9 +351,9 @@ $$;
 -- again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs
--- come after those that they wait for. If another transaction has locked a job or one of these, the call ends before
--- that job; if that is the first one, it waits, so that it never waits for a lock while others may wait for its own.
--- Served by job_flow, finished_flow and finished_id.
+-- come after those that they wait for. If another transaction has locked a job, or a job that it waits for, the call
+-- ends before that job. If that job is the first, the call waits for the lock; thus it never waits for a lock while
+-- others may wait for its own. Served by job_flow, finished_flow and finished_id.
 CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, max integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -375,7 +377,7 @@ BEGIN
     FOR job IN
         SELECT e.job
         FROM (
-            -- Of each name the latest job, as in rouse.flow.
+            -- The latest job of each name, as in rouse.flow.
             SELECT DISTINCT ON (e.name) e.job, e.finished_at, e.state, min(e.chain) OVER (PARTITION BY e.name) AS chain
             FROM (
                 SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.state, NULL::timestamptz AS finished_at
@@ -422,7 +424,7 @@ END
 $$;
 
 -- Deletes a flow: its queued jobs are cancelled, and records show that they were deleted. Returns their number. Refused
--- while one of its jobs runs, and while jobs outside of the flow wait for it. Served by job_flow and dependency_chain.
+-- while one of its jobs runs, and while jobs outside the flow wait for it. Served by job_flow and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse.delete_flow(id bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -442,7 +444,8 @@ BEGIN
             RAISE EXCEPTION 'rouse: flow % cannot be deleted: job % is running', delete_flow.id, running[1]
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
         END IF;
-        -- A job for whose lock this has waited may have been followed by another one, which that snapshot did not show.
+        -- After a wait for the lock of a job, the next job of its chain may exist, which the earlier snapshot did not
+        -- show.
         EXIT WHEN (SELECT count(*) FROM rouse.job AS j WHERE j.flow = delete_flow.id) = cardinality(queued);
     END LOOP;
     waiting := ARRAY(

@@ -1,9 +1,9 @@
 -- Gates (rouse.gate): limits on how many jobs run, how often jobs start, and which jobs are enqueued at all.
 --
--- A gate applies to the jobs of a queue, of a handler, or to all, and divides them by a key: by tenant, by source, by a
--- value of the payload, or by several of these. Three kinds act when jobs are claimed:
+-- A gate applies to the jobs of a queue, to those of a handler, or to all jobs, and divides them by a key: by tenant,
+-- by source, by a value of the payload, or by several of these. Three kinds act when jobs are claimed:
 --
---   max_concurrent  at most `max` jobs of a key run at the same time, on all workers
+--   max_concurrent  at most `max` jobs of a key run at the same time, across all workers
 --   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at
 --                   once
 --   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first
@@ -29,7 +29,7 @@ BEGIN
     ELSIF p_by = 'source' THEN
         RETURN p_source;
     ELSIF p_by = 'worker' THEN
-        -- Not a value of the job: rouse._inbox adds it.
+        -- `worker` is not a value of the job: rouse._inbox adds it.
         RETURN NULL;
     END IF;
     value := p_payload #>> string_to_array(substr(p_by, 3), '.');
@@ -48,9 +48,9 @@ BEGIN
 END
 $$;
 
--- The values by which the lanes of a handler in a queue are divided: those of the queue, if it is fair, `worker` if it
--- has direct dispatch, and those of gates. Null: none, and no gate acts when a job is enqueued. Empty: none, but such a
--- gate exists.
+-- The values by which the lanes of a handler in a queue are divided: those of the queue if it is fair, `worker` if it
+-- has direct dispatch, and those of gates. Null: there are none, and no gate acts when a job is enqueued. Empty: there
+-- are none, but such a gate exists.
 CREATE OR REPLACE FUNCTION rouse._divided_by(p_queue text, p_handler text) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT d.by ORDER BY d.by) FILTER (WHERE d.by NOT IN ('', 'handler', 'queue'))
@@ -82,9 +82,9 @@ END
 $$;
 
 -- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open
--- row is added to the catalog, unless there are already keyed_lanes_max of these (rouse.limits): then all further keys
--- share one, `*`, and do so until it has had no job for a day, so that no key ever has two lanes. With direct dispatch,
--- the inbox of a worker for this lane. Served by lane_key.
+-- row is added to the catalog, unless there are already keyed_lanes_max such lanes (rouse.limits): then all further
+-- keys share one lane, `*`, until that lane has had no job for a day, so that no key ever has two lanes. With direct
+-- dispatch, it returns the inbox of a worker for this lane. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text[], p_tenant text, p_source text,
     p_payload jsonb) RETURNS bigint
@@ -106,8 +106,8 @@ BEGIN
     IF own = '' THEN
         RETURN p_base;
     END IF;
-    -- One key each: with a list of keys, a plan that was made while there were few lanes reads all lanes of the
-    -- handler.
+    -- Each key is looked up separately: with a list of keys, a plan that was made while there were few lanes reads all
+    -- lanes of the handler.
     FOREACH asked IN ARRAY ARRAY[own, '*'] LOOP
         SELECT min(l.id) INTO known FROM rouse.lane AS l
         WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags AND l.key = asked
@@ -128,7 +128,7 @@ $$;
 
 -- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these
 -- are counted separately, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a
--- session counts again only a minute after it has found that many.
+-- session that has reached the limit counts again only after a minute.
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -157,7 +157,7 @@ LANGUAGE sql STABLE AS $$
     SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms, g.burst
     FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch')
     UNION ALL
-    -- No gate has a name like this.
+    -- No gate of rouse.gate can have such a name.
     SELECT 'queue ' || q.name, 'max_concurrent', q.name, NULL,
            CASE q.fair_key WHEN 'tenant-and-handler' THEN '{tenant,handler}'::text[] ELSE ARRAY[q.fair_key] END, q.max_in_flight, NULL, NULL
     FROM rouse.queue AS q WHERE q.policy = 'drr' AND q.max_in_flight > 0
@@ -183,8 +183,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ELSE '' END
 $$;
 
--- The values of a key of a gate that acts in claims, in the order of the gate; empty for the only key of a gate without
--- values.
+-- The values of a key of a gate that acts in claims, in the order of the gate; empty for the single key of a gate
+-- without values.
 CREATE OR REPLACE FUNCTION rouse._gate_key_values(p_gate text[], p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE cardinality(p_gate)
@@ -194,8 +194,8 @@ LANGUAGE sql IMMUTABLE AS $$
               FROM (SELECT substr(p_key, strpos(p_key, ':') + 1) AS both, substring(p_key FROM '^([0-9]{1,4}):')::integer AS first) AS k) END
 $$;
 
--- The queues and handlers of the gates that a lane may be behind; empty: those of all. Gates are joined by these, not
--- compared with each lane: that would cost lanes times gates. Inlined.
+-- The queues and handlers of the gates that a lane may be behind; empty: those of all. Gates are joined by these values
+-- rather than compared with each lane, which would cost lanes times gates. Inlined.
 CREATE OR REPLACE FUNCTION rouse._scopes(p_queue text, p_handler text) RETURNS TABLE (queue text, handler text)
 LANGUAGE sql IMMUTABLE ROWS 4 AS $$
     VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
@@ -221,8 +221,9 @@ END
 $$;
 
 -- The number of jobs of a key that may start now, and if that is 0, the number of milliseconds after which one may.
--- Without a burst, at most `p_max` start in any period: p_starts has the last starts; those more than a period ahead do
--- not count, because the clock has been set back. With one, p_until is the time at which the bucket is full again.
+-- Without a burst, at most `p_max` start in any period: p_starts has the last starts; starts more than a period ahead
+-- do not count, because they mean that the clock has been set back. With a burst, p_until is the time at which the
+-- bucket is full again.
 CREATE OR REPLACE FUNCTION rouse._tokens(
     p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
@@ -236,18 +237,19 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
                       THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_max + 1] - p_at) * 1000
                       ELSE (b.behind - p_burst + 1) * p_period_ms / p_max END AS wait
           -- `behind`: the number of starts by which the bucket is short of being full. OFFSET 0: evaluated once, not at
-          -- each use, nor for each start.
+          -- each use, and not for each start.
           FROM (SELECT p_at - p_period_ms * interval '1 millisecond' AS since, p_at + p_period_ms * interval '1 millisecond' AS until,
                        CASE WHEN p_until > p_at THEN date_part('epoch', p_until - p_at) * 1000 * p_max / p_period_ms ELSE 0 END AS behind
                 OFFSET 0) AS b
           OFFSET 0) AS t
 $$;
 
--- The number of ready jobs of a lane after this turn that make batches: as many whole ones as there are, or all, if one
--- of the others has waited for the period (null: they do not wait). `wait_ms`: the time until the next look for the
--- others; null: there are none. That is when the batch will be full if jobs come as fast as they have so far, in 10 ms
--- to 5 s, and at the latest at the end of the period. `size`: the number of jobs that one attempt takes; 1 if some of
--- them cannot be in one with others, because of their tenant or of limits of their own. Served by job_ready.
+-- The number of ready jobs of a lane after this turn that make batches: the jobs of all full batches, or all jobs if
+-- one of the remaining jobs has waited for the period (null: they do not wait). `wait_ms`: the time until the next look
+-- for the remaining jobs; null: there are none. At that time, the batch will be full if jobs arrive as fast as they
+-- have so far; it is in 10 ms to 5 s, and no later than the end of the period. `size`: the number of jobs that one
+-- attempt takes; 1 if some of them cannot share an attempt with others, because of their tenant or of limits of their
+-- own. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
     p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
@@ -276,8 +278,8 @@ BEGIN
 END
 $$;
 
--- Takes the locks of these gates, which several names may share. Each transaction that takes several of them takes them
--- in this order, so that two never wait for each other.
+-- Takes the locks of these gates; several names may share a lock. Each transaction that takes several locks takes them
+-- in this order, so that two transactions never wait for each other.
 CREATE OR REPLACE FUNCTION rouse._lock_gates(p_names text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -292,20 +294,21 @@ $$;
 -- so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact
 -- until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
 -- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
--- batches, the jobs of as many attempts. Waits 5 s for a lock, then the claim fails with lock_not_available: a third of
--- the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A claim that waited longer would
--- still wait when the host tries again, and each try would add a session, as long as another transaction has changed
--- the gate and stays open. Served by lane_id, queue_capped, gate_claims, gate_key_pkey and job_ready.
+-- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
+-- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
+-- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
+-- add a session as long as a transaction that has changed the gate stays open. Served by lane_id, queue_capped,
+-- gate_claims, gate_key_pkey and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
--- Unlike its callers, it joins lists that have no index: by hashes, whatever sizes the planner expects.
+-- Unlike its callers, it joins lists that have no index. It joins them by hashes, whatever sizes the planner expects.
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
-    -- The gates of these lanes whose locks this claim holds; then without the limits that it cannot reach.
+    -- The gates of these lanes whose locks this claim holds; later, without the limits that the claim cannot reach.
     names   text[];
-    -- The number of jobs that this claim may take at most.
+    -- The maximum number of jobs that this claim may take.
     whole   integer := CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END;
     -- The number of running jobs by gate and key.
     running jsonb;
@@ -319,7 +322,7 @@ DECLARE
     -- By order: the number of its ready jobs, if another one has the same key.
     ready   integer[];
     mosts   integer[];
-    -- By pair: the room of its group when its lane had its turn.
+    -- By pair: the room that its group had left when its lane had its turn.
     lefts   integer[];
     pair    integer := 1;
     first   integer;
@@ -347,9 +350,9 @@ BEGIN
     PERFORM rouse._lock_gates(names);
     at := clock_timestamp();
     -- After this point, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the
-    -- lanes of these gates are read only now, and stay what they are; others, which were added to these lanes in the
-    -- meantime, do not count this claim. A limit that is above the number of all running jobs, with those that this
-    -- claim may take, is not reached by any key.
+    -- lanes of these gates are read only now, and do not change afterwards; gates that were added to these lanes in the
+    -- meantime do not count this claim. A limit that is higher than the number of all running jobs plus those that this
+    -- claim may take cannot be reached by any key.
     names := ARRAY(
         WITH gates AS MATERIALIZED (
             SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
@@ -378,7 +381,7 @@ BEGIN
             OFFSET 0) AS k
         -- Jobs that are claimed by source do not form batches.
         WHERE (g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL)
-          -- The others get none.
+          -- The other lanes get none.
           AND (p_lanes IS NULL OR o.permitted IS NOT NULL)),
     -- Once for each group: many lanes may share the key of a throttle, which has up to a thousand starts.
     groups AS MATERIALIZED (
@@ -403,14 +406,14 @@ BEGIN
     numbered AS MATERIALIZED (
         SELECT p.place, p.lane, p.gate, p.kind, p.key, p.number, p.nth, g.room
         FROM pairs AS p JOIN groups AS g ON g.number = p.number ORDER BY p.place, p.number)
-    -- In the order of `numbered`: sorted once, not for each list. So none of these aggregates may have an order of its
-    -- own: the planner would sort their common input by it.
+    -- In the order of `numbered`: sorted once, not for each list. Therefore, none of these aggregates may have an order
+    -- of its own: the planner would sort their common input by that order.
     SELECT array_agg(p.place) AS places, array_agg(p.number) AS numbers, array_agg(p.gate) AS gates, array_agg(p.key) AS keys,
            array_agg(p.kind) AS kinds, array_agg(p.lane) AS lanes, bool_or(p.nth > 1) AS is_shared,
            ARRAY(SELECT g.room FROM groups AS g ORDER BY g.number) AS rooms,
            ARRAY(SELECT g.wait_ms FROM groups AS g ORDER BY g.number) AS waits,
            ARRAY(SELECT g.size FROM groups AS g ORDER BY g.number) AS sizes,
-           -- Those with more room than the claim wants only count it.
+           -- Gates with more room than the claim wants only count it.
            ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM numbered AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
     INTO pairs
     FROM numbered AS p WHERE p.room <= whole;
@@ -449,7 +452,7 @@ BEGIN
     IF p_in_batches THEN
         wanted := 0;
     ELSIF NOT pairs.is_shared THEN
-        -- Each group has one lane, so none of them leaves less to another one.
+        -- Each group has one lane, so no lane leaves less room for another.
         mosts := ARRAY(
             SELECT least(o.most, g.room)
             FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
@@ -496,8 +499,8 @@ $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
 -- Returns the lanes from which no job may start now, with the number of milliseconds for which that lasts (null: until
--- a job of its key has ended), and the gates that have no room for it. Waits 5 s for a change of the gate, which
--- changes its keys. Served by gate_key_pkey.
+-- a job of its key has ended), and the gates that have no room for it. Waits up to 5 s for a change to the gate, which
+-- also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
 -- As in rouse._within_gates.
@@ -527,7 +530,7 @@ BEGIN
                 WHERE s.at > p_at - g.period AND s.at <= p_at + g.period) END,
             until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
         RETURNING k.gate, k.key, k.starts, k.until),
-    -- Without room for another start.
+    -- The keys that have no room for another start.
     used_up AS (
         SELECT c.gate, c.key, t.wait_ms
         FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
@@ -629,7 +632,7 @@ BEGIN
 END
 $$;
 
--- Opens these gates again, which have let a job through that is not enqueued: they were open before.
+-- Opens these gates again. They were open before, and let through a job that is not enqueued after all.
 CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_gates text[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -640,7 +643,7 @@ END
 $$;
 
 -- Gives a queued job, which the caller has locked, the arguments of a newer one of the same tenant that a gate has
--- merged with it. Its unique key, its job timeout, and what waits for it stay.
+-- merged with it. The queued job keeps its unique key, its job timeout, and the jobs that wait for it.
 CREATE OR REPLACE FUNCTION rouse._replace_queued(
     p_id bigint, p_lane bigint, p_payload jsonb, p_bytes integer, p_source text, p_max_attempts integer, p_grants jsonb,
     p_lease_ms bigint, p_timeout_ms bigint, p_at timestamptz, p_run_at timestamptz, p_trace text) RETURNS void
@@ -668,16 +671,17 @@ BEGIN
 END
 $$;
 
--- Applies a change of rouse.gate to the lanes: the values by which they are divided, and new positions in the catalog,
+-- Applies a change to rouse.gate to the lanes: the values by which they are divided, and new positions in the catalog,
 -- which tell workers to read the gates again.
 CREATE OR REPLACE FUNCTION rouse._gate_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- One after the other: rouse.maintain_lanes also changes many lanes. Producers may add lanes in the meantime.
+    -- Changes are made one after another, because rouse.maintain_lanes also changes many lanes. Producers may add lanes
+    -- in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
     UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
-    -- Between claims: each uses the gate that it has read while it held the lock.
+    -- The change takes place between claims: each claim uses the gate that it read while it held the lock.
     IF tg_op = 'UPDATE' AND (old.queue, old.handler) IS DISTINCT FROM (new.queue, new.handler) THEN
         PERFORM rouse._lock('gate', old.name);
     END IF;
@@ -686,15 +690,15 @@ BEGIN
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
         PERFORM rouse._lock('gate', old.name);
-        -- The times of the last starts are not known, or no longer count: those that are not forgotten count as just
-        -- made.
+        -- The times of the last starts are not known, or no longer count: starts that are still within the period count
+        -- as having just been made.
         UPDATE rouse.gate_key AS k
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.max]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.max END
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.max, old.period_ms) IS DISTINCT FROM (new.max, new.period_ms) THEN
         PERFORM rouse._lock('gate', old.name);
-        -- As many starts short of being full as before, at the new rate.
+        -- The bucket is as many starts short of being full as before, at the new rate.
         UPDATE rouse.gate_key AS k
         SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms))
         WHERE k.gate = new.name AND k.until > clock_timestamp();
@@ -829,8 +833,8 @@ BEGIN
 END
 $$;
 
--- Removes a gate, and returns whether there was one. One that a module declares comes back with the next worker that
--- has it. Leaves a record.
+-- Removes a gate, and returns whether there was one. A gate that a module declares comes back with the next worker that
+-- has the module. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.drop_gate(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -848,9 +852,9 @@ BEGIN
 END
 $$;
 
--- The rows of rouse.gate that a handler gets by the gates of its module, in the order of their names:
--- `<handler>/<kind>`, and `.2`, `.3` … for further ones of a kind. Leaves out those whose name has a gate that an
--- operator has set.
+-- The rows of rouse.gate that a handler gets from the gates of its module, in the order of their names:
+-- `<handler>/<kind>`, and `.2`, `.3` … for further ones of a kind. Leaves out those whose name is already that of a
+-- gate that an operator has set.
 CREATE OR REPLACE FUNCTION rouse._declared_gates(p_handler text, p_gates jsonb) RETURNS SETOF rouse.gate
 LANGUAGE sql STABLE AS $$
     SELECT d.name, d.kind, NULL, p_handler, coalesce(d.key, '{}'), d.max, d.period_ms, d.burst, d.during, d.on_conflict, d.edge, d.max_wait_ms, p_handler
@@ -866,11 +870,12 @@ $$;
 -- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of
 -- at most 8 objects with columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are.
 -- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this whenever
--- they start. Otherwise it waits 5 s for other changes of gates. Leaves a record for each change.
+-- they start. Otherwise it waits up to 5 s for other changes to gates. Leaves a record for each change.
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
-    -- Such a gate is one of all queues. A login of some queues may have all handlers, and not those of others.
+    -- Such a gate applies to all queues. A login that is limited to some queues may be permitted all handlers, but must
+    -- not limit the jobs of other queues.
     IF rouse._known(p_worker, p_key) AND NOT EXISTS (
         SELECT FROM rouse._limits() AS l
         WHERE rouse._matches_any(p_handler, l.handlers) AND ('*' = ANY (l.queues) OR NOT '*' = ANY (l.handlers))) THEN
@@ -884,13 +889,14 @@ BEGIN
        = ARRAY(SELECT d FROM rouse._declared_gates(p_handler, p_gates) AS d) THEN
         RETURN false;
     END IF;
-    -- The same lock as every change of gates: what an operator sets during the wait is seen below.
+    -- The same lock as for every change to gates, so that the statements below see what an operator sets during the
+    -- wait.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
-    -- All at once: the changes below would take them in another order than claims do.
+    -- All locks at once: the changes below would take them in a different order from claims.
     PERFORM rouse._lock_gates(ARRAY(
         SELECT g.name FROM rouse.gate AS g WHERE g.declared_by = p_handler
         UNION SELECT d.name FROM rouse._declared_gates(p_handler, p_gates) AS d));
-    -- First what makes room for others.
+    -- First, removals that make room for others.
     PERFORM rouse.drop_gate(g.name) FROM rouse.gate AS g
     WHERE g.declared_by = p_handler AND NOT EXISTS (SELECT FROM rouse._declared_gates(p_handler, p_gates) AS d WHERE d.name = g.name);
     PERFORM rouse._set_gate(d) FROM rouse._declared_gates(p_handler, p_gates) AS d;

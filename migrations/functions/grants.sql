@@ -18,7 +18,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_p
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
 
 GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_handler, rouse_observer;
--- Shows whether a database is migrated.
+-- These tables show whether a database is migrated.
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Enqueuers.

@@ -68,10 +68,10 @@ BEGIN
 END
 $$;
 
--- The events since a time, the newest first: ended jobs and attempts, and other events (records). `max` rows, and those
--- with the same time as the last. Filtered by queue, handler or login if given; only admin actions have a login. Rows
--- of the time `before` and later are left out, for the next page. A job is listed with its end, which includes the time
--- of its request; live jobs are not listed.
+-- The events since a time, the newest first: ended jobs and attempts, and other events (records). Returns `max` rows,
+-- and further rows with the same time as the last. Filtered by queue, handler or login if given; only admin actions
+-- have a login. For the next page, rows at or after the time `before` are left out. A job is listed with its end, which
+-- includes the time of its request; live jobs are not listed.
 --
 -- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the
 -- events of at most about five times its span, however far back `since` is. Served by finished_at, attempt_ended and

@@ -23,7 +23,7 @@ DECLARE
     known    bigint;
     divided  text[];
     required text[];
-    -- The workers that will be alive then are not known.
+    -- It is not known which workers will be alive at that time.
     is_later boolean := p_run_at > clock_timestamp();
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -108,8 +108,8 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_room_for_lane(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- By its key: a scan, which the settings of producers forbid, counts as so expensive that Postgres would
-    -- JIT-compile the plan each time, for 30 ms.
+    -- Looked up by its key: the settings of producers forbid a scan, so its estimated cost is so high that Postgres
+    -- would JIT-compile the plan each time, which takes 30 ms.
     limits rouse.limits := (SELECT l FROM rouse.limits AS l WHERE l.only_row);
 BEGIN
     IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.key = '' AND l.closed_at IS NULL)
@@ -133,7 +133,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- First in the table in which heartbeats leave no old versions of rows.
+    -- Searches rouse.taker first, because heartbeats leave no old versions of rows in it.
     PERFORM FROM rouse.taker AS t WHERE p_handler = ANY (t.handlers) LIMIT 1;
     IF FOUND THEN
         RETURN true;
@@ -145,8 +145,8 @@ BEGIN
 END
 $$;
 
--- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or
--- if there are contracts: then rouse._report_unknown_handler decides.
+-- Raises a notice if no live worker has the handler: most such names are misspelt. Raises no notice if no worker is
+-- alive, or if there are contracts: then rouse._report_unknown_handler decides.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -157,8 +157,8 @@ BEGIN
 END
 $$;
 
--- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice
--- if a worker with the handler has not registered its keys. Served by worker_live.
+-- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. Raises no
+-- notice if a worker with the handler has not registered its keys. Served by worker_live.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -183,7 +183,7 @@ BEGIN
             USING HINT = left(format('Check the key. Known keys: %s.', (
                 SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key
                 -- Workers provide them, and they appear in the terminal of a producer, so control characters and marks
-                -- that change the direction of writing are left out.
+                -- that change the direction of text are left out.
                 WHERE key !~ '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')), 600);
     END IF;
 END
@@ -203,11 +203,11 @@ $$;
 
 -- Closes lanes in which the calls of this function have found no job for a day (inboxes of workers that have ended: for
 -- two hours), reopens closed lanes in which a job has appeared, and removes unreferenced rows; returns the number of
--- rows of each. Also repairs the copies of contracts (rouse._copy_contracts) and of the values by which lanes are
--- divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with the time of their last use.
--- Neither producers nor workers wait for it. Only one call runs at a time: another call returns at once, as does any
--- call while the table is being vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready,
--- job_waiting and job_lease.
+-- lanes closed, reopened and removed. Also repairs the copies of contracts (rouse._copy_contracts) and of the values by
+-- which lanes are divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with the time of
+-- their last use. Neither producers nor workers wait for it. Only one call runs at a time: another call returns at
+-- once, as does any call while the table is being vacuumed. Reads the whole catalog, and whether each lane has jobs:
+-- served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -257,8 +257,8 @@ BEGIN
                    SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND w.stopped_at IS NULL AND w.dead_at IS NULL)));
     GET DIAGNOSTICS closed = ROW_COUNT;
 
-    -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. And
-    -- transactions that may have found the lane open have to have ended.
+    -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. In
+    -- addition, all transactions that may have found the lane open must have ended.
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (
         DELETE FROM rouse.lane AS l
@@ -274,7 +274,7 @@ BEGIN
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
-    -- Without waiting for producers.
+    -- Locks the keys without waiting for producers.
     SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
     FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
           WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED) AS k;

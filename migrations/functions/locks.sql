@@ -1,7 +1,7 @@
 -- Rouse's own locks; see rouse.lock.
 
--- Takes the lock for this name, waits for it if necessary, and holds it until the end of the transaction.
--- Names may share a lock. Served by the primary key.
+-- Takes the lock for this name, waiting for it if necessary, and holds it until the end of the transaction. Names may
+-- share a lock. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock(p_purpose text, p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

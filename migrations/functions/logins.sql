@@ -19,15 +19,15 @@ LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM rouse.worker_login AS l WHERE l.login = to_regrole(quote_ident(session_user))
 $$;
 
--- Those of the login that has registered a worker: effects are committed in sessions of other logins. Served by primary
--- keys.
+-- The limits of the login that registered a worker: effects are committed in sessions of other logins. Served by
+-- primary keys.
 CREATE OR REPLACE FUNCTION rouse._limits_of(p_worker bigint) RETURNS SETOF rouse.worker_login
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT l.* FROM rouse.worker AS w JOIN rouse.worker_login AS l ON l.login = to_regrole(quote_ident(w.login)) WHERE w.incarnation = p_worker
 $$;
 
 -- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the
--- limits until the registration has committed: a concurrent change is either seen here, or sees the new row of
+-- limits until the registration has committed: a concurrent change is either visible here, or sees the new row of
 -- rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -63,8 +63,9 @@ BEGIN
 END
 $$;
 
--- The lanes in the same order, with null instead of those that the limited worker may not claim: by its login's queues,
--- tags and handlers, and by the queues and tags that it has registered. Served by lane_id and primary keys.
+-- The lanes in the same order, with null instead of those from which the limited worker may not claim, as determined by
+-- its login's queues, tags and handlers, and by the queues and tags that it has registered. Served by lane_id and
+-- primary keys.
 CREATE OR REPLACE FUNCTION rouse._permitted(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(lane.id ORDER BY asked.place)

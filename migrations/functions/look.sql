@@ -44,7 +44,7 @@ DECLARE
     due_since      timestamptz := coalesce(p_due_since, '-infinity');
     next_at        timestamptz;
     deadline_at    timestamptz;
-    -- The snapshot of this call sees no transaction from this one on.
+    -- The snapshot of this call sees neither this transaction nor any later one.
     unseen         bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 BEGIN
     looked_at := at;
@@ -52,7 +52,7 @@ BEGIN
     IF paused <> '{}' THEN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
-    -- Before the transactions: those with earlier turns are among them.
+    -- Read before the transactions, so that those with earlier turns are among them.
     turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     -- Read after the snapshot of the rows. A transaction of p_writers that ended in between is among them, because its
     -- rows were not seen. Others count as ended: the next two peeks of a sweep see their rows. Not pg_snapshot_xip,
@@ -64,7 +64,7 @@ BEGIN
             UNION ALL
             SELECT p.transaction::text::bigint FROM pg_prepared_xacts AS p WHERE p.database = current_database()
             UNION
-            -- The ids of sessions have 32 bits, those of snapshots 64. The nearest to `unseen` is meant.
+            -- The transaction ids of sessions have 32 bits, those of snapshots 64. The id nearest to `unseen` is meant.
             SELECT w.id FROM unnest(p_writers) AS w(id)
             WHERE NOT pg_visible_in_snapshot(
                 greatest(unseen + ((w.id - unseen + 2147483648) & 4294967295) - 2147483648, 3)::text::xid8, pg_current_snapshot()));
@@ -104,8 +104,9 @@ END
 $$;
 
 -- The lanes of the ready jobs with ids after `p_after`, of the last `p_max` ids, and the last id that was assigned,
--- before the read. If `p_after` is null, only that id. For workers that have other jobs to claim in the meantime.
--- Served by the primary key; `p_max` also limits how many rows are read that are not visible yet, or no longer.
+-- before the read. If `p_after` is null, returns only that id. For workers that have other jobs to claim in the
+-- meantime. Served by the primary key; `p_max` also limits how many rows are read that are not visible yet, or no
+-- longer.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_max integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -239,7 +240,7 @@ BEGIN
         SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at OR j.blockers IS NOT NULL) AS later,
                count(*) FILTER (WHERE j.available_at > at AND j.attempt > 0) AS retries
         -- A range of one lane, in the order of lanes and without sorting: only job_waiting provides that. `=` implies
-        -- no order, and job_due would do as well while the plan is made on a small table.
+        -- no order, and a plan that is made while the table is small could use job_due instead.
         FROM (SELECT j.available_at, j.attempt, j.blockers FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
               ORDER BY j.lane LIMIT 10001) AS j) AS waiting

@@ -54,7 +54,7 @@ LANGUAGE sql STABLE AS $$
          LATERAL rouse._partition_days(k.days, day::date) AS of
 $$;
 
--- The time for which finished jobs are kept whose queue has no retention of its own.
+-- The time for which finished jobs are kept if their queue has no retention of its own.
 CREATE OR REPLACE FUNCTION rouse._default_retention() RETURNS interval
 LANGUAGE sql STABLE AS $$
     SELECT make_interval(days => l.keep_days) FROM rouse.limits AS l WHERE l.only_row
@@ -157,8 +157,8 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
 -- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more
 -- than that retention. Partitions of attempts and records are dropped once no older finished job is left, and those of
 -- payloads two days after the finished jobs that were enqueued with them, by a later call. Returns the number of
--- dropped partitions, and of those that were in use, which a later call drops. Dropping waits for a lock for at most 50
--- ms, because settlements queue behind it.
+-- dropped partitions, and the number of those that were in use, which a later call drops. Dropping waits for a lock for
+-- at most 50 ms, because settlements queue behind it.
 --
 -- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied for nothing,
 -- and before anything is locked for a long time. The locks of a drop are held until the commit, and settlements queue
@@ -229,7 +229,7 @@ BEGIN
 
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
         copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;
-        -- All or none, because copied rows whose original remained would exist twice. All are copied before the first
+        -- All or none, because copied rows whose originals remained would exist twice. All are copied before the first
         -- is dropped: after that no session can record a step.
         BEGIN
             FOREACH part IN ARRAY copied LOOP
@@ -276,9 +276,9 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers, with keep_days of rouse.limits: no host has a retention of its own. Workers of a
--- limited login that may not do maintenance drop nothing. Also removes stale progress and usage of attempts whose
--- worker is dead.
+-- rouse.drop_partitions for workers, with keep_days of rouse.limits, because hosts do not have a retention of their
+-- own. Workers of a limited login that may not do maintenance drop nothing. Also removes stale progress and usage of
+-- attempts whose worker is dead.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,6 +1,6 @@
--- Large payloads are in rouse.payload: claims and settlements rewrite the row of a job, and its end moves the row to
--- the history, and with the payload in it, they would write the payload each time. Small payloads stay in the row,
--- where a claim reads them at once.
+-- Large payloads are in rouse.payload. Claims and settlements rewrite the row of a job, and the end of the job moves
+-- the row to the history. If the payload were in the row, each of these would write it again. Small payloads stay in
+-- the row, where a claim reads them at once.
 
 -- The key under which a payload of this size, enqueued now, is written to rouse.payload; null if it stays in the row,
 -- because it is small, or because today's partition is missing (no worker has run for a week). The threshold was
@@ -16,9 +16,9 @@ END
 $$;
 
 -- The payload of a job, from the columns of its row. Null if it was removed. Served by payload_job, in the partition of
--- its day, or in those of later days. The row at payload_at; if its partition was dropped, the last one after it, which
--- is its copy. The other rows are payloads that a gate has replaced. They may also be later: a new job that has waited
--- for the gate has an earlier time than those that passed it in the meantime.
+-- its day, or in those of later days. Reads the row at payload_at; if its partition was dropped, the last row after it,
+-- which is its copy. The other rows are payloads that a gate has replaced. They may also be later: a new job that has
+-- waited for the gate has an earlier time than the jobs that passed the gate in the meantime.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

@@ -5,7 +5,7 @@
 -- (host/src/job/firing.rs), and writes that (rouse.fire_schedules in fire.sql) if the row has not changed since. A due
 -- time never has two jobs (schedule_run_due).
 
--- Rejects a name that no schedule can have, and a null one.
+-- Rejects a null name, and a name that no schedule can have.
 CREATE OR REPLACE FUNCTION rouse._check_schedule_name(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -115,8 +115,8 @@ END
 $$;
 
 -- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. A schedule that a login
--- has created is never replaced by a module's (`foreign`). If its due times change, they count from now; otherwise
--- those that are due are not lost.
+-- has created is never replaced by a module's (`foreign`). If its due times change, they count from now; otherwise,
+-- times that are already due are not lost.
 CREATE OR REPLACE FUNCTION rouse._put_schedule(p_schedule rouse.schedule) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -177,7 +177,7 @@ BEGIN
 END
 $$;
 
--- Producers manage the schedules that their login has created; operators, and the owner, all of them.
+-- Producers manage the schedules that their login has created; operators and the owner manage all of them.
 CREATE OR REPLACE FUNCTION rouse._check_owner(p_schedule rouse.schedule) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -266,7 +266,7 @@ BEGIN
 END
 $$;
 
--- Locks a schedule for a change by the caller, who may make it, and returns it. An error if it does not exist.
+-- Checks that the caller may change a schedule, locks it and returns it. Raises an error if it does not exist.
 CREATE OR REPLACE FUNCTION rouse._lock_schedule(p_name text) RETURNS rouse.schedule
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -406,8 +406,8 @@ END
 $$;
 
 -- Requests jobs for the due times of a schedule from `since` to before `before`, both in the past, and returns the id
--- of the backfill. Hosts enqueue them, the oldest first. Due times that already have a job get no other; overlap and
--- jitter do not apply. A backfill with more than 10,000 due times enqueues nothing and shows an error.
+-- of the backfill. Hosts enqueue them, the oldest first. Due times that already have a job do not get another; overlap
+-- and jitter do not apply. A backfill with more than 10,000 due times enqueues nothing and shows an error.
 CREATE OR REPLACE FUNCTION rouse.backfill_schedule(name text, since timestamptz, before timestamptz) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column

@@ -6,7 +6,7 @@
 -- changed for them. `p_worker`: only jobs that this worker has claimed; null: jobs of any worker. `p_jobs`: jobs that
 -- the attempts enqueue (children.sql).
 --
--- The time of each end is read after its row was locked, so it is later than a renewal that the lock waited for.
+-- The time of each end is read after its row was locked, so it is later than any renewal that the lock waited for.
 --
 -- Jobs that wait for these are released in the same transaction (dependencies.sql); a null id is returned if some of
 -- them are left to rouse.continue_releases.
@@ -30,7 +30,7 @@ DECLARE
     succeeded   boolean[];
     released    bigint[];
     lanes       bigint[];
-    -- Those that may have enqueued jobs.
+    -- The jobs whose attempts may have enqueued jobs.
     parents     rouse.parent_job[];
     suspended   rouse.parent_job[];
     continued   bigint[];
@@ -84,14 +84,14 @@ BEGIN
                FILTER (WHERE has_jobs AND k.state = 'succeeded')
     INTO ended, lowest, highest, continuing, chains, failed, parents
     FROM kept AS k;
-    -- After its predecessor has been deleted, because a chain has one live job.
+    -- Enqueued after the predecessor has been deleted, because a chain has one live job.
     IF has_jobs THEN
         p_jobs := rouse._jobs_of(p_jobs, parents, suspended);
         parents := parents || suspended;
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
-    -- Few jobs have others that wait for them: this is one lookup for all.
+    -- Few jobs have others that wait for them: this is a single lookup for all jobs.
     IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT s.chains, s.succeeded INTO chains, succeeded FROM rouse._ended_chains(ended, continuing, chains, failed, continued) AS s;
@@ -139,8 +139,8 @@ BEGIN
     END IF;
 
     -- Released claims: the job gets a new turn, and a record. The number of an attempt that has not started is reused.
-    -- One that has started keeps its number, and is not counted: it may have recorded steps and log lines. The jobs are
-    -- ready at once, so sleepers are notified.
+    -- An attempt that has started keeps its number, and is not counted: it may have recorded steps and log lines. The
+    -- jobs are ready at once, so sleepers are notified.
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - CASE WHEN s.started_us IS NULL THEN 1 ELSE 0 END,
@@ -158,16 +158,17 @@ BEGIN
                jsonb_strip_nulls(jsonb_build_object('claimed_at', b.claimed_at, 'started_at', b.started_at))
         FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
-    -- Commits avoid duplicate notifications by one lock per lane, and the server has room for only a few thousand
-    -- locks. So for many lanes no lock is taken.
+    -- Commits avoid duplicate notifications by taking one lock per lane, and the server has room for only a few
+    -- thousand locks. So no lock is taken if there are many lanes.
     PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
     FROM unnest(lanes) AS l(lane);
     RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
 END
 $$;
 
--- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: those of the jobs
--- p_continuing, which are not the first of theirs. `p_continued`: jobs whose chain continues, so that it has not ended.
+-- The chains that have ended with these jobs, and whether they have succeeded. `p_chains`: the chains of the jobs
+-- p_continuing, which are not the first jobs of their chains. `p_continued`: jobs whose chain continues, so that it has
+-- not ended.
 CREATE OR REPLACE FUNCTION rouse._ended_chains(
     p_ended bigint[], p_continuing bigint[], p_chains bigint[], p_failed bigint[], p_continued bigint[], OUT chains bigint[], OUT succeeded boolean[])
 -- In PL/pgSQL, which plans it once; with hash joins, because the lists have no index.
@@ -193,10 +194,10 @@ $$;
 
 -- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are
 -- locked. A row that another transaction has locked (a cancellation that is not committed yet) fails the call after 250
--- ms. The worker then calls again with p_skip_locked, which skips locked rows and returns them as locked. Then it waits
--- 20 ms for other locks, or 100 ms if it is of one attempt, and fails. An id that is not returned has lost its lease,
--- or never belonged to this worker; the worker's row counts these. A null id asks the worker to call
--- rouse.continue_releases.
+-- ms. The worker then calls again with p_skip_locked, which skips locked rows and returns them as locked. That call
+-- waits up to 20 ms for other locks, or 100 ms if it settles a single attempt, and then fails. An id that is not
+-- returned has lost its lease, or never belonged to this worker; the worker's row counts these. A null id asks the
+-- worker to call rouse.continue_releases.
 CREATE OR REPLACE FUNCTION rouse.settle(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
@@ -217,8 +218,8 @@ BEGIN
     END IF;
     IF p_skip_locked THEN
         -- The worker searches for outcomes that meet other locks, such as that of a unique key, by bisection: each
-        -- failure costs this long. Those that it has found wait longer, so that they get the lock after other
-        -- transactions that wait.
+        -- failure costs this much time. The outcomes that it has found wait longer, so that they get the lock after
+        -- other transactions that wait for it.
         PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
         FROM unnest(p_settlements) AS s
@@ -252,8 +253,8 @@ $$;
 -- Extends leases, by at most a day. The result for each job is null if its lease was extended, 'busy' if another
 -- transaction is changing the job at this moment (call again), or else the reason why the job no longer belongs to this
 -- worker (an abort reason). It never waits for a lock. Each renewal leaves a record. It commits as durably as an
--- outcome, because the worker trusts the longer lease at once: after a crash of the server, the earlier end of the
--- lease would let another worker adopt the job.
+-- outcome, because the worker trusts the longer lease at once: after a server crash, the earlier end of the lease would
+-- let another worker adopt the job.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -19,7 +19,8 @@
 -- waits for a lock that the call of another worker holds.
 --
 -- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides
--- them with those that have the same ones as it has, so that no lane is without a worker that can serve it.
+-- all shards with the workers that have the same handlers and tags, so that no lane is without a worker that can serve
+-- it.
 
 -- The shard of a lane. The same as shard_of (host/src/job/shard.rs). Ids of lanes are hashes.
 CREATE OR REPLACE FUNCTION rouse._shard_of(p_lane bigint, p_shards integer) RETURNS integer
@@ -28,9 +29,9 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The lanes in the same order, with null instead of those in shards that the worker has not leased. Inboxes
--- (direct.sql) belong to no shard: only their worker claims from them. No other worker can lease its shards until the
--- caller commits. Waits 5 s for a change of the shards, as rouse._within_gates does. Served by shard_lease_worker,
--- shard_worker, lane_id and primary keys.
+-- (direct.sql) do not belong to a shard: only their worker claims from them. No other worker can lease the worker's
+-- shards until the caller commits. Waits up to 5 s for a change to the shards, as rouse._within_gates does. Served by
+-- shard_lease_worker, shard_worker, lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._in_own_shards(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
@@ -71,7 +72,7 @@ BEGIN
     IF shards = 0 THEN
         RETURN false;
     END IF;
-    -- The leases that have ended, by their shards. If they have none, they do not matter.
+    -- The leases that have ended, found by their shards. Leases without shards do not matter.
     FOR ended IN
         SELECT DISTINCT s.worker FROM rouse.shard AS s WHERE s.queue = p_queue AND s.worker <> ALL (live)
         UNION
@@ -86,7 +87,7 @@ BEGIN
         INSERT INTO rouse.shard_lease (worker, queue, serves, until)
         VALUES (p_worker, p_queue, p_serves, at + p_lease_ms * interval '1 millisecond')
         ON CONFLICT DO NOTHING;
-        -- One of its claims holds the lease that has ended.
+        -- A claim of that worker holds the lease that has ended.
         IF NOT FOUND THEN
             RETURN false;
         END IF;
@@ -119,8 +120,8 @@ $$;
 -- Returns the shards that the worker has now, for each of the queues that is divided into shards.
 --
 -- The shares of workers differ by at most one shard; the workers that registered first have the larger ones. A worker
--- that has more gives up those with the highest numbers. One that has fewer takes free ones, which may only be
--- available after the next calls of the others.
+-- that has more than its share gives up the shards with the highest numbers. A worker that has fewer takes free shards,
+-- which may become available only after the next calls of the others.
 --
 -- `p_serves` is a hash of what the worker can run. Waits only for the worker's own claims (if it leaves a queue), and
 -- for rouse.set_shards. Served by shard_lease_worker, shard_worker and primary keys.
@@ -185,7 +186,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.set_shards: shards must be 2 to 1024, or 0 for none, not %', coalesce(set_shards.shards::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Several times the number of workers is a good choice.';
     END IF;
-    -- Before the row of the queue, as rouse.maintain_lanes does.
+    -- Locked before the row of the queue, as in rouse.maintain_lanes.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._lock('shards', set_shards.queue);
     INSERT INTO rouse.queue (name) VALUES (set_shards.queue) ON CONFLICT DO NOTHING;

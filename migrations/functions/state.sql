@@ -68,8 +68,8 @@ $$;
 --
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
 -- quota is exact under concurrency: writes that make the namespace larger wait for each other, and only then sum; other
--- writes need no permission, and never wait for that lock while they hold the row. Waits 250 ms for each lock; then the
--- call fails with lock_not_available. Served by the primary keys.
+-- writes need no permission, and never wait for that lock while they hold the row. Waits up to 250 ms for each lock;
+-- after that, the call fails with lock_not_available. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.set_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
@@ -135,7 +135,7 @@ END
 $$;
 
 -- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like
--- rouse.set_state. If the response was lost, a repeated call returns false: it cannot recognise that the first one has
+-- rouse.set_state. If the response was lost, a repeated call returns false: it cannot recognise that the first call
 -- removed the key.
 CREATE OR REPLACE FUNCTION rouse.delete_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
@@ -158,8 +158,8 @@ BEGIN
 END
 $$;
 
--- Admin action: stores a value under a key, regardless of the existing value and the quota. Running attempts see it
--- with their next read. A null tenant means the namespace of jobs without one.
+-- Admin action: stores a value under a key, regardless of the existing value and the quota. Running attempts see it at
+-- their next read. A null tenant means the namespace of jobs without one.
 CREATE OR REPLACE FUNCTION rouse.put_state(handler text, tenant text, key text, value bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -183,7 +183,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.put_state: the value must not be null and must have at most 16777216 bytes'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.remove_state removes a key. Store large data elsewhere, and keep a reference to it.';
     END IF;
-    -- A concurrent count of the keys either includes this one, or finishes first.
+    -- A concurrent count of the keys either includes this key, or finishes first.
     PERFORM rouse._lock_state_growth(put_state.handler, coalesce(put_state.tenant, ''));
     INSERT INTO rouse.handler_state AS s (handler, tenant, key, value, version, set_at)
     VALUES (put_state.handler, coalesce(put_state.tenant, ''), put_state.key, put_state.value, new_version, at)

@@ -1,8 +1,8 @@
 -- Records of an attempt while it runs: steps, progress, usage, log lines. Only the worker that has claimed the job may
 -- write them.
 
--- Why a job is not this worker's under this fence (as an abort reason); null if it is. Counts attempts of a worker to
--- write to another worker's job.
+-- The reason why a job is not this worker's under this fence (an abort reason); null if it is. Counts attempts of a
+-- worker to write to another worker's job.
 CREATE OR REPLACE FUNCTION rouse._refusal(p_worker bigint, p_id bigint, p_fence bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -23,15 +23,15 @@ END
 $$;
 
 -- The recorded steps of jobs with the sizes of their results in bytes, for the worker that runs them: one row for each
--- job. `place` is its position in the call, starting at 1; the row of one that is not this worker's has the reason. A
--- worker that has read the steps of a job before passes the time of the newest one (p_known_until), and gets those that
--- are newer. `known` identifies the versions of the other rows: the worker requests all if it is not the sum of `known`
--- and `added` of its last result, because rows were removed, changed or backdated in the meantime. A null time: all.
+-- job. `place` is its position in the call, starting at 1; the row of a job that is not this worker's has the reason. A
+-- worker that has read the steps of a job before passes the time of the newest one (p_known_until), and gets the newer
+-- ones. `known` identifies the versions of the other rows: the worker requests all if it is not the sum of `known` and
+-- `added` of its last result, because rows were removed, changed or backdated in the meantime. A null time: all.
 --
 -- A result of up to 1,024 bytes is in the row; rouse.recorded_results returns larger ones. A step that waits has a kind
--- instead of a size; until_ms is the time at which its wait ends on its own, in milliseconds since 1970. In no order;
--- the row of a step with the latest `at` counts, unless another one has its result. Served by step_job, in each
--- partition.
+-- instead of a size; until_ms is the time at which its wait ends on its own, in milliseconds since 1970. Rows are in no
+-- particular order; the row of a step with the latest `at` counts, unless another one has its result. Served by
+-- step_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.recorded_steps(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_known_until timestamptz[])
 RETURNS TABLE (place bigint, refusal text, known bigint, added bigint, names text[], bytes integer[], results text[], waits text[], until_ms bigint[], at timestamptz[])
 LANGUAGE plpgsql SECURITY DEFINER
@@ -46,8 +46,8 @@ BEGIN
         SELECT a.place, a.id, a.known_until, rouse._refusal(p_worker, a.id, a.fence) AS refusal
         FROM unnest(p_ids, p_fences, p_known_until) WITH ORDINALITY AS a(id, fence, known_until, place)) AS asked
     CROSS JOIN LATERAL (
-        -- Arrays in one row: a row for each step costs more to send and to read than to find. Not sorted, for the same
-        -- reason.
+        -- Arrays in one row: with a row for each step, sending and reading the steps would cost more than finding them.
+        -- Not sorted, for the same reason.
         SELECT coalesce(sum(r.version) FILTER (WHERE NOT r.is_new), 0) AS known, coalesce(sum(r.version) FILTER (WHERE r.is_new), 0) AS added,
                array_agg(r.name) FILTER (WHERE r.is_new) AS names,
                array_agg(octet_length(r.result)) FILTER (WHERE r.is_new) AS bytes,
@@ -67,8 +67,9 @@ BEGIN
 END
 $$;
 
--- The results of these recorded steps, in the order of p_names, up to 1 MiB in total: at least one, if any is recorded.
--- Steps that are not recorded are left out. Or one row with the refusal. Served by step_job.
+-- The results of these recorded steps, in the order of p_names, up to 1 MiB in total, but at least one, if any is
+-- recorded. Steps that are not recorded are left out. Returns one row with the refusal instead if the job is not this
+-- worker's. Served by step_job.
 CREATE OR REPLACE FUNCTION rouse.recorded_results(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_names text[])
 RETURNS TABLE (refusal text, name text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -94,7 +95,7 @@ BEGIN
 END
 $$;
 
--- Records the result of a step. Returns false if it is recorded already, and null if the job is not this worker's under
+-- Records the result of a step. Returns false if it is already recorded, and null if the job is not this worker's under
 -- this fence. The row lock keeps the job from being settled or adopted until this has committed, so that no attempt
 -- reads a result of an attempt whose lease had ended. Served by the primary key and step_job.
 CREATE OR REPLACE FUNCTION rouse._record_step(p_worker bigint, p_id bigint, p_fence bigint, p_name text, p_result json) RETURNS boolean
@@ -121,7 +122,7 @@ $$;
 
 -- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is
 -- recorded. A repeated call for the same step, made because the response to the first was lost, changes nothing. Waits
--- 250 ms for the lock of the job; then the call fails with lock_not_available.
+-- up to 250 ms for the lock of the job; after that, the call fails with lock_not_available.
 CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -139,8 +140,8 @@ $$;
 -- Stores the progress of attempts, and returns the ids of the jobs that this worker has claimed. `p_ended` are jobs
 -- whose attempts have ended: their progress is deleted.
 --
--- Existing rows of both lists are first locked in the same order, so that two workers that both hold jobs to be theirs
--- do not deadlock.
+-- Existing rows of both lists are first locked in the same order, so that two workers that both believe that they hold
+-- a job do not deadlock.
 CREATE OR REPLACE FUNCTION rouse.report(
     p_worker bigint, p_key bytea, p_reports rouse.progress_report[], p_ended bigint[], p_ended_fences bigint[])
 RETURNS SETOF bigint
@@ -191,7 +192,7 @@ BEGIN
     FROM unnest(p_usages) AS s
     CROSS JOIN LATERAL (
         SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
-    -- In the same order for all workers, so that two workers that both hold a job to be theirs do not deadlock.
+    -- In the same order for all workers, so that two workers that both believe that they hold a job do not deadlock.
     ORDER BY s.id
     ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, worker = excluded.worker, cpu_us = excluded.cpu_us,
         memory_bytes = excluded.memory_bytes, host_calls = excluded.host_calls, bytes_in = excluded.bytes_in,
@@ -204,8 +205,8 @@ $$;
 -- released.
 --
 -- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
--- count as stored. One that has not committed yet is not noticed. Other calls do not read rouse.log. Served by log_job,
--- in each partition.
+-- count as stored. An earlier call that has not committed yet is not noticed. Other calls do not read rouse.log. Served
+-- by log_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -226,7 +227,7 @@ BEGIN
        -- A released attempt has no row of its own.
        OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.worker = p_worker);
     IF p_repeats THEN
-        -- The inner query returns no more rows than lines were sent: it may be searched for each of them.
+        -- The inner query returns no more rows than lines were sent: it may be searched for each line.
         p_lines := ARRAY(
             SELECT s FROM unnest(p_lines) AS s
             WHERE (s.id, greatest(s.attempt, 1), greatest(s.line, 1)) NOT IN (

@@ -13,8 +13,8 @@
 -- sender waits, and sees the wait.
 
 -- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
--- a list of {"parent": …, "step": …, "id": …}. A resumed attempt that waits again for the same step has `begun` it.
--- Served by the primary key and signal_job.
+-- a list of {"parent": …, "step": …, "id": …}. If a resumed attempt waits again at the same step, it has `begun` that
+-- step. Served by the primary key and signal_job.
 CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -41,15 +41,15 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, uncounted = j.uncounted + 1,
             lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
-            -- Nothing else that the worker has sent.
+            -- Only these fields, and nothing else that the worker has sent.
             wait = jsonb_strip_nulls(jsonb_build_object(
                 'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name', 'until_ms', s.result -> 'until_ms',
                 'jobs', CASE WHEN s.result ->> 'kind' = 'call' THEN
                     coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
             -- Without a timeout: a hundred years.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
-                           -- With a single snapshot, a signal that was waited for is invisible: the attempt looks
-                           -- again.
+                           -- With a single snapshot, a signal that this transaction waited for is invisible: the
+                           -- attempt looks again.
                            WHEN s.result ->> 'kind' = 'signal' AND current_setting('transaction_isolation') <> 'read committed'
                                THEN least(coalesce(s.retry_at, 'infinity'), at + interval '5 seconds')
                            ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
@@ -96,7 +96,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- A new statement sees signals that were committed while the lock was waited for.
+    -- A new statement sees signals that were committed while this function waited for the lock.
     WITH signalled AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = at
         FROM unnest(listening) AS w(id)
@@ -109,8 +109,8 @@ END
 $$;
 
 -- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it
--- starts. False: the job has ended. An error if the job does not exist or is no longer kept, or if it has 1,000 signals
--- that it has not waited for.
+-- starts. False: the job has ended. Raises an error if the job does not exist or is no longer kept, or if it has 1,000
+-- signals that no wait has taken.
 --
 -- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
 CREATE OR REPLACE FUNCTION rouse.signal(id bigint, name text, payload jsonb DEFAULT 'null') RETURNS boolean
@@ -122,7 +122,7 @@ DECLARE
     lane bigint;
 BEGIN
     PERFORM rouse._check_id('signal', signal.id);
-    -- A host waits for no other names.
+    -- Hosts do not wait for any other names.
     IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 OR signal.name ~ '[\x01-\x1f\x7f-\x9f]' THEN
         RAISE EXCEPTION 'rouse.signal: the name of a signal must have 1 to 200 printable characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -157,11 +157,11 @@ LANGUAGE sql AS $$
     SELECT j.attempt FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE
 $$;
 
--- Ends a wait for a signal, for the worker that runs the job: takes the oldest one with this name and records it as the
--- result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to wait. A
--- repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked until the
--- result has been sent, so that is small, and rouse.recorded_results returns the result. Served by signal_job and
--- step_job.
+-- Ends a wait for a signal, for the worker that runs the job: takes the oldest signal with this name and records it as
+-- the result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to
+-- wait. A repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked
+-- until the response has been sent, so the response has to be small, and rouse.recorded_results returns the result.
+-- Served by signal_job and step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
 RETURNS TABLE (refusal text, result json)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -266,9 +266,9 @@ BEGIN
 END
 $$;
 
--- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, from after p_after,
--- for the worker that runs it; or one row with the refusal. At most 1,000, and not more after 1 MiB. `job` is null for
--- a chain that is no longer kept. Served by the same indexes as rouse.chain.
+-- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, starting after
+-- p_after, for the worker that runs the job; or one row with the refusal. Returns at most 1,000 ends, and no more once
+-- they reach 1 MiB. `job` is null for a chain that is no longer kept. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -31,7 +31,7 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        NULL::text AS ran, j.lease_ms, j.timeout_ms,
        (SELECT d.deadline_at FROM rouse.deadline AS d WHERE d.job = j.id) AS deadline_at, coalesce(j.chain, j.id) AS chain, j.after,
        CASE WHEN j.blockers IS NOT NULL THEN
-           -- Not ORDER BY below the LIMIT, which dependency_chain would provide, by reading all of it.
+           -- No ORDER BY below the LIMIT: Postgres would use dependency_chain for that order, and read all of it.
            ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = j.id LIMIT 100) AS d ORDER BY 1) END AS waits_for,
        CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait, (j.origin ->> 'parent')::bigint AS parent, j.trace
 FROM rouse.job AS j
@@ -85,7 +85,7 @@ $$;
 
 -- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for
 -- each lane; if there are more, `at_least` is true), running jobs, and the time since which the oldest ready one has
--- been ready. Jobs without a key have the empty one. Served by job_ready and job_lease, after a read of the catalog.
+-- been ready. Jobs without a key have the empty key. Served by job_ready and job_lease, after a read of the catalog.
 CREATE OR REPLACE FUNCTION rouse.fair_keys(p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, key text, weight double precision, ready bigint, at_least boolean, in_flight bigint, oldest_ready_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -195,7 +195,7 @@ BEGIN
     LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
     LEFT JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
     LEFT JOIN rouse.job AS j ON NOT g.in_claims AND j.id = k.job
-    -- For singleton and debounce the same as in rouse._pass_gates.
+    -- For singleton and debounce, the same as in rouse._pass_gates.
     WHERE CASE
         WHEN g.kind = 'max_concurrent' THEN r.jobs > 0 OR w.jobs > 0
         WHEN g.kind = 'batch' THEN w.jobs > 0
@@ -222,7 +222,7 @@ SELECT coalesce(q.name, l.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
 FROM rouse.queue AS q
 FULL JOIN (SELECT l.queue, max(l.used_at) AS used_at FROM rouse.lane AS l GROUP BY l.queue) AS l ON l.queue = q.name;
 
--- The same with the number of its jobs.
+-- The same, with the number of jobs of each queue.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT s.name, s.payload_bytes_max, s.created_at, s.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
@@ -238,7 +238,7 @@ LEFT JOIN (
 -- take. `orphans` are running jobs whose worker is dead. `workers` and `slots` count the live workers that are not
 -- draining, have the handler and all of the tags, and serve the queue. `known` is true if such a worker is alive, or
 -- was within the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and
--- another host would not help.
+-- starting another host of a known kind would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,

@@ -1,6 +1,6 @@
 -- Waiting for the ends of jobs.
 
--- Rejects a list of ids that is null, has a null, or is too long, for function `p_name`.
+-- For function `p_name`, rejects a list of ids that is null, contains a null, or is too long.
 CREATE OR REPLACE FUNCTION rouse._check_ids(p_name text, p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -70,8 +70,8 @@ END
 $$;
 
 -- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that
--- time, however long ago the job was enqueued. It is rolled back with its row, to a savepoint too. A busy system has no
--- sleepers, and the only cost is the read of an empty table.
+-- time, however long ago the job was enqueued. It is rolled back with its row, including by a rollback to a savepoint.
+-- A busy system has no sleepers, and the only cost is the read of an empty table.
 CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -26,8 +26,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END
 $$;
 
--- The jobs that share a limit with a job, as text: ' of tenant acme'. Empty if all do. The values are those of the job;
--- they are shortened.
+-- The jobs that share a limit with a job, as text: ' of tenant acme'. Empty if all jobs share it. The values are those
+-- of the job, shortened.
 CREATE OR REPLACE FUNCTION rouse._gated_jobs(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(' of ' || string_agg(CASE WHEN v.value = '' THEN 'no ' || g.by ELSE g.by || ' ' || left(v.value, 140) END, ' and ' ORDER BY g.n), '')
@@ -106,9 +106,9 @@ BEGIN
 END
 $$;
 
--- The reasons why no running worker takes the jobs of a lane: a row for each condition that no worker fulfils, or none.
--- A worker runs if it was seen within the last 90 seconds. If none has the handler, also whether none serves the queue,
--- and whether none has the tags: a worker that gets the handler would not take the job either.
+-- The reasons why no running worker takes the jobs of a lane: a row for each condition that no worker meets, or no row.
+-- A worker runs if it was seen within the last 90 seconds. If none has the handler, it also reports whether none serves
+-- the queue, and whether none has the tags: a worker that gets the handler would not take the job either.
 CREATE OR REPLACE FUNCTION rouse._why_unserved(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -177,7 +177,7 @@ BEGIN
 END
 $$;
 
--- The running workers, and which of the conditions of the jobs of a lane each fulfils. `parked`: the reason why the
+-- The running workers, and which of the conditions of the jobs of a lane each meets. `parked`: the reason why the
 -- handler is parked there.
 CREATE OR REPLACE FUNCTION rouse._running_workers(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
 RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text)
@@ -208,7 +208,7 @@ BEGIN
         running AS MATERIALIZED (
             SELECT f.gate, f.key, f.jobs
             FROM (SELECT array_agg(g.name) AS names FROM gates AS g
-                  -- Others cannot be full.
+                  -- Gates of other kinds cannot be full.
                   WHERE g.kind = 'max_concurrent'
                     AND g.max <= (SELECT count(*) FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity')
                   HAVING count(*) > 0) AS n
@@ -318,7 +318,7 @@ BEGIN
         WHERE w.incarnation = ANY (able) AND array_position(w.queues, q.name) < array_position(w.queues, p_lane.queue)
         GROUP BY q.name HAVING count(DISTINCT w.incarnation) = cardinality(able) ORDER BY q.name);
     FOR of IN
-        -- What these workers can run, before its lanes, of which there may be many.
+        -- Determines what these workers can run before it reads lanes, of which there may be many.
         WITH kinds AS MATERIALIZED (
             SELECT k.* FROM (
                 SELECT DISTINCT l.priority, l.handler, l.queue, l.tags FROM rouse.lane AS l
