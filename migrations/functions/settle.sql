@@ -1,5 +1,5 @@
 -- Settlement ends attempts. A running job leaves its state only through rouse._settle, rouse.adopt (lost jobs) and
--- rouse._end (admin actions, deadlines). rouse._settle is fenced: the caller has to show the fence of the claim. It
+-- rouse._end (admin actions, deadlines). rouse._settle is fenced: the caller has to present the fence of the claim. It
 -- returns which jobs were accepted.
 
 -- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease, and nothing was

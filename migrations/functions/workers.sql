@@ -3,7 +3,7 @@
 -- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes
 -- requires the key: knowing a fence or guessing an incarnation is not enough. A worker without a heartbeat for 90 s is
 -- dead, and its claims are free at once, regardless of their leases. By then its host has stopped its attempts
--- (host/src/worker/leases.rs), and starts over if it comes back.
+-- (host/src/worker/leases.rs), and it starts over if it comes back.
 --
 -- Errors that a host handles have their own codes:
 --   RW001  this incarnation of the worker has ended (dead, or unregistered): register again
@@ -143,14 +143,14 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT c.key FROM jsonb_each(p_capabilities) AS c WHERE c.value ->> 'parked' IS NOT NULL)
 $$;
 
--- True for a count, or none.
+-- True for a count, or for null.
 CREATE OR REPLACE FUNCTION rouse._is_count(p_value jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(p_value::text ~ '^([0-9]{1,15}|null)$', true)
 $$;
 
--- The statistics of a worker are an object of at most 64 KiB. Those of all workers are added up: one that is not a
--- number would fail the statement for all.
+-- The statistics of a worker are an object of at most 64 KiB. The statistics of all workers are added up: a value that
+-- is not a number would make the statement fail for all of them.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -173,7 +173,7 @@ BEGIN
             WHEN NOT (rouse._is_count(f.value -> 'rounds') AND rouse._is_count(f.value -> 'promotions')) THEN 'rounds and promotions must be counts'
             WHEN NOT (rouse._is_count(k.value -> 'selected') AND rouse._is_count(k.value -> 'deferred') AND rouse._is_count(k.value -> 'promotions'))
                 THEN 'selected, deferred and promotions of a key must be counts'
-            -- Also a number that is too small for double precision is an error there.
+            -- A number that is too small for double precision would also be an error.
             WHEN (k.value -> 'deficit')::text !~ '^(-?[0-9]{1,15}([.][0-9]{1,255})?|null)$' THEN 'deficit must be a number'
         END AS wrong) AS of
         WHERE of.wrong IS NOT NULL
@@ -220,10 +220,11 @@ $$;
 
 -- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
 -- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder, or at
--- once if that lies more than 10 s in the future: the clock has been set back, and the holder may be dead.
+-- once if the last heartbeat is more than 10 s in the future, because then the clock has been set back, and the holder
+-- may be dead.
 --
--- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and
--- each takeover costs every running job an attempt. So the replaced host reports that it was still alive
+-- Two hosts that share an id and a key would take the id from each other for as long as their supervisors restart them,
+-- and each takeover costs every running job an attempt. So the replaced host reports that it was still alive
 -- (rouse.outlived). After that, the id stays with its holder for 10 minutes, as long as it sends heartbeats. Waits for
 -- locks as a heartbeat does. Served by worker_replaced.
 --
@@ -258,7 +259,7 @@ BEGIN
     PERFORM rouse._check_capabilities(p_capabilities);
     PERFORM rouse._check_stats('register', p_stats);
     is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
-    -- One at a time for each id.
+    -- One registration at a time for each id.
     PERFORM rouse._lock('register', p_worker_id);
     at := clock_timestamp();
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
@@ -310,10 +311,10 @@ END
 $$;
 
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
--- draining; and expires workers without a heartbeat for 90 s. Returns the number of these, and the worker's own timeout
--- flag: its number of attempts. Waits 5 s for a lock, a third of the time that a host waits for a response
--- (RESPONSE_TIMEOUT in host/src/store.rs): rouse.clear_timeouts locks the row of the worker. A call that waited longer
--- would still wait when the host tries again, and each try would add a session.
+-- draining; and expires workers without a heartbeat for 90 s. Returns the number of expired workers, and the worker's
+-- own timeout flag: its number of attempts. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
+-- the worker. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A
+-- call that waited longer would still be waiting when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -339,8 +340,8 @@ BEGIN
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
-    -- The clock was set back since the last heartbeat of these: it counts as sent now. Otherwise a dead one would count
-    -- as alive for as long as the clock was set back.
+    -- The clock has been set back since the last heartbeat of these workers: the heartbeat counts as sent now.
+    -- Otherwise, a dead worker would count as alive for as long as the clock was set back.
     UPDATE rouse.worker AS w SET seen_at = at
     FROM (SELECT a.incarnation FROM rouse.worker AS a
           WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
@@ -368,9 +369,9 @@ BEGIN
 END
 $$;
 
--- Removes the ended incarnations of a worker from listings, and returns their number. Refused while one is alive. What
--- it has reported is deleted at once. The rows are deleted by a later call, once they are older than all history: until
--- then the history of jobs refers to them. Running jobs are found by job_lease.
+-- Removes the ended incarnations of a worker from listings, and returns their number. Refused while one of them is
+-- alive. Everything that they have reported is deleted at once. The rows are deleted by a later call, once they are
+-- older than all history: until then, the history of jobs refers to them. Running jobs are found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
@@ -417,7 +418,8 @@ BEGIN
 END
 $$;
 
--- Clears the timeout flag of all incarnations of a worker, and returns the number that had it. Leaves a record.
+-- Clears the timeout flag of all incarnations of a worker, and returns the number of incarnations that had it. Leaves a
+-- record.
 CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -452,8 +454,8 @@ $$;
 
 -- Challenges a live worker to prove that it has the module of the handler; returns the unguessable nonce that its
 -- answer will quote. The worker is notified at once if it is listening; otherwise it reads the challenge at its next
--- heartbeat. About 100 challenges of a worker may be open at a time (concurrent calls may exceed that slightly). Each
--- call deletes up to 100 challenges that are older than a day. Served by worker_live, challenge_open and
+-- heartbeat. About 100 challenges of a worker may be open at a time (concurrent calls may slightly exceed this number).
+-- Each call deletes up to 100 challenges that are older than a day. Served by worker_live, challenge_open and
 -- challenge_asked.
 CREATE OR REPLACE FUNCTION rouse.challenge(worker_id text, handler text) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -492,7 +494,7 @@ BEGIN
 END
 $$;
 
--- The answer to a challenge; null if there is none yet, or no such challenge.
+-- The answer to a challenge; null if there is no answer yet, or no such challenge.
 CREATE OR REPLACE FUNCTION rouse.challenge_answer(nonce uuid) RETURNS jsonb
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.answer FROM rouse.challenge AS c WHERE c.nonce = challenge_answer.nonce
@@ -511,7 +513,7 @@ BEGIN
 END
 $$;
 
--- Answers a challenge, once. False if it is not this worker's, or already answered.
+-- Answers a challenge, once. Returns false if the challenge is not this worker's, or has already been answered.
 CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, p_nonce uuid, p_answer jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -11,7 +11,7 @@ use crate::task::Wait;
 /// Why an attempt has to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AbortReason {
-    /// The lease expired, and another worker has the job now.
+    /// The lease expired, and another worker now has the job.
     TakenByAnotherWorker,
     /// The job was settled by an admin action or by another worker.
     AlreadyCompleted,

@@ -1,4 +1,4 @@
-//! Batches: one attempt at several jobs.
+//! Batches: one attempt that processes several jobs.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use crate::handler::{decode, encode};
 use crate::host::Batch as _;
 use crate::{Ctx, Error, JobInfo, Result};
 
-/// One of the jobs of a batch, which is an attempt of a handler with `batch(…)`.
+/// One of the jobs of a batch: one attempt of a handler with `batch(…)` processes all of them.
 ///
 /// ```
 /// use rouse_sdk::{BatchJob, Result, TestCtx, handler};
@@ -39,7 +39,8 @@ pub struct BatchJob<T> {
 /// Runs a handler of batches, from JSON to JSON. It returns one outcome for each job, in their order.
 ///
 /// # Errors
-/// Those of the handler that concern all of its jobs; for an attempt at one job, also its own.
+/// Errors of the handler that apply to all jobs of the batch; for an attempt at a single job, also the error of that
+/// job.
 pub fn run_batch<T, O, E>(
     ctx: &Ctx,
     payload: &[u8],
@@ -78,7 +79,7 @@ where
         }
         for (id, of_job) in ids.into_iter().zip(outcomes) {
             if let Err(refused) = ctx.world().settle(id, outcome(of_job)) {
-                // The outcomes may have become too large together. This one is small.
+                // Together, the outcomes may have become too large. This error is small.
                 ctx.world().settle(id, Err(refused))?;
             }
         }

@@ -47,8 +47,8 @@ pub struct JobInfo {
 pub struct Ctx {
     job: JobInfo,
     world: Rc<World>,
-    /// The numbers of the steps of each name that are running or done in this attempt. Ordered, because the first hash
-    /// table of an attempt would ask the host for a random seed.
+    /// The numbers of the steps of each name that are running or done in this attempt. An ordered map, because the
+    /// first hash table of an attempt would request a random seed from the host.
     started: RefCell<BTreeMap<String, BTreeSet<u32>>>,
     /// True while the work of a step runs.
     in_step: Cell<bool>,
@@ -103,13 +103,14 @@ impl Ctx {
         self.log(Level::Error, message);
     }
 
-    /// Reports the progress of the attempt, 0 to 100 (more counts as 100), with its current step.
+    /// Reports the progress of the attempt, 0 to 100 (more counts as 100), with the current step.
     pub fn progress(&self, percent: u8, step: impl AsRef<str>) {
         self.world.progress(percent.min(100), step.as_ref());
     }
 
-    /// A placeholder for a secret, for a header or body of a request. The host replaces it with the secret, if
-    /// `rouse.toml` grants that for the server. The handler never holds the secret itself, so it cannot leak it.
+    /// A placeholder for a secret, to be used in a header or the body of a request. The host replaces it with the
+    /// secret, if `rouse.toml` grants that for the server. The handler never holds the secret itself, so it cannot leak
+    /// it.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, http};
@@ -173,8 +174,8 @@ impl Ctx {
         State::new(&self.world)
     }
 
-    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32
-    /// bytes. The host computes it, so that the handler never holds the key. A secret that starts with `whsec_`
+    /// The HMAC-SHA256 of a message, 32 bytes. The key is a secret that `rouse.toml` grants for signing (`sign =
+    /// true`). The host computes it, so that the handler never holds the key. A secret that starts with `whsec_`
     /// contains the key in base64, as in [Standard Webhooks](https://www.standardwebhooks.com).
     ///
     /// ```

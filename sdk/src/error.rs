@@ -39,7 +39,7 @@ pub struct Error {
     pub permanent: bool,
     /// Retry after this time, instead of the handler's own backoff.
     pub retry_after: Option<Duration>,
-    /// Retry at this time, instead of either.
+    /// Retry at this time, instead of after either of these delays.
     pub retry_at: Option<SystemTime>,
 }
 
@@ -88,8 +88,8 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt at this time, by the database's clock; makes the error retryable. A time in the past
-    /// means at once; more than a year ahead means a year.
+    /// Requests the next attempt at this time, according to the database's clock; makes the error retryable. A time in
+    /// the past means at once; a time more than a year ahead means a year from now.
     #[must_use]
     pub fn retry_at(mut self, time: SystemTime) -> Self {
         self.permanent = false;
@@ -123,7 +123,7 @@ impl<E: std::error::Error> From<E> for Error {
         let mut cause = error.source();
         while let Some(inner) = cause {
             let text = inner.to_string();
-            // Many errors repeat their cause in their own text; it is included once.
+            // Many errors repeat their cause in their own text; the cause is included only once.
             if !message.contains(&text) {
                 message.push_str(": ");
                 message.push_str(&text);

@@ -9,9 +9,9 @@ use crate::{Ctx, Error};
 /// The number of jobs that an instance of a handler may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instances {
-    /// One: no state of an earlier job remains.
+    /// One job: no state of an earlier job remains.
     Fresh,
-    /// Many, of one tenant, one after the other, if the operator allows it. Statics keep the values that the last job
+    /// Many jobs of one tenant, one after another, if the operator allows it. Statics keep the values that the last job
     /// left in them.
     Reuse,
 }
@@ -23,7 +23,7 @@ pub struct Statement {
     pub name: &'static str,
     /// The text: one SELECT, INSERT, UPDATE, DELETE, MERGE or VALUES, with parameters `$1`, `$2` …
     pub sql: &'static str,
-    /// The number of rows that it has to affect, or to return. `None`: any.
+    /// The number of rows that it has to affect or return. `None`: any number.
     pub rows: Option<u64>,
     /// What happens to the job if Postgres refuses the statement's data.
     pub on_error: OnError,
@@ -52,7 +52,7 @@ pub struct Gate {
 /// What a gate limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateLimit {
-    /// The number of jobs of a key that run at the same time, on all workers.
+    /// The number of jobs of a key that run at the same time, across all workers.
     MaxConcurrent {
         /// The maximum.
         max: u32,
@@ -61,7 +61,7 @@ pub enum GateLimit {
     Throttle {
         /// The maximum; with a burst, on average.
         max: u32,
-        /// The period, milliseconds.
+        /// The period, in milliseconds.
         period_ms: u64,
         /// The number that may start at once after a pause. `None`: never more than `max` in any period.
         burst: Option<u32>,
@@ -70,30 +70,30 @@ pub enum GateLimit {
     Batch {
         /// The maximum.
         max: u32,
-        /// The time for which the first one waits for others, milliseconds. `None`: it does not wait.
+        /// The time for which the first job waits for others, in milliseconds. `None`: it does not wait.
         period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {
         /// The time for which the job counts.
         during: During,
-        /// The period of [`During::Period`], milliseconds.
+        /// The period of [`During::Period`], in milliseconds.
         period_ms: Option<u64>,
         /// What happens to an enqueue during this time.
         on_conflict: OnConflict,
     },
     /// A burst of jobs of a key becomes one.
     Debounce {
-        /// The pause that ends a burst, milliseconds.
+        /// The pause that ends a burst, in milliseconds.
         period_ms: u64,
-        /// The maximum duration of a burst, milliseconds. `None`: any time.
+        /// The maximum duration of a burst, in milliseconds. `None`: no maximum.
         max_wait_ms: Option<u64>,
         /// Which job of a burst runs.
         edge: Edge,
     },
 }
 
-/// The time for which a job keeps others of its key out.
+/// The time during which a job keeps out other jobs of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum During {
     /// Until it has started.
@@ -104,7 +104,7 @@ pub enum During {
     Period,
 }
 
-/// What happens to an enqueue while a job of its key keeps others out.
+/// What happens to an enqueue while a job of its key keeps out other jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConflict {
     /// Nothing is enqueued: the earlier job is kept.
@@ -135,19 +135,19 @@ pub struct Definition {
     pub description: &'static str,
     /// The maximum number of attempts, including the first.
     pub max_attempts: Option<u32>,
-    /// The wait after the first failed attempt, milliseconds.
+    /// The wait after the first failed attempt, in milliseconds.
     pub initial_backoff_ms: Option<u64>,
-    /// The longest wait between attempts, milliseconds.
+    /// The longest wait between attempts, in milliseconds.
     pub max_backoff_ms: Option<u64>,
     /// The factor by which each further wait grows.
     pub multiplier: Option<f64>,
     /// The random share of the wait, 0 to 1.
     pub jitter: Option<f64>,
-    /// The duration of a claim without renewal, milliseconds.
+    /// The duration of a claim without renewal, in milliseconds.
     pub lease_ms: Option<u64>,
-    /// The run timeout of an attempt, milliseconds.
+    /// The run timeout of an attempt, in milliseconds.
     pub timeout_ms: Option<u64>,
-    /// From the abort signal to the hard stop, milliseconds.
+    /// The time from the abort signal to the hard stop, in milliseconds.
     pub grace_ms: Option<u64>,
     /// The number of attempts of the handler that may run at the same time on one host.
     pub concurrency: Option<u32>,
@@ -186,8 +186,8 @@ pub trait Handler {
     /// Runs one attempt, from JSON to JSON.
     ///
     /// # Errors
-    /// Those of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`; a
-    /// result that cannot be written as JSON is a permanent one of kind `bad-result`.
+    /// Errors of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`;
+    /// a result that cannot be written as JSON is a permanent error of kind `bad-result`.
     fn run(ctx: &Ctx, payload: &[u8]) -> Result<Vec<u8>, Error>;
 }
 
@@ -218,8 +218,8 @@ impl Entry {
 
 /// Reads a payload. An error contains the location in the payload.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
-    // Tracking the location costs several times as much as reading, so after an error the payload is read again for
-    // that.
+    // Tracking the location costs several times as much as reading, so the payload is read again to find the location
+    // only after an error.
     serde_json::from_slice(payload)
         .or_else(|error| decode_missing(payload).ok_or(error))
         .or_else(|_| decode_with_path(payload))

@@ -42,7 +42,8 @@ pub(crate) trait Host {
     /// A page of keys; an empty page ends the listing.
     fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
     fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
-    /// False if the current version is another one; `None`, or 0: if any value exists.
+    /// False if the current version is a different one; if the expected version is `None` or 0, false if any value
+    /// exists.
     fn state_compare_and_set(
         &self,
         key: &str,
@@ -60,7 +61,7 @@ pub(crate) trait Flow {
     /// A number for `after`, below 0.
     fn enqueue(&self, job: NewJob) -> Result<i64>;
     fn continue_with(&self, job: NewJob) -> Result<()>;
-    /// A page of the chains that the job has waited for, by name; an empty page ends the listing.
+    /// A page of the chains that the job has waited for, in the order of their names; an empty page ends the listing.
     fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>>;
     /// Does not return if the wait suspends the attempt, like the other waits.
     fn sleep(&self, step: &str, duration_ms: u64) -> Result<()>;

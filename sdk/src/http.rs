@@ -36,7 +36,7 @@ pub use response::Response;
 pub(crate) use url::Url;
 pub use url::without_user;
 
-/// The default limit of a response, bytes: an attempt may use 128 MiB of memory by default.
+/// The default maximum size of a response, in bytes: an attempt may use 128 MiB of memory by default.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
 /// A request to send.
@@ -51,13 +51,13 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The request body.
     pub body: Vec<u8>,
-    /// The time limit of the whole request; `None` means the host's limit.
+    /// The time limit for the whole request; `None` means the host's limit.
     pub timeout: Option<Duration>,
     /// The maximum number of redirects that are followed. Default: 0; a redirect is returned like any other response.
     pub redirects: u32,
-    /// The largest response body, bytes. Default: 16 MiB.
+    /// The maximum size of the response body, in bytes. Default: 16 MiB.
     pub response_bytes_max: usize,
-    /// True: a larger body is cut instead of being an error. Default: false.
+    /// True: a larger body is truncated instead of being an error. Default: false.
     pub cuts_response: bool,
 }
 
@@ -134,7 +134,7 @@ impl Request {
     }
 
     /// Follows up to `redirects` redirects. Each is a separate request, which has to be granted; credentials
-    /// (`authorization`, `cookie`) are not sent to another server.
+    /// (`authorization`, `cookie`) are not sent to a different server.
     #[must_use]
     pub fn redirects(mut self, redirects: u32) -> Self {
         self.redirects = redirects;
@@ -160,8 +160,8 @@ impl Request {
     ///
     /// # Errors
     /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response
-    /// is too large (kind `too-large`). Retryable: if there is no response (kind `http`), or not in time (kind
-    /// `http-timeout`), or if the attempt has to stop (kind `aborted`).
+    /// is too large (kind `too-large`). Retryable: if there is no response (kind `http`), if it does not arrive in time
+    /// (kind `http-timeout`), or if the attempt has to stop (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {
@@ -190,7 +190,8 @@ impl Request {
         format!("{} {}", self.method, without_user(&self.url))
     }
 
-    /// Cuts a body to the size that the request accepts; true if something was cut off, and reading can stop.
+    /// Truncates a body to the size that the request accepts; returns true if part of it was cut off, so that reading
+    /// can stop.
     pub(crate) fn fit(&self, body: &mut Vec<u8>) -> Result<bool> {
         let max = self.response_bytes_max;
         if body.len() <= max {

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Handler, Result};
 
-/// The last second that RFC 3339 can express: 9999-12-31T23:59:59Z, seconds since 1970.
+/// The last second that RFC 3339 can express, 9999-12-31T23:59:59Z, in seconds since 1970.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// A job for another handler, or for the same one: for [`Ctx::enqueue`](crate::Ctx::enqueue),
+/// A job for another handler, or for the same handler, to be passed to [`Ctx::enqueue`](crate::Ctx::enqueue),
 /// [`Ctx::continue_with`](crate::Ctx::continue_with) and [`Ctx::call`](crate::Ctx::call).
 ///
 /// [`Job::of`] is for a handler of the same crate, or of one that this crate depends on; the compiler checks the type
@@ -63,16 +63,16 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// }
 /// ```
 ///
-/// The job is in the queue of the current one, with its priority and its tenant, unless options change the queue or the
-/// priority. Its grants are at most those that the current job has left. `T` is the type of its result, for
-/// [`Ctx::call`](crate::Ctx::call).
+/// The job is enqueued in the queue of the current job, with its priority and its tenant, unless options change the
+/// queue or the priority. Its grants are at most those that the attenuation of the current job leaves. `T` is the type
+/// of its result, for [`Ctx::call`](crate::Ctx::call).
 ///
 /// When the job is passed to `Ctx`, the host checks the grant (kind `denied`), the names of handler and queue,
 /// `max_attempts`, the unique key, tags, durations, that Postgres can store the payload, and the number and the size of
 /// the attempt's jobs (kind `job-refused`). Postgres checks the rest when the attempt is settled, after the handler has
-/// returned: the size of one payload, `run_at`, grants, and the names of [`after`](Self::after). If it refuses one, the
-/// job of the attempt fails with an error of the kind `invalid_result`, without a retry, and none of the new jobs is
-/// enqueued.
+/// returned: the size of one payload, `run_at`, grants, and the names of [`after`](Self::after). If Postgres refuses
+/// one of the jobs, the job of the attempt fails with an error of the kind `invalid_result`, without a retry, and none
+/// of the new jobs is enqueued.
 #[must_use = "pass it to Ctx::enqueue, Ctx::continue_with or Ctx::call"]
 pub struct Job<T = Value> {
     handler: String,
@@ -82,8 +82,8 @@ pub struct Job<T = Value> {
 }
 
 impl Job {
-    /// A job for a handler of which the crate has the function: `Job::of::<resize>(&photo)`. Its payload type is
-    /// `Serialize`, in addition to what a handler needs.
+    /// A job for a handler whose function is in the crate: `Job::of::<resize>(&photo)`. The payload type has to
+    /// implement `Serialize`, in addition to the traits that a handler needs.
     pub fn of<H: Handler>(payload: &H::Input) -> Job<H::Output>
     where
         H::Input: Serialize,
@@ -139,7 +139,7 @@ impl<T> Job<T> {
         self.with("delay_ms", ms)
     }
 
-    /// Starts the job at this time, by the database's clock; a time in the past means at once. Replaces
+    /// Starts the job at this time, according to the database's clock; a time in the past means at once. Replaces
     /// [`delay`](Self::delay).
     pub fn run_at(mut self, time: SystemTime) -> Self {
         self.options.remove("delay_ms");
@@ -151,8 +151,8 @@ impl<T> Job<T> {
         self.with("max_attempts", max_attempts)
     }
 
-    /// While a job for this handler with this key is queued or running, no other one is enqueued: the existing one
-    /// replaces this job.
+    /// While a job for this handler with this key is queued or running, no other job is enqueued: the existing job
+    /// takes the place of this one.
     pub fn unique_key(self, key: impl Into<String>) -> Self {
         self.with("unique_key", key.into())
     }
@@ -163,8 +163,8 @@ impl<T> Job<T> {
         self.with("tags", tags.collect::<Vec<_>>())
     }
 
-    /// The attenuation of the job, as for `rouse.enqueue`: of what its handler is granted and the current job has left,
-    /// it gets only this. For instance `json!({"http": []})`.
+    /// The attenuation of the job, as for `rouse.enqueue`: of the grants of its handler, as far as the current job has
+    /// them, it gets only these. For instance `json!({"http": []})`.
     pub fn grants(self, grants: impl Into<Value>) -> Self {
         self.with("grants", grants)
     }
@@ -186,9 +186,10 @@ impl<T> Job<T> {
         self.with("job_timeout", interval(timeout))
     }
 
-    /// Starts the job when the chain of this one, which the same attempt has enqueued, has succeeded; if that fails,
-    /// the job is cancelled. Its result is `ctx.results()?.get(name)` in the job. Names are 1 to 200 characters long,
-    /// and differ within a job; a job that has the same name twice is refused when it is enqueued (kind `job-refused`).
+    /// Starts the job when the chain of this other job, which the same attempt has enqueued, has succeeded; if that
+    /// chain fails, the job is cancelled. In the job, the result of the chain is `ctx.results()?.get(name)`. Names are
+    /// 1 to 200 characters long, and differ within a job; a job that uses the same name twice is refused when it is
+    /// enqueued (kind `job-refused`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, OnFailure, Result};
@@ -258,7 +259,7 @@ impl<T> fmt::Debug for Job<T> {
     }
 }
 
-/// A job as the host gets it.
+/// A job as the host receives it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NewJob {
     pub(crate) handler: String,
@@ -299,14 +300,14 @@ impl Priority {
     }
 }
 
-/// What happens to a job if a chain that it waits for fails: it ends as failed, timed out or cancelled.
+/// What happens to a job if a chain that it waits for fails, that is, ends as failed, timed out or cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OnFailure {
     /// The job is cancelled.
     Cancel,
     /// The job runs, and finds the failure in [`Ctx::results`](crate::Ctx::results).
     Run,
-    /// The job waits until the failed one was retried and has succeeded.
+    /// The job waits until the failed chain has been retried and has succeeded.
     Wait,
 }
 
@@ -339,7 +340,7 @@ fn interval(time: Duration) -> String {
     format!("{} milliseconds", milliseconds(time))
 }
 
-/// In UTC, with milliseconds; times before 1970 count as 1970, and those after 9999 as the end of 9999.
+/// In UTC, with milliseconds. Times before 1970 count as 1970, and times after 9999 as the end of 9999.
 fn rfc3339(time: SystemTime) -> String {
     let latest = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND);
     humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, latest)).to_string()

@@ -57,16 +57,16 @@
 //!
 //! # Contents
 //! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
-//! - [`export!`]: makes a module of one or more handlers.
+//! - [`export!`]: makes a module from one or more handlers.
 //! - [`Ctx`]: the job, logging, progress, the abort signal, and steps whose results later attempts reuse.
 //! - [`State`]: values that the handler keeps between its jobs.
 //! - [`Job`]: jobs that a handler enqueues, continues with, or calls; [`Results`] of those that it has waited for.
 //! - [`Ctx::sleep`], [`Ctx::wait_signal`], [`Ctx::call`]: durable waits, which suspend the job.
 //! - [`Ctx::sql`], [`Ctx::query`], [`Ctx::step_with`]: SQL statements that commit with the outcome or a step.
 //! - [`http`]: requests to servers that the operator has granted.
-//! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
+//! - [`Error`]: retryable, permanent, or retryable after a delay or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, including in an `async fn` handler.
-//! - `TestCtx`: the native replacement of `Ctx`.
+//! - `TestCtx`: the native replacement for `Ctx`.
 //!
 //! # Capabilities
 //! A module can only compute, until the operator grants it something in `rouse.toml`. Use a granted directory through
@@ -98,8 +98,8 @@ mod testing;
 #[cfg(target_family = "wasm")]
 mod wasm;
 
-// One implementation per target, and never behind a `dyn`: that way a module only has the imports of the host that it
-// calls, and each import costs each attempt about 0.4 µs.
+// One implementation per target, and never behind a `dyn`: that way, a module imports only the host functions that it
+// calls; each import costs every attempt about 0.4 µs.
 #[cfg(not(target_family = "wasm"))]
 pub(crate) use testing::Recorder as World;
 #[cfg(target_family = "wasm")]
@@ -139,7 +139,7 @@ pub mod __private {
     pub use wit_bindgen::rt;
 }
 
-/// Makes a module of handlers: `export!(first, second)`, once, at the end of the crate.
+/// Makes a module from handlers: `export!(first, second)`, once, at the end of the crate.
 ///
 /// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets only the names are
 /// checked. Two handlers with the same name do not compile:

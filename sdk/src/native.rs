@@ -1,4 +1,4 @@
-//! Waiting on native targets, for tests: with the machine's clock, and threads that park.
+//! Waiting on native targets, for tests: uses the machine's clock and parks threads.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,7 +121,7 @@ impl Abort {
     }
 
     fn state<T>(&self, f: impl FnOnce(&mut AbortState) -> T) -> T {
-        // Nothing in here panics half-way, so the state behind a poisoned lock is consistent.
+        // No code that holds this lock panics midway, so the state behind a poisoned lock is consistent.
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,4 +1,4 @@
-//! The ends of other jobs: of those that the job has waited for, and of those that it has called.
+//! The ends of other jobs: those that the job has waited for, and those that it has called.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -211,7 +211,7 @@ pub struct Failure {
     of: Of,
 }
 
-/// The job that has failed.
+/// The kind of job that has failed.
 #[derive(Debug, Clone, PartialEq)]
 enum Of {
     Call {

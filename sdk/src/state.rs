@@ -32,13 +32,14 @@ use crate::{Error, Result};
 ///
 /// A key is 1 to 200 printable characters long. The operator grants state and sets its quota.
 ///
-/// Each write is committed at once. It remains if the attempt fails afterwards, so the next attempt finds it: write a
-/// cursor *after* the work that it stands for, and use [`update`](Self::update) for values that concurrent attempts may
-/// change. An attempt may be retried after it has written, so a counter may count one job twice.
+/// Each write is committed at once. The value remains if the attempt fails afterwards, so the next attempt finds it:
+/// write a cursor *after* the work that it stands for, and use [`update`](Self::update) for values that concurrent
+/// attempts may change. An attempt may be retried after it has written, so a counter may count one job twice.
 ///
 /// # Errors
-/// For all methods: permanent ones, if the operator has not granted state (kind `denied`), and if a key or a value is
-/// refused, or the quota is exceeded (kind `state-refused`); and one of kind `aborted` if the attempt has to stop.
+/// For all methods: permanent errors if the operator has not granted state (kind `denied`), if a key or a value is
+/// refused, or if the quota is exceeded (kind `state-refused`); and an error of kind `aborted` if the attempt has to
+/// stop.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
     world: &'a World,
@@ -58,7 +59,7 @@ impl<'a> State<'a> {
     /// The value under a key, read as JSON; `None` if there is none.
     ///
     /// # Errors
-    /// Also if it does not match `T` (kind `state-changed`).
+    /// Also an error if the value does not match `T` (kind `state-changed`).
     pub fn get<T: DeserializeOwned>(&self, key: impl AsRef<str>) -> Result<Option<T>> {
         let key = key.as_ref();
         let entry = self.world.state_get(key)?;
@@ -82,8 +83,8 @@ impl<'a> State<'a> {
         self.world.state_set(key.as_ref(), bytes.into())
     }
 
-    /// Removes a key; false if it did not exist. Also false if this call has removed it, but the first response from
-    /// the database was lost, and the call was retried.
+    /// Removes a key; returns false if it did not exist. Also returns false if this call has removed it, but the first
+    /// response from the database was lost and the call was retried.
     pub fn delete(&self, key: impl AsRef<str>) -> Result<bool> {
         self.world.state_delete(key.as_ref())
     }
@@ -105,7 +106,7 @@ impl<'a> State<'a> {
     /// only if that value is still current; otherwise it is called again. Returns the stored value.
     ///
     /// # Errors
-    /// Also those of `change`, after which nothing is changed.
+    /// Also those of `change`, in which case nothing is changed.
     pub fn update<T: Serialize + DeserializeOwned>(
         &self,
         key: impl AsRef<str>,

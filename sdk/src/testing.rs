@@ -1,4 +1,4 @@
-//! The native replacement of [`Ctx`], for unit tests.
+//! The native replacement for [`Ctx`], for unit tests.
 
 mod batch;
 mod flow;
@@ -47,7 +47,7 @@ pub struct ProgressReport {
 
 /// Replaces [`Ctx`] in native tests: records logs and progress, and fires aborts.
 ///
-/// It refuses names and keys as the host does. It knows neither grants nor quotas, nor the limits of an attempt.
+/// It refuses names and keys as the host does. It does not apply grants, quotas or the limits of an attempt.
 ///
 /// ```
 /// use rouse_sdk::{Ctx, TestCtx};
@@ -72,7 +72,7 @@ impl TestCtx {
         Self::for_job(|_| ())
     }
 
-    /// As [`new`](Self::new), with changes to the job.
+    /// Like [`new`](Self::new), with changes to the job.
     pub fn for_job(change: impl FnOnce(&mut JobInfo)) -> Self {
         Self::with(Recorder::default(), change)
     }
@@ -100,7 +100,7 @@ impl TestCtx {
     /// effects, are dropped unless it succeeds.
     ///
     /// # Errors
-    /// Those of the handler, and those of a payload that does not match its input type.
+    /// Errors of the handler, and the error for a payload that does not match its input type.
     ///
     /// # Panics
     /// If the handler panics.
@@ -123,8 +123,8 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
-    /// The next attempt at the same job: with the steps that are recorded so far, the waits that have ended, signals,
-    /// parents, the results of calls, the handler's state, and nothing else.
+    /// The next attempt at the same job. It has the steps that have been recorded so far, the waits that have ended,
+    /// signals, parents, the results of calls, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -145,8 +145,8 @@ impl TestCtx {
         }
     }
 
-    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one:
-    /// both may run concurrently.
+    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this
+    /// attempt: both may run concurrently.
     #[must_use]
     pub fn next_job(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -282,7 +282,7 @@ impl Default for Settings {
     }
 }
 
-/// The longest name of a step or a signal, and the longest key of the state, as on the host.
+/// The maximum length of the name of a step or a signal, and of a key of the state, as on the host.
 const NAME_CHARS_MAX: usize = 200;
 
 /// Refuses a name with the error of the host.
@@ -389,7 +389,7 @@ impl Host for Recorder {
     ) -> Result<bool, Error> {
         self.unless_aborted()?;
         check_key(key)?;
-        // Versions are above 0, which means no value.
+        // Versions are above 0; 0 means that there is no value.
         let is_there = self.state.version_of(key).unwrap_or(0) == version.unwrap_or(0);
         if is_there {
             self.state.set(key, value);

@@ -22,7 +22,7 @@ pub mod bindings {
         inline: "
             package rouse:sdk;
 
-            /// The contract, with the clock that `sleep` needs, and requests.
+            /// The contract, with the clock that `sleep` needs, and with HTTP requests.
             world guest {
                 include rouse:handler/module@0.1.0;
                 import wasi:clocks/monotonic-clock@0.2.0;
@@ -125,7 +125,7 @@ fn secret_error(error: secrets::SecretError) -> Error {
     Error::permanent(why).kind("denied")
 }
 
-/// Reports message and location of a panic to the host, before the trap that follows.
+/// Reports the message and the location of a panic to the host, before the trap that follows.
 fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         let message = info.payload_as_str().unwrap_or("a panic without a message");

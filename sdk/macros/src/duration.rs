@@ -38,7 +38,7 @@ fn parse(text: &str, max_ms: u64) -> Result<u64, String> {
         })
 }
 
-/// A duration in the largest unit of which it is a multiple.
+/// Writes a duration in the largest unit of which it is a multiple.
 fn written(ms: u64) -> String {
     let mut units = UNITS.into_iter().rev();
     let unit = units.find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms));

@@ -43,7 +43,7 @@ struct Shape<'a> {
 }
 
 impl<'a> Shape<'a> {
-    /// The shape of a handler that takes batches, or does not.
+    /// Returns the shape with the input and output of one job if the handler takes batches.
     fn checked_for_batches(self, takes_batches: bool) -> syn::Result<Self> {
         let input = generic(self.input, "Vec").and_then(|job| generic(job, "BatchJob"));
         match (takes_batches, input) {
@@ -162,7 +162,7 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
     let definition = definition(options, &function.attrs);
     let Shape { input, output, .. } = shape;
 
-    // The spans are those of the author's types, so that "the trait bound `Input: Deserialize` is not satisfied" points
+    // These use the spans of the author's types, so that "the trait bound `Input: Deserialize` is not satisfied" points
     // at them.
     let decode = quote_spanned!(input.span()=> ::rouse_sdk::__private::decode::<#input>(payload)?);
     let encode = quote_spanned!(output.span()=> ::rouse_sdk::__private::encode::<#output>(&output));

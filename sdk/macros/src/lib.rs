@@ -7,12 +7,12 @@ mod options;
 
 use proc_macro::TokenStream;
 
-/// Makes a handler of a function.
+/// Turns a function into a handler.
 ///
-/// The function takes the context and an input, or only an input, and is plain or `async`: `fn(&Ctx, Input) ->
+/// The function takes the context and an input, or only an input, and may be plain or `async`: `fn(&Ctx, Input) ->
 /// Result<Output, E>`, `fn(Input) -> Output`. The input is `serde::Deserialize + schemars::JsonSchema`, the output
-/// `serde::Serialize + schemars::JsonSchema`, the error any type that `?` turns into a `rouse_sdk::Error`. The function
-/// itself is left unchanged. The types of a public function have to be public too.
+/// `serde::Serialize + schemars::JsonSchema`, and the error can be any type that `?` turns into a `rouse_sdk::Error`.
+/// The function itself is left unchanged. The types of a public function also have to be public.
 ///
 /// | option | value | default |
 /// |---|---|---|
@@ -41,13 +41,13 @@ use proc_macro::TokenStream;
 ///
 /// The last five before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is the scope
 /// of each limit: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the payload such as `"$.customer.id"`, or a
-/// list of two of these; without it, there is one limit for all jobs of the handler. Hosts set gates in the database
-/// when they load the module.
+/// list of two of these; without it, there is one limit for all jobs of the handler. Hosts write the gates to the
+/// database when they load the module.
 ///
-/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. Values are checked at compile time, with the limits
-/// of the host, which would refuse the whole module. Of a schedule, the macro checks the number of fields and the
-/// characters, and of a time zone the spelling; the rest is checked by the host. The operator's settings take precedence
-/// over all of them.
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. Values are checked at compile time against the
+/// limits of the host, which would otherwise refuse the whole module. For a schedule, the macro checks the number of
+/// fields and their characters; for a time zone, it checks the spelling. The host checks the rest. The operator's
+/// settings take precedence over all of these options.
 ///
 /// See the documentation of `rouse_sdk` for a whole handler.
 #[proc_macro_attribute]

@@ -3,12 +3,12 @@
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// The longest name of a handler.
+/// The maximum length of the name of a handler.
 pub(crate) const NAME_CHARS_MAX: usize = 128;
 
 pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
 pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
-/// The wait after the first failed attempt of a handler that does not declare it.
+/// The wait after the first failed attempt of a handler that does not declare one.
 pub(crate) const INITIAL_BACKOFF_MS: u64 = 10_000;
 /// The maximum backoff and run timeout.
 pub(crate) const WAIT_MS_MAX: u64 = 30 * DAY_MS;
@@ -16,7 +16,7 @@ pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;
 pub(crate) const GRACE_MS_MAX: u64 = 10 * 60 * 1000;
 pub(crate) const CONCURRENCY_MAX: u32 = 1_000_000;
 
-/// The longest cron expression.
+/// The maximum length of a cron expression.
 pub(crate) const CRON_CHARS_MAX: usize = 200;
 
 pub(crate) const GATES_MAX: usize = 8;
@@ -33,5 +33,5 @@ pub(crate) const STATEMENT_NAME_CHARS_MAX: usize = 63;
 pub(crate) const STATEMENT_BYTES_MAX: usize = 16 << 10;
 
 pub(crate) const CAPABILITIES_MAX: usize = 64;
-/// The longest part of a capability after the colon.
+/// The maximum length of the part of a capability after the colon.
 pub(crate) const CAPABILITY_BYTES_MAX: usize = 256;

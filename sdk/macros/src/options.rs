@@ -240,7 +240,7 @@ impl Options {
 }
 
 impl Options {
-    /// True if an attempt can be at several jobs.
+    /// True if an attempt can process several jobs.
     pub(crate) fn takes_batches(&self) -> bool {
         let mut limits = self.gates.iter().map(|gate| &gate.limit);
         limits.any(|limit| matches!(limit, Limit::Batch { .. }))
@@ -281,7 +281,7 @@ impl Reader {
         true
     }
 
-    /// A statement. The setting whose name is not an option has the text.
+    /// Reads a statement. Its text is the value of the setting whose name is not an option.
     fn statement(
         &mut self,
         span: Span,

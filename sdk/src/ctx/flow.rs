@@ -12,8 +12,8 @@ use crate::results::read;
 use crate::{Child, Error, Failure, Job, Result, Results};
 
 impl Ctx {
-    /// Enqueues a job. It is committed with the outcome of this attempt if that succeeds. If the attempt fails, is lost
-    /// or is suspended, none of its jobs is enqueued: a later attempt makes the same calls again.
+    /// Enqueues a job. It is committed with the outcome of this attempt if the attempt succeeds. If the attempt fails,
+    /// is lost or is suspended, none of its jobs is enqueued: a later attempt makes the same calls again.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, Result, TestCtx, handler};
@@ -35,19 +35,19 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// Permanent ones: if the operator does not let this handler enqueue that one (kind `denied`), if an option is invalid,
-    /// Postgres could not store the payload, or the jobs of the attempt are too many or too large (kind `job-refused`),
-    /// and within a step (kind `in-step`). One of kind `aborted` if the attempt has to stop. [`Job`] lists what is checked only when the
-    /// attempt is settled.
+    /// Permanent ones: if the operator does not let this handler enqueue jobs for the other one (kind `denied`); if an
+    /// option is invalid, Postgres could not store the payload, or the attempt enqueues too many jobs or too large ones
+    /// (kind `job-refused`); and within a step (kind `in-step`). An error of kind `aborted` if the attempt has to stop.
+    /// [`Job`] lists what is checked only when the attempt is settled.
     pub fn enqueue<T>(&self, job: Job<T>) -> Result<Child> {
         self.outside_steps("enqueue")?;
         let number = self.world.enqueue(job.into_new()?)?;
         Ok(Child { number })
     }
 
-    /// Continues the chain of this job with another one, committed with the outcome of this attempt if that succeeds.
-    /// Jobs that wait for this job wait for the end of its chain, and get the result of the last job. May be called
-    /// once in an attempt.
+    /// Continues the chain of this job with another job. That job is committed with the outcome of this attempt if the
+    /// attempt succeeds. Jobs that wait for this job wait for the end of its chain, and get the result of its last job.
+    /// This method may be called once in an attempt.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, Result, TestCtx, handler};
@@ -75,8 +75,8 @@ impl Ctx {
         self.world.continue_with(job.into_new()?)
     }
 
-    /// The ends of the chains that this job has waited for (`after` of `rouse.enqueue`, or [`Job::after`]). They are
-    /// read completely, in pages.
+    /// The ends of the chains that this job has waited for (`after` of `rouse.enqueue`, or [`Job::after`]). All of them
+    /// are read, in pages.
     ///
     /// # Errors
     /// If the host cannot read them (kind `results-refused`, permanent), and if the attempt has to stop (kind
@@ -94,9 +94,9 @@ impl Ctx {
     }
 
     /// Sleeps durably: the attempt is suspended. During the sleep, the job occupies neither a slot nor memory, and the
-    /// suspended attempt does not count towards the job's attempts. After this time an attempt starts from the top; it
-    /// gets recorded steps from the database, and this call returns at once. A sleep of less than two seconds does not
-    /// suspend the attempt.
+    /// suspended attempt does not count towards the job's attempts. After this time, an attempt starts from the top; it
+    /// gets recorded steps from the database, and this call then returns at once. A sleep of less than two seconds does
+    /// not suspend the attempt.
     ///
     /// ```
     /// use std::time::Duration;
@@ -124,12 +124,12 @@ impl Ctx {
     /// - When a wait suspends the attempt, the host does not return from the call: destructors do not run, and
     ///   variables are lost. Everything before the wait runs again, so effects belong in a [`step`](Self::step).
     /// - Each attempt has to go through its waits in the same order, as with steps.
-    /// - A wait is a step: `sleep:a day`, `signal:approved`, `call:photo.resize`; the second one of that name in an
-    ///   attempt has another number, as in `sleep:a day#2`. A name is 1 to 190 printable characters long, without `#`.
+    /// - A wait is a step: `sleep:a day`, `signal:approved`, `call:photo.resize`; the second wait of the same name in
+    ///   an attempt gets a number, as in `sleep:a day#2`. A name is 1 to 190 printable characters long, without `#`.
     ///   Waits count towards the limits of a job's steps.
     /// - They cannot be within the work of a step (kind `in-step`, permanent).
     /// - They block, including in an `async fn`: [`race`](crate::race) cannot end them. For a short wait alongside
-    ///   other futures there is [`rouse_sdk::sleep`](crate::sleep).
+    ///   other futures, use [`rouse_sdk::sleep`](crate::sleep).
     ///
     /// # Errors
     /// If the host refuses the wait, or its name is invalid (kind `wait-refused`, permanent), within a step (kind
@@ -141,7 +141,7 @@ impl Ctx {
         Ok(())
     }
 
-    /// Sleeps durably until this time, by the database's clock; returns at once if it has passed. See
+    /// Sleeps durably until this time, according to the database's clock; returns at once if it has passed. See
     /// [`sleep`](Self::sleep).
     ///
     /// Later attempts keep the time of the first call.
@@ -156,8 +156,8 @@ impl Ctx {
     }
 
     /// Waits durably for a signal with this name (`rouse.signal(id, name, payload)`), and returns its payload; `None`
-    /// after the timeout (a [`Duration`]; `None` waits without one). Each signal ends one wait. One that came before
-    /// the wait is kept until then. See [`sleep`](Self::sleep) for the rules of waits.
+    /// after the timeout (a [`Duration`]; with `None`, it waits without a timeout). Each signal ends one wait. A signal
+    /// that arrives before the wait is kept until then. See [`sleep`](Self::sleep) for the rules of waits.
     ///
     /// ```
     /// use std::time::Duration;
@@ -243,7 +243,8 @@ impl Ctx {
         Ok(self.try_call(job)??)
     }
 
-    /// [`call`](Self::call), with the failure of the called job as a value: to compensate for it, for instance.
+    /// Like [`call`](Self::call), but returns the failure of the called job as a value, for instance so that the
+    /// handler can compensate for it.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Error, Job, Result, TestCtx};
@@ -270,9 +271,9 @@ impl Ctx {
         })
     }
 
-    /// [`try_call`](Self::try_call) for several jobs, which run in parallel: waits until all of them have ended, and
-    /// returns their ends in the order of the jobs. Jobs for handlers with different results need a type that fits all,
-    /// for instance `.returning::<Value>()`.
+    /// Like [`try_call`](Self::try_call), for several jobs that run in parallel: waits until all of them have ended,
+    /// and returns their ends in the order of the jobs. Jobs for handlers with different results need a type that fits
+    /// all, for instance `.returning::<Value>()`.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, Result};
@@ -332,7 +333,7 @@ impl Ctx {
         Ok(self.start(&format!("{kind}:{name}")))
     }
 
-    /// A later attempt skips a step that is recorded, and would lose what the step has started.
+    /// A later attempt skips a recorded step, and would lose everything that the step has started.
     pub(super) fn outside_steps(&self, what: &str) -> Result<()> {
         if !self.in_step.get() {
             return Ok(());

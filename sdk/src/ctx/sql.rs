@@ -34,13 +34,14 @@ impl Ctx {
     /// assert_eq!(ctx.effects()[0].params, json!([17]));
     /// ```
     ///
-    /// A parameter of type `json` or `jsonb` gets the value as JSON, an array type gets a list. All other types get a
-    /// number, a boolean, or text in the notation of Postgres (`"2026-01-31"`, `"\\x00ff"`); `None` is NULL.
+    /// A parameter of type `json` or `jsonb` takes the value as JSON, and one of an array type takes a list. Parameters
+    /// of all other types take a number, a boolean, or text in the notation of Postgres (`"2026-01-31"`, `"\\x00ff"`);
+    /// `None` is NULL.
     ///
     /// # Errors
-    /// Permanent ones: if the operator has not granted the statement (kind `denied`), if the host refuses the call (kind
-    /// `sql-refused`), and within a step (kind `in-step`; see [`step_with`](Self::step_with)). One of kind `aborted` if
-    /// the attempt has to stop.
+    /// Permanent ones: if the operator has not granted the statement (kind `denied`), if the host refuses the call
+    /// (kind `sql-refused`), and within a step (kind `in-step`; see [`step_with`](Self::step_with)). An error of kind
+    /// `aborted` if the attempt has to stop.
     pub fn sql(&self, statement: impl AsRef<str>, params: impl Serialize) -> Result<()> {
         self.outside_steps("sql")?;
         self.world.execute(call(statement.as_ref(), &params)?)
@@ -70,12 +71,12 @@ impl Ctx {
     /// assert_eq!(total(&ctx, 17).unwrap(), 350);
     /// ```
     ///
-    /// The rows may change before the effects of the attempt are committed: let a statement check that they have not,
-    /// for instance with a version in its WHERE clause and `rows = 1`.
+    /// The rows may change before the effects of the attempt are committed: have a statement check that they have not
+    /// changed, for instance with a version in its WHERE clause and `rows = 1`.
     ///
     /// # Errors
-    /// If Postgres refuses it (kind `sql-failed`, permanent unless the statement has `on_error = "retry"`), if a row does
-    /// not match `T` (kind `result-mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
+    /// If Postgres refuses the query (kind `sql-failed`, permanent unless the statement has `on_error = "retry"`), if a
+    /// row does not match `T` (kind `result-mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
     pub fn query<T: DeserializeOwned>(
         &self,
         statement: impl AsRef<str>,
@@ -94,7 +95,7 @@ impl Ctx {
         rows.collect()
     }
 
-    /// [`step`](Self::step) with effects: the result of the step and its effects are committed in one transaction, in
+    /// A [`step`](Self::step) with effects: the result of the step and its effects are committed in one transaction, in
     /// the middle of the attempt. A later attempt gets the result, and the effects are not repeated.
     ///
     /// ```
@@ -120,8 +121,8 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// If Postgres refuses an effect (kind `sql-failed`, as for [`query`](Self::query)): then neither it nor the step is
-    /// committed; otherwise as for [`step`](Self::step) and [`sql`](Self::sql).
+    /// If Postgres refuses an effect (kind `sql-failed`, as for [`query`](Self::query)), neither the effects nor the
+    /// step are committed; otherwise as for [`step`](Self::step) and [`sql`](Self::sql).
     pub fn step_with<T: Serialize + DeserializeOwned>(
         &self,
         name: impl AsRef<str>,

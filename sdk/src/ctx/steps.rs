@@ -36,18 +36,18 @@ impl Ctx {
     ///
     /// The name is 1 to 200 printable characters long, without `#`. The second step of the same name within an attempt
     /// is a different step (unless the first has failed or was dropped: then it is the same step). So a step may be in
-    /// a loop, as long as each attempt goes through the loop in the same order. A job has up to 1,000 steps, each with
-    /// a result of at most 256 KiB, 8 MiB in total.
+    /// a loop, as long as each attempt goes through the loop in the same order. A job may have up to 1,000 steps, each
+    /// with a result of at most 256 KiB, and 8 MiB in total.
     ///
-    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, nor enqueue jobs, nor have
-    /// steps of its own (kind `in-step`): a later attempt skips it, and would lose them.
+    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, or have steps of
+    /// its own (kind `in-step`): a later attempt skips the work, and would lose all of these.
     ///
     /// The work may still be done twice, because an attempt can be lost between the work and its record. External
     /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
     /// ctx.job().id)`).
     ///
     /// # Errors
-    /// Those of the work, whose result is then not recorded; if a recorded result no longer matches `T` (kind
+    /// Errors of the work, whose result is then not recorded; if a recorded result no longer matches `T` (kind
     /// `step-changed`); if the host refuses the step (kind `step-refused`); and if the attempt has to stop (kind
     /// `aborted`).
     pub fn step<T: Serialize + DeserializeOwned>(
@@ -67,7 +67,7 @@ impl Ctx {
         Ok(output)
     }
 
-    /// [`step`](Self::step) for asynchronous work: the future is only awaited if there is no result yet.
+    /// A [`step`](Self::step) for asynchronous work: the future is only awaited if there is no result yet.
     ///
     /// # Errors
     /// As for [`step`](Self::step).
@@ -134,7 +134,7 @@ impl Ctx {
         Ok(output)
     }
 
-    /// Runs work of a step.
+    /// Runs the work of a step.
     pub(super) fn within_step<T>(&self, work: impl FnOnce() -> T) -> T {
         self.in_step.set(true);
         let _within = Within(self);
@@ -176,7 +176,7 @@ impl Drop for StartedStep<'_> {
     }
 }
 
-/// Marks that the work of a step runs, until it is dropped, including when the work panics.
+/// Until it is dropped, marks that the work of a step is running, including when the work panics.
 struct Within<'a>(&'a Ctx);
 
 impl Drop for Within<'_> {

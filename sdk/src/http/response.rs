@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// The length of the excerpt from an error page.
+/// The maximum length of the excerpt from an error page.
 const EXCERPT_CHARS_MAX: usize = 200;
 
 /// A complete response.
@@ -19,9 +19,9 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The response body.
     pub body: Vec<u8>,
-    /// True if the body was cut ([`Request::cut_response`](super::Request::cut_response)).
+    /// True if the body was truncated ([`Request::cut_response`](super::Request::cut_response)).
     pub cut: bool,
-    /// The URL of the response: after all followed redirects, without user name and password.
+    /// The URL of the response, after all redirects that were followed, without user name and password.
     pub url: String,
 }
 
@@ -73,7 +73,7 @@ impl Response {
     /// permanent.
     ///
     /// # Errors
-    /// For these statuses.
+    /// For a status of 400 and above.
     pub fn error_for_status(self) -> Result<Self> {
         let status = self.status;
         if status < 400 {

@@ -9,7 +9,7 @@ use super::{Recorder, TestCtx};
 use crate::host::Batch;
 use crate::{Error, Handler, JobInfo, Result};
 
-/// The jobs of an attempt at several jobs, and their outcomes.
+/// The jobs of a batch, and their outcomes.
 #[derive(Default)]
 pub(super) struct BatchState {
     jobs: RefCell<Vec<(JobInfo, Vec<u8>)>>,

@@ -14,7 +14,7 @@ use crate::host::Flow;
 use crate::job::NewJob;
 use crate::{End, Error, Parent, Result};
 
-/// Sleeps that are shorter do not suspend an attempt, as on the host.
+/// Shorter sleeps do not suspend an attempt, as on the host.
 const SUSPENDS_FROM: Duration = Duration::from_secs(2);
 
 /// A job that the handler has enqueued, continued with or called.
@@ -25,7 +25,7 @@ pub struct EnqueuedJob {
     pub handler: String,
     /// The payload.
     pub payload: Value,
-    /// The options as the host gets them, for instance `{"queue": "bulk"}`; an empty object if there are none. In
+    /// The options as the host receives them, for instance `{"queue": "bulk"}`; an empty object if there are none. In
     /// `after`, -1 stands for the first job that the attempt has enqueued.
     pub options: Value,
 }
@@ -157,7 +157,7 @@ impl FlowState {
         }
     }
 
-    /// An attempt that does not succeed enqueues nothing.
+    /// Drops all jobs: an attempt that does not succeed enqueues nothing.
     pub(super) fn clear_jobs(&self) {
         self.enqueued.borrow_mut().clear();
         self.continued_with.borrow_mut().take();
@@ -238,8 +238,8 @@ fn error_of(error: &Error) -> Value {
 }
 
 /// # Jobs and waits
-/// If a test calls the handler itself, or with [`run`](Self::run), time passes at once: sleeps return, and a signal
-/// that was not sent has timed out. With [`attempt`](Self::attempt), waits suspend the attempt as on a host, and
+/// If a test calls the handler itself, or with [`run`](Self::run), time passes at once: sleeps return, and the wait for
+/// a signal that was not sent times out. With [`attempt`](Self::attempt), waits suspend the attempt as on a host, and
 /// [`resumed`](Self::resumed) is the next attempt.
 impl TestCtx {
     /// Runs one attempt of a handler: a wait suspends it, unless it has already ended, or is a sleep of less than two
@@ -265,7 +265,7 @@ impl TestCtx {
     /// assert_eq!(ctx.steps_done(), ["invoice"]);
     /// ```
     ///
-    /// The handler is unwound when it is suspended. On a host it just stops: there, its destructors do not run.
+    /// The handler is unwound when it is suspended. On a host, the handler just stops: its destructors do not run.
     ///
     /// # Panics
     /// If the handler panics.
@@ -284,7 +284,7 @@ impl TestCtx {
         attempt
     }
 
-    /// Panics again if it is another panic.
+    /// Resumes the panic if it is not a suspension.
     fn suspension(&self, panic: Box<dyn Any + Send>) -> Wait {
         let suspended = self.recorder.flow.suspended.borrow();
         match &*suspended {
@@ -295,8 +295,8 @@ impl TestCtx {
 
     /// The attempt that follows a suspension, when the wait has ended: a sleep has passed, calls have ended
     /// ([`on_call`](Self::on_call) answers them), the signal has been sent, or its timeout has passed. (Without either,
-    /// the next attempt waits again.) It has the number of the suspended attempt, its steps, settings and responses,
-    /// and the handler's state.
+    /// the next attempt waits again.) The new attempt has the number of the suspended attempt, its steps, settings and
+    /// responses, and the handler's state.
     ///
     /// # Panics
     /// If the attempt is not suspended, or nothing answers its calls.
@@ -324,7 +324,7 @@ impl TestCtx {
         self.recorder.flow.continued_with.borrow().clone()
     }
 
-    /// All waits of the job so far, in order, without sleeps of less than two seconds.
+    /// All waits of the job so far, in order, except sleeps of less than two seconds.
     pub fn waits(&self) -> Vec<Wait> {
         let kept = self.recorder.flow.kept.borrow();
         kept.waits.iter().map(|(_, wait)| wait.clone()).collect()

@@ -21,7 +21,7 @@ impl Batch for Imports {
     }
 }
 
-/// The error of one job. The host has one time of the next attempt for all jobs, so a time becomes a wait.
+/// The error of one job. The host has only a delay for the next attempt of a job in a batch, so a time becomes a delay.
 fn failure(error: Error) -> Failure {
     let wait = error.retry_at.map(|at| {
         let wait = at.duration_since(SystemTime::now());

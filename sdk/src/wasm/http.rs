@@ -11,7 +11,7 @@ use crate::http::{Request, Response, Url};
 use crate::task::Wait;
 use crate::{Either, Error, Result, race};
 
-/// The size of one read, bytes.
+/// The size of one read, in bytes.
 const READ_BYTES: u64 = 64 << 10;
 
 /// Sends a request, and reads the whole response.
@@ -19,8 +19,8 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
     let pending =
         outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.label(), code))?;
-    // A server may respond before it has read the whole body. The rest is kept until the response has arrived, because
-    // dropping it would end the connection.
+    // A server may respond before it has read the whole body. The rest of the body is kept until the response has
+    // arrived, because dropping it would end the connection.
     let mut rest = None;
     if let Some(body) = body {
         match race(write(&body, &request.body), ready(pending.subscribe())).await {

@@ -104,7 +104,7 @@ struct Written {
 }
 
 impl Reader {
-    /// A gate of the kind of this name. `None` after an error.
+    /// Reads a gate of this kind. `None` after an error.
     pub(super) fn gate(
         &mut self,
         name: &Ident,

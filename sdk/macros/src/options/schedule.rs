@@ -5,8 +5,8 @@ use syn::Expr;
 use super::text;
 use crate::limits::CRON_CHARS_MAX;
 
-/// A cron expression: its fields and characters. The host has the parser, which would add a dozen crates to each build
-/// of a handler.
+/// A cron expression: its fields and characters. Only the host contains the parser, which would add a dozen crates to
+/// each build of a handler.
 pub(super) fn cron(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;
     let cron = literal.value();
@@ -32,7 +32,8 @@ fn check_cron(cron: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A name that a time zone can have. The list of those that exist is in the host: it is large, and changes.
+/// A name that a time zone can have. Only the host contains the list of existing time zones, because it is large and
+/// changes.
 pub(super) fn time_zone(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;
     let name = literal.value();
