@@ -22,7 +22,7 @@ pub mod bindings {
         inline: "
             package rouse:sdk;
 
-            /// The contract, with the clock that `sleep` needs, and with HTTP requests.
+            /// The contract, with the clock that `sleep` needs, and requests.
             world guest {
                 include rouse:handler/module@0.1.0;
                 import wasi:clocks/monotonic-clock@0.2.0;

@@ -15,7 +15,7 @@ pub(super) fn seconds(secs: f64) -> String {
     humantime::format_duration(whole).to_string()
 }
 
-/// A time from the database in a list: relative on a terminal, exact on a pipe.
+/// Formats a time from the database in a list: relative on a terminal, exact on a pipe.
 pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     let text = time.as_str().unwrap_or_default();
     match epoch(text).filter(|_| screen.is_terminal()) {
@@ -24,7 +24,7 @@ pub(super) fn listed(time: &Value, now: f64, screen: Screen) -> String {
     }
 }
 
-/// An individual time from the database: exact, and on a terminal also relative.
+/// Formats a single time from the database: exact, and on a terminal also relative.
 pub(super) fn shown(time: &str, now: f64, screen: Screen) -> String {
     match epoch(time).filter(|_| screen.is_terminal()) {
         Some(at) => format!("{} ({})", plain(time), relative(at, now)),

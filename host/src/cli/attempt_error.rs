@@ -21,7 +21,7 @@ pub(super) fn lines(error: &Value) -> String {
     text + &block("backtrace", strings(&error["backtrace"]))
 }
 
-/// Lines below a title; empty without lines.
+/// Lines below a title; empty if there are no lines.
 fn block<'a>(title: &str, lines: impl Iterator<Item = &'a str>) -> String {
     let lines: String = lines.map(|line| format!("    {}\n", plain(line))).collect();
     match lines.is_empty() {

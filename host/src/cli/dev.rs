@@ -30,7 +30,7 @@ use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
 use crate::worker::Middleware;
 
-/// The log filter if ROUSE_LOG is not set. The lines of [`Jobs`] come in addition.
+/// The log filter if ROUSE_LOG is not set. The lines of [`Jobs`] are printed in addition.
 pub(super) const LOG_FILTER: &str = "info,wasmtime_wasi_http=error,rouse::job=off";
 
 /// Options of `rouse dev`.
@@ -52,7 +52,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Serves until a signal, then stops the private Postgres too.
+/// Serves until a signal, then also stops the private Postgres.
 pub(super) async fn run(
     args: Args,
     jobs: &Jobs,
@@ -229,7 +229,7 @@ fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
         .get("text.stats")
         .or_else(|| handlers.handlers.values().find(needs_nothing))
         .or_else(|| handlers.handlers.values().next())?;
-    // A schema with numbers that a `Value` cannot hold gives no example.
+    // There is no example for a schema with numbers that a `Value` cannot hold.
     let schema = serde_json::from_str(handler.manifest.input_schema.written());
     let payload = example::payload(&schema.unwrap_or_default()).to_string();
     let quoted = plain(&payload).replace('\'', "''");

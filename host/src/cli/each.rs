@@ -1,4 +1,4 @@
-//! Applies one operation to several items. A refused item does not stop the others, and a summary counts them.
+//! Applies one operation to several items. A refused item does not stop the others, and a summary counts all of them.
 
 use std::process::ExitCode;
 

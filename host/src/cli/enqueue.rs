@@ -154,7 +154,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why no job was added.
+/// The reason why no job was added.
 fn earlier(done: &EnqueueResult, has_key: bool) -> String {
     let id = done.id;
     match (has_key, done.differs.is_empty()) {

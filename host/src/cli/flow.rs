@@ -23,7 +23,7 @@ const BATCH: i32 = 1_000;
 
 /// There is no such flow, or it is no longer kept.
 const EXIT_UNKNOWN: u8 = 3;
-/// The flow is not in a state for that.
+/// The state of the flow does not allow the change.
 const EXIT_REFUSED: u8 = 6;
 
 const EXIT_CODES: &str =
@@ -273,7 +273,7 @@ async fn cancel(args: Named) -> anyhow::Result<ExitCode> {
 
 async fn retry(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    // A job that fails again during this is not retried again.
+    // A job that fails again in the meantime is not retried again.
     let before = store.now().await?;
     let done = in_batches("retried", async || {
         store.retry_flow(args.id, BATCH, before).await

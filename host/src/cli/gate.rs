@@ -17,7 +17,7 @@ use super::text::{as_json, plain, words};
 /// There is no such gate.
 const EXIT_UNKNOWN: u8 = 3;
 
-/// The items, in summaries.
+/// The word for the items in summaries.
 const GATES: &str = "gates";
 
 /// Options of `rouse gate`.

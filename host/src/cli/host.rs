@@ -177,7 +177,7 @@ pub(super) struct Host {
     invocations: Option<Invocations>,
     /// The access control of callers that read jobs.
     readers: Option<Access>,
-    /// True for `rouse dev`: every caller on this machine's loopback acts for the user who started it.
+    /// True for `rouse dev`: every caller on this machine's loopback acts on behalf of the user who started it.
     is_own: bool,
     /// The handlers that `rouse.toml` names.
     named: Named,
@@ -486,8 +486,8 @@ fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     );
 }
 
-/// Waits until each handler to which a source is bound is loaded, or all modules were tried. Otherwise the worker would
-/// claim jobs of such a source that name another handler, and could not run them.
+/// Waits until each handler to which a source is bound has been loaded, or until all modules have been tried. Otherwise
+/// the worker would claim jobs of such a source that name another handler, and could not run them.
 async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &Stop) {
     let are_there = |handlers: &HandlerSet| {
         let mut bound = settings.sources.values();

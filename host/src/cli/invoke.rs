@@ -91,7 +91,7 @@ pub(super) struct Args {
     profile: Option<PathBuf>,
 }
 
-/// Runs it and prints what it returns.
+/// Runs the handler and prints what it returns.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match invoke(args).await {
         Ok(code) => Ok(ExitCode::from(code)),

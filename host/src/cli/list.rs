@@ -30,7 +30,7 @@ impl Shown {
         }
     }
 
-    /// A placeholder. A column of placeholders only is left out on a terminal.
+    /// A placeholder. A column that contains only placeholders is left out on a terminal.
     pub(super) fn nothing(text: impl Into<String>) -> Self {
         Self {
             is_placeholder: true,
@@ -189,7 +189,7 @@ impl List {
         let Some(shown) = shown else {
             return String::new();
         };
-        // Keys and values are never cut.
+        // Keys and values are never truncated.
         let text = match width.filter(|_| !self.header.is_empty()) {
             Some(width) => cut(&shown.text, width),
             None => shown.text.clone(),
@@ -208,7 +208,7 @@ fn available(columns: usize, cells: usize) -> usize {
     columns.saturating_sub(cells * PADDING)
 }
 
-/// Replaces marks by colours. A text that was wrapped is coloured on its first line.
+/// Replaces marks with colours. Text that was wrapped is coloured on its first line.
 fn in_colours(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {

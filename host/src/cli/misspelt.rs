@@ -57,8 +57,8 @@ impl Named {
         unmatched
     }
 
-    /// Warns of unmatched names once all modules were tried, and after each change of the folder, until the catalog is
-    /// dropped.
+    /// Warns of unmatched names once all modules have been tried, and after each change of the folder, until the
+    /// catalog is dropped.
     pub(super) fn follow(self, catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
         let mut changed = catalog.changed();
         let catalog = Arc::downgrade(catalog);

@@ -16,7 +16,7 @@ pub(super) fn nearest<'a>(
     (typos <= typos_max).then_some(name)
 }
 
-/// The end of a message with a suggestion; empty without one.
+/// The end of a message with a suggestion; empty if there is no suggestion.
 pub(super) fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| {
         format!("; did you mean {}?", plain(name))

@@ -115,11 +115,11 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Writes the crate `name` into `parent`, and returns its folder. The crate depends on the SDK at `sdk_path`; without a
-/// path, on that of the repository from which this host was built; if that no longer exists, on the published crate.
+/// path, on the SDK of the repository from which this host was built; if that no longer exists, on the published crate.
 ///
 /// # Errors
-/// If the name is invalid, the folder exists already, there is no SDK at `sdk_path`, or the files
-/// cannot be written. Then nothing is left behind.
+/// If the name is invalid, the folder already exists, there is no SDK at `sdk_path`, or the files cannot be written. In
+/// these cases, nothing is left behind.
 pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf> {
     check_name(name)?;
     let folder = parent.join(name);
@@ -142,7 +142,7 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
         fs::rename(&part, &folder).with_context(|| format!("move it to {}", folder.display()))
     });
     if let Err(error) = written {
-        // If the removal fails too, report the first error.
+        // If the removal also fails, report the first error.
         let _ = fs::remove_dir_all(&part);
         return Err(error.context(format!("cannot write the crate {name}")));
     }

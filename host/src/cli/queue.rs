@@ -20,10 +20,11 @@ use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
 use crate::worker::Middleware;
 
-/// Jobs per statement of a purge, which takes tens of milliseconds and does not block any other transaction.
+/// The number of jobs per statement of a purge, which takes tens of milliseconds and does not block any other
+/// transaction.
 const PURGE_BATCH: i32 = 1_000;
 
-/// The items, in summaries.
+/// The word for the items in summaries.
 const QUEUES: &str = "queues";
 
 /// Nothing was done, because it was not confirmed.
@@ -284,7 +285,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
             // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
-        // Do not wait for an empty queue: a producer may enqueue as fast as this.
+        // Do not wait until the queue is empty: a producer may enqueue as fast as this command cancels.
         if batch < PURGE_BATCH {
             break;
         }

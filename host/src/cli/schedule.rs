@@ -20,10 +20,10 @@ use crate::store::StoreError;
 
 /// There is no such schedule.
 const EXIT_UNKNOWN: u8 = 3;
-/// The database has refused it, and nothing was changed.
+/// The database refused the change, and nothing was changed.
 const EXIT_REFUSED: u8 = 6;
 
-/// The items, in summaries.
+/// The word for the items in summaries.
 const SCHEDULES: &str = "schedules";
 
 const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such schedule";
@@ -179,7 +179,7 @@ fn state(schedule: &Value) -> Shown {
     Shown::in_colour(plain(word), colour)
 }
 
-/// The outcome of a due time: that of its job, or why it has none.
+/// The outcome of a due time: that of its job, or the reason why it has no job.
 fn last(run: &Value) -> String {
     let word = |key: &str| run[key].as_str().map(plain);
     word("state").or(word("outcome")).unwrap_or_default()

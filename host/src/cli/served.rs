@@ -75,7 +75,7 @@ impl<'a> Wanted<'a> {
                 .flatten()
                 .filter_map(Value::as_str)
                 .collect(),
-            // No worker has the handler, or one does not list its keys.
+            // No worker has the handler, or a worker does not list its keys.
             Some(_) | None => return Ok(()),
         };
         for key in payload.keys().filter(|key| !known.contains(&key.as_str())) {

@@ -23,7 +23,7 @@ const REFRESH_EVERY: Duration = Duration::from_secs(2);
 /// The default number of attempts, about a screen.
 const ATTEMPTS: i64 = 50;
 
-/// The number of attempts that are read in order to sort them by what they use.
+/// The maximum number of attempts that are read in order to sort them by what they use.
 const SORTED_MAX: i64 = 1000;
 
 /// An attempt that has run for longer is marked.
@@ -85,7 +85,7 @@ impl Sort {
         }
     }
 
-    /// The first `limit` rows; those of equal value stay in their order.
+    /// The first `limit` rows; rows with equal values stay in their order.
     fn first(self, mut rows: Vec<Value>, limit: i64) -> Vec<Value> {
         let value = |row: &Value| row[self.key()].as_f64().unwrap_or(-1.0);
         rows.sort_by(|a, b| value(b).total_cmp(&value(a)));

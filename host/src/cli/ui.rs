@@ -1,4 +1,4 @@
-//! `rouse ui`: the dashboard in a process of its own, which needs only a login of the hosts' database.
+//! `rouse ui`: the dashboard in a process of its own, which needs only a login for the hosts' database.
 
 use std::io::Write as _;
 use std::net::SocketAddr;

@@ -34,7 +34,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Explains.
+/// Explains why the job has not started.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let reasons = seen(store.why(JobId(args.id)).await?)?;

@@ -17,7 +17,7 @@ use crate::store::Store;
 
 /// There is no such worker.
 const EXIT_UNKNOWN: u8 = 3;
-/// The worker is not in a state for that.
+/// The state of the worker does not allow the change.
 const EXIT_REFUSED: u8 = 6;
 
 /// Options of `rouse workers`.
@@ -90,7 +90,7 @@ async fn unknown(store: &Store, id: &str) -> String {
 
 /// The message if there is no such worker; `state` names the state that was required, such as `is alive`.
 async fn unlisted(store: &Store, id: &str, state: &str) -> String {
-    // A failure only loses the suggestion.
+    // If this fails, only the suggestion is missing.
     let ids = store.worker_ids().await.ok().flatten().unwrap_or_default();
     format!(
         "no worker {} {state} (`rouse workers ls --all`){}",

@@ -2,12 +2,12 @@
 //!
 //! A loopback port is reachable only from this machine, with three exceptions. Two are browsers: any page can make a
 //! browser send requests to `http://127.0.0.1` (cross-site request forgery), and its owner can point the page's own
-//! name there and read the responses too (DNS rebinding). The first cannot set `content-type: application/json` without
-//! a preflight request, which nothing here answers, and it sends its `Origin`; the second sends another name in `Host`.
-//! All three headers are therefore checked. The third exception is a proxy or tunnel on this machine, through which
-//! anyone who can reach it may send requests. Requests that carry a proxy's header are refused too, but not every proxy
-//! adds one, so the guide asks for a token behind a proxy. No such page has the token; with it, the other checks are
-//! skipped.
+//! name there and read the responses too (DNS rebinding). The first kind of page cannot set `content-type:
+//! application/json` without a preflight request, which nothing here answers, and it sends its `Origin`; the second
+//! sends a different name in `Host`. All three headers are therefore checked. The third exception is a proxy or tunnel
+//! on this machine, through which anyone who can reach it may send requests. Requests that carry a proxy's header are
+//! also refused, but not every proxy adds one, so the guide requires a token behind a proxy. None of these callers has
+//! the token; if a request carries it, the other checks are skipped.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -67,7 +67,7 @@ impl Access {
         is_loopback(address).then_some(Self::Loopback)
     }
 
-    /// Admits a request that runs something, or gives the reason why not.
+    /// Admits a request that runs something, or returns the reason why not.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
         self.admit_caller(headers)?;
         let kind = only_value(headers, header::CONTENT_TYPE).unwrap_or_default();
@@ -82,8 +82,8 @@ impl Access {
         Ok(())
     }
 
-    /// Admits a request that only reads, or gives the reason why not. A page of another origin can send one, but cannot
-    /// read the response.
+    /// Admits a request that only reads, or returns the reason why not. A page of another origin can send such a
+    /// request, but cannot read the response.
     pub(super) fn admit_caller(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self {
             Self::Token(token) => {
@@ -122,13 +122,13 @@ impl Access {
     }
 }
 
-/// True for an address that only this machine reaches.
+/// True for an address that only this machine can reach.
 pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Admits a request only if nobody else can let the name in its `host` header resolve to this machine. Otherwise a page
-/// whose own name resolves to this machine (DNS rebinding) could read the response.
+/// Admits a request only if nobody else can make the name in its `host` header resolve to this machine. Otherwise a
+/// page whose own name resolves to this machine (DNS rebinding) could read the response.
 pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
     let host = only_value(request.headers(), header::HOST).unwrap_or_default();
     if is_this_machine(host) {
@@ -166,7 +166,7 @@ fn bearer(authorization: &str) -> Option<&str> {
         .then_some(token.trim_start())
 }
 
-/// True for a name that nobody else can let resolve to this machine.
+/// True for a name that nobody else can make resolve to this machine.
 pub(crate) fn is_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;

@@ -32,7 +32,7 @@ use self::open::{Connected, Open};
 use self::watched::{Body, RequestBody, Stream};
 
 /// Connections in addition to those of running invocations: probes, scrapers and refused callers, all of which are
-/// served in milliseconds. More of them wait in the listen backlog unless one of these is silent.
+/// served in milliseconds. Further connections wait in the listen backlog, unless one of these is silent.
 pub(super) const OTHER_CONNECTIONS_MAX: usize = 128;
 
 /// The time in which a connection has to send the head of a request, including the next request of a kept-alive
@@ -100,7 +100,7 @@ async fn connection(
         let (pages, connected) = (pages.clone(), connected.clone());
         async move {
             if !connected.start_request() {
-                // It has just been chosen to be closed, and is about to be dropped.
+                // This connection has just been chosen to be closed, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
             let request = request.map(|body| RequestBody::new(body, connected.clone()));

@@ -30,7 +30,7 @@ pub struct Invocations {
     pub invoker: Arc<Invoker>,
     /// The callers that may invoke.
     pub access: Access,
-    /// The largest body, bytes.
+    /// The maximum size of a body, in bytes.
     pub payload_bytes_max: usize,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Invocations {
 pub(super) struct Problem {
     status: StatusCode,
     error: Value,
-    /// `None` if the handler ran, which is counted elsewhere, or the call is not an invocation.
+    /// `None` if the handler ran (such calls are counted elsewhere), or if the call is not an invocation.
     refused: Option<&'static str>,
 }
 

@@ -13,7 +13,7 @@ use crate::duration;
 use crate::ends::{Ends, Seen};
 use crate::job::JobId;
 
-/// The longest `wait`. Longer ones would exceed the timeouts of proxies.
+/// The maximum `wait`. Longer waits would exceed the timeouts of proxies.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// The parts that reading jobs over HTTP needs.

@@ -15,8 +15,8 @@ use tokio::{sync::Notify, time};
 
 use crate::worker::Exemplars;
 
-/// Upper bounds of the histograms whose name ends in `_seconds`: from a warm call of a small
-/// handler to the longest attempts. Buckets, not quantiles, because buckets of several hosts add up.
+/// Upper bounds of the histograms whose names end in `_seconds`: from a warm call to a small handler to the longest
+/// attempts. Buckets, not quantiles, because buckets of several hosts add up.
 const SECONDS: [f64; 16] = [
     0.000_1, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0,
     300.0, 3600.0,
@@ -36,7 +36,7 @@ pub struct Metrics {
 /// Installs the recorder of this process. A second call returns the same metrics.
 ///
 /// # Errors
-/// If another recorder is installed already.
+/// If another recorder is already installed.
 pub fn install_metrics() -> Result<Metrics, BuildError> {
     static INSTALLED: Mutex<Option<Metrics>> = Mutex::new(None);
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -80,7 +80,7 @@ impl Catalog {
         let (wake, wakes) = mpsc::channel();
         let loads = Arc::new(Loads::default());
         let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone())?;
-        // A host that starts reads every file at once, however recently it was written.
+        // When a host starts, it reads every file at once, however recently the file was written.
         folder.scan(&Trust::Everything);
         let published = Published::new(folder.handlers());
         Ok(Self {
@@ -105,7 +105,7 @@ impl Catalog {
                     folder.finish(loaded);
                 }
             }
-            // Files that were written to in the meantime.
+            // Finds files that were written to in the meantime.
             folder.scan(&Trust::Everything);
             if !folder.is_loading() {
                 break;

@@ -28,7 +28,7 @@ use super::{Settings, bindings};
 const DESCRIBES_MAX: usize = 2;
 
 /// Idle instances have pool slots of their own, so that they never take the slot of a fresh one: 4 for each attempt
-/// that may run at once, for tenants that alternate, and at most 64 on large hosts. Their memory is limited too
+/// that may run at once, for tenants that alternate, and at most 64 on large hosts. Their memory is also limited
 /// (`idle.rs`).
 const IDLE_PER_ATTEMPT: usize = 4;
 const IDLE_COUNT_MAX: usize = 64;
@@ -73,7 +73,7 @@ pub struct Sandbox {
     attempts_max: usize,
     /// If less memory is free, no more jobs are claimed.
     memory_spare_bytes: usize,
-    /// Guests have threads of their own, so that a computing guest never delays a heartbeat or a renewal. `None` only
+    /// Guests have threads of their own, so that a CPU-bound guest never delays a heartbeat or a renewal. `None` only
     /// while the sandbox is being dropped.
     guests: Option<Runtime>,
 }
@@ -223,7 +223,7 @@ fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
     let max = settings.memory_bytes_max();
     let mut pool = PoolingAllocationConfig::new();
-    // Each instance may be of the largest module that is allowed, so no instance ever waits for its parts.
+    // Each instance may be that of the largest module that is allowed, so no instance ever waits for its parts.
     let parts = settings.module_parts;
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(parts.core_instances))

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The maximum for one process: the figures below were measured up to here.
+/// The maximum for one process: the figures below were measured up to this number.
 const ATTEMPTS_MAX: usize = 10_000;
 
 /// Memory mappings of a live instance: 2 for its stack, and up to 4 for each of its memories (initial part, growth,
@@ -32,7 +32,7 @@ const MEMORY_BYTES_UNKNOWN: usize = 4 << 30;
 pub(super) struct Machine {
     /// Memory mappings that one process may have.
     pub(super) maps_max: Option<usize>,
-    /// Memory of the machine, or of the control group if that is less, bytes.
+    /// Memory of the machine, or of the control group if that is less, in bytes.
     pub(super) memory_bytes: Option<usize>,
 }
 
@@ -61,8 +61,8 @@ impl Machine {
         }
     }
 
-    /// The number of the `wanted` attempts that fit if each may have `memories` memories. `memory_bytes_total`: the
-    /// operator's setting for the memory of all attempts together.
+    /// How many of the `wanted` attempts fit if each may have `memories` memories. `memory_bytes_total`: the operator's
+    /// setting for the memory of all attempts together.
     pub(super) fn fit(
         self,
         wanted: usize,
@@ -109,8 +109,8 @@ fn number(path: &Path) -> Option<usize> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The smallest memory limit of the control groups that a process is in, bytes: of its own group, and of those around
-/// it. `root`: the path at which they are mounted. `groups`: the contents of `/proc/self/cgroup`, with a line
+/// The smallest memory limit of the control groups that a process is in, in bytes: that of its own group, or of those
+/// around it. `root`: the path at which they are mounted. `groups`: the contents of `/proc/self/cgroup`, with a line
 /// `0::/path` in version 2 and `5:memory:/path` in version 1. In a container, the paths may be those of the host: then
 /// only the group at the root is found, which is the container's.
 fn group_limit(root: &Path, groups: &str) -> Option<usize> {

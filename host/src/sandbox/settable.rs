@@ -181,7 +181,7 @@ impl Settable for Limits {
 
 impl Settable for StateQuota {
     const SETTINGS: &'static [Setting<Self>] = &[
-        // Each write that adds to the state sums over all keys.
+        // Each write that adds to the state sums the sizes of all keys.
         Setting::new(
             "keys_max",
             1..=10_000,
@@ -223,7 +223,7 @@ impl Settable for SqlLimits {
             |of| U32(&mut of.connections_max),
             "Connections of this host with the login",
         ),
-        // A transaction that holds locks for longer would hold up everything else.
+        // A transaction that holds locks for longer would delay everything else.
         Setting::new(
             "statement_timeout",
             1..=600_000,

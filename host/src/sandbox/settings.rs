@@ -40,7 +40,7 @@ const COMPILATIONS_MAX: usize = 4;
 pub struct CompilerLimits {
     /// CPU time of all its threads together; whole seconds, at least one.
     pub cpu_max: Duration,
-    /// Its address space, bytes.
+    /// Its address space, in bytes.
     pub memory_bytes_max: usize,
 }
 
@@ -68,10 +68,10 @@ impl Default for ModuleParts {
     }
 }
 
-/// The operator's settings of the sandbox. The defaults do not grant anything.
+/// The operator's settings for the sandbox. The defaults do not grant anything.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The configuration file that messages name. Default: the usual one.
+    /// The configuration file that messages name. Default: the usual file.
     pub config_file: Option<PathBuf>,
     /// Its text, so that suggested lines can be adapted to it.
     pub config: Arc<str>,
@@ -82,10 +82,10 @@ pub struct Settings {
     pub limits: Limits,
     /// Limits by handler name or pattern: each limit comes from the most specific entry that sets it.
     pub limits_of: BTreeMap<String, Overlay<Limits>>,
-    /// Memory of all attempts together, bytes. `None`, the default, means three quarters of the machine's memory (or
-    /// of the control group's).
+    /// The maximum memory of all attempts together, in bytes. `None`, the default, means three quarters of the
+    /// machine's memory (or of the control group's).
     pub memory_bytes_total_max: Option<usize>,
-    /// Size of a file in the handlers folder, bytes. Default: 64 MiB.
+    /// The maximum size of a file in the handlers folder, in bytes. Default: 64 MiB.
     pub module_bytes_max: usize,
     /// The parts that one module may have.
     pub module_parts: ModuleParts,
@@ -99,7 +99,7 @@ pub struct Settings {
     /// Which handlers have clocks as fine as the machine's, by name or pattern; the most specific entry counts.
     /// Default: none.
     pub fine_clocks: BTreeMap<String, bool>,
-    /// The handlers whose jobs a handler may enqueue, names and patterns, by handler or pattern.
+    /// The handlers whose jobs a handler may enqueue (names and patterns), by handler name or pattern.
     pub enqueue: BTreeMap<String, Vec<String>>,
     /// The handlers for which the schedules that their modules declare are created, by name or pattern; the most
     /// specific entry counts. Default: none.
@@ -119,14 +119,14 @@ pub struct Settings {
     /// counts. Default: none.
     pub sql: BTreeMap<String, SqlGrant>,
     /// The handlers whose instances may serve many jobs if the module agrees, by handler name or pattern; the most
-    /// specific entry counts. Default: nowhere.
+    /// specific entry counts. Default: none.
     pub instances: BTreeMap<String, Instances>,
     /// The `rouse` program that compiles modules in limited child processes. `None` compiles in this process without
     /// limits. Default: `None`, because only the program knows where it is.
     pub compiler: Option<PathBuf>,
-    /// CPU time of a compiler, whole seconds. Default: 120 s.
+    /// The maximum CPU time of a compiler, in whole seconds. Default: 120 s.
     pub compile_cpu_max: Duration,
-    /// Address space of a compiler, bytes. Default: 2 GiB.
+    /// The maximum address space of a compiler, in bytes. Default: 2 GiB.
     pub compile_memory_bytes_max: usize,
     /// The number of modules that may be compiled at once. Default: one for each core, at most 4.
     pub compilations_max: usize,
@@ -145,7 +145,7 @@ pub struct Settings {
     /// True in development, without untrusted modules: a handler gets the secrets of its own table without a binding,
     /// and its name is free as soon as its file is missing. Default: false.
     pub is_dev: bool,
-    /// The interval at which a computing guest yields to others and is checked for an abort. Default: 10 ms.
+    /// The interval at which a CPU-bound guest yields to others and is checked for an abort. Default: 10 ms.
     pub tick: Duration,
 }
 
@@ -158,7 +158,7 @@ impl Settings {
         widest_first.fold(self.limits.clone(), |limits, (_, set)| set.over(&limits))
     }
 
-    /// The largest memory limit of any attempt, bytes.
+    /// The largest memory limit of any attempt, in bytes.
     pub(super) fn memory_bytes_max(&self) -> usize {
         let some = self.limits_of.values().map(|set| set.over(&self.limits));
         some.chain([self.limits.clone()])
@@ -180,7 +180,7 @@ impl Settings {
         set.copied().unwrap_or_default()
     }
 
-    /// True if some handler may keep its instances.
+    /// True if any handler may keep its instances.
     pub(super) fn reuse_somewhere(&self) -> bool {
         self.instances.values().any(|it| *it == Instances::Reuse)
     }

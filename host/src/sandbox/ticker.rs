@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use wasmtime::Engine;
 
-/// Advances the engine's epoch while guests run; sleeps while none does, so that an idle host uses no CPU.
+/// Advances the engine's epoch while guests run; sleeps while no guest runs, so that an idle host uses no CPU.
 pub(super) struct Ticker {
     shared: Arc<TickerShared>,
     thread: Thread,

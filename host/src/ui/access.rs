@@ -1,9 +1,9 @@
 //! Decides the role of each reader.
 //!
 //! A reader presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without
-//! tokens and proxy, this machine may read (and change, in `rouse dev`), and others see everything but contents, if the
-//! port is open to them at all. Every request that changes something needs the token of the page's form, and the
-//! headers by which browsers show that it comes from a page of this origin.
+//! tokens or a proxy, callers on this machine may read (and, in `rouse dev`, make changes), and others see everything
+//! but contents, if the port is open to them at all. Every request that changes something needs the token of the page's
+//! form, and the headers by which browsers show that it comes from a page of this origin.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -23,19 +23,19 @@ const SESSION: Duration = Duration::from_secs(12 * 3600);
 const SESSION_COOKIE: &str = "rouse_session";
 /// The cookie with the result of the last action.
 const NOTICE_COOKIE: &str = "rouse_notice";
-/// Longer notices would not fit a cookie, of which browsers keep 4 KiB.
+/// Longer notices would not fit into a cookie, of which browsers keep 4 KiB.
 const NOTICE_BYTES_MAX: usize = 1500;
-/// Sign-ins that may be tried at once …
+/// The number of sign-ins that may be tried at once …
 const TRIES_MAX: f64 = 10.0;
-/// … and the time until another one may be tried.
+/// … and the time until another sign-in may be tried.
 const TRY_EVERY: Duration = Duration::from_secs(3);
 
 /// The tokens by which readers sign in.
 #[derive(Debug, Clone, Default)]
 pub struct Tokens {
-    /// May read.
+    /// Lets its holder read.
     pub viewer: Option<Token>,
-    /// May also change.
+    /// Also lets its holder make changes.
     pub operator: Option<Token>,
 }
 
@@ -48,16 +48,17 @@ pub struct Proxy {
     pub operators: Vec<String>,
 }
 
-/// Decides.
+/// Decides the role of each reader.
 pub struct Access {
     tokens: Tokens,
     proxy: Option<Proxy>,
-    /// The role of readers without a sign-in; `None`: they have none.
+    /// The role of readers without a sign-in; `None`: they have no role.
     tokenless: Option<Role>,
     on_loopback: bool,
-    /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's.
+    /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's cookies and forms.
     key: hmac::Key,
-    /// Signs forms. The same if there is a token for operators; otherwise viewers could know that one, and it is random.
+    /// Signs forms. The same key if there is a token for operators; otherwise viewers could know that key, so this one
+    /// is random.
     form_key: hmac::Key,
     tries: Mutex<(f64, Instant)>,
 }
@@ -81,13 +82,13 @@ pub(super) enum Refused {
     SignIn,
     /// The proxy did not send the name of the reader.
     Unnamed,
-    /// It comes from elsewhere.
+    /// The request comes from elsewhere.
     Foreign(String),
 }
 
 impl Access {
-    /// `address`: the address of the port. `is_own`: every caller on this machine's loopback acts for the user who
-    /// started this process (`rouse dev`, `rouse ui`).
+    /// `address`: the address of the port. `is_own`: every caller on this machine's loopback acts on behalf of the user
+    /// who started this process (`rouse dev`, `rouse ui`).
     pub fn new(tokens: Tokens, proxy: Option<Proxy>, address: SocketAddr, is_own: bool) -> Self {
         let on_loopback = is_loopback(address);
         let tokenless = match (&tokens.viewer, &proxy, on_loopback) {
@@ -129,8 +130,8 @@ impl Access {
         self.tokens.viewer.is_some() || self.tokens.operator.is_some()
     }
 
-    /// The reader that sends this request, or why it is refused. `is_sign_in`: it is for the page on which to sign in,
-    /// which needs no reader.
+    /// The reader who sends this request, or the reason why it is refused. `is_sign_in`: it is for the sign-in page,
+    /// which does not need a reader.
     pub(super) fn reader(
         &self,
         method: &Method,
@@ -189,7 +190,7 @@ impl Access {
         }
     }
 
-    /// The token that forms of this reader's pages have; empty if the reader can change nothing.
+    /// The token that forms of this reader's pages have; empty if the reader may not change anything.
     pub(super) fn form_token(&self, reader: &Reader) -> String {
         match reader.role {
             Role::Operator => self.signature("form", &reader.name),
@@ -202,7 +203,7 @@ impl Access {
         reader.role == Role::Operator && self.is_signed("form", &reader.name, shown)
     }
 
-    /// The role of a token, and the cookie that shows it later. `Err`: how long to wait, after too many tries.
+    /// The role of a token, and the cookie that later proves it. `Err`: how long to wait, after too many tries.
     pub(super) fn sign_in(
         &self,
         shown: &str,
@@ -246,7 +247,7 @@ impl Access {
         cookie(NOTICE_COOKIE, &value, base, Duration::from_secs(60), false)
     }
 
-    /// The cookie that removes it.
+    /// The cookie that removes that notice.
     pub(super) fn no_notice(&self, base: &str) -> HeaderValue {
         cookie(NOTICE_COOKIE, "", base, Duration::ZERO, false)
     }
@@ -268,7 +269,7 @@ impl Access {
         Ok(())
     }
 
-    /// The reader of a sign-in that is valid at `now`, seconds since 1970.
+    /// The reader of a sign-in that is valid at `now`, in seconds since 1970.
     fn session(&self, headers: &HeaderMap, now: u64) -> Option<Reader> {
         let value = find_cookie(headers, SESSION_COOKIE)?;
         let (what, signature) = value.rsplit_once('.')?;
@@ -351,7 +352,7 @@ fn now() -> u64 {
 }
 
 /// A cookie of the dashboard. `Lax`: links from elsewhere open a page for a reader who has signed in, and forms from
-/// elsewhere do not have it.
+/// elsewhere do not send it.
 fn cookie(name: &str, value: &str, base: &str, lasts: Duration, is_https: bool) -> HeaderValue {
     let secure = if is_https { "; Secure" } else { "" };
     let text = format!(

@@ -18,14 +18,14 @@ use crate::http::only_value;
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
 
-/// Jobs of a queue that one statement of a purge cancels.
+/// The maximum number of jobs of a queue that one statement of a purge cancels.
 const PURGED_AT_ONCE: i32 = 1000;
-/// Jobs of a flow that one statement changes.
+/// The maximum number of jobs of a flow that one statement changes.
 const OF_FLOW_AT_ONCE: i32 = 1000;
 /// A purge that takes longer is continued by the next one.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The result of an action: a sentence, and the next path; empty: back to the page.
+/// The result of an action: a sentence, and the next path (empty: back to the page).
 struct Done {
     text: String,
     to: String,
@@ -40,7 +40,7 @@ impl Done {
     }
 }
 
-/// The page to sign in.
+/// The sign-in page.
 pub(super) async fn sign_in_page(
     State(ui): State<Ui>,
     Extension(reader): Extension<Reader>,
@@ -78,7 +78,7 @@ pub(super) async fn sign_in(
         .sign_in(form.get("token").unwrap_or_default(), &ui.base(), is_https)
     {
         Ok(Some(cookie)) => {
-            // Only a path of the dashboard.
+            // Only paths of the dashboard are accepted.
             let next = if next.starts_with('/') && !next.starts_with("//") {
                 next
             } else {
@@ -167,7 +167,7 @@ pub(super) async fn act(
     }
 }
 
-/// To this path, or back to the page that sent the form, which shows the notice.
+/// Redirects to this path, or back to the page that sent the form; that page shows the notice.
 fn back(ui: &Ui, headers: &HeaderMap, notice: Notice, to: &str) -> Response {
     let cookie = ui.access.notice_cookie(&notice, &ui.base());
     let base = ui.base();
@@ -182,7 +182,7 @@ fn back(ui: &Ui, headers: &HeaderMap, notice: Notice, to: &str) -> Response {
     ([(header::SET_COOKIE, cookie)], Redirect::to(&to)).into_response()
 }
 
-/// One action. `None` if there is none at this path; `Err`: the reason why it was refused.
+/// Runs one action. `None` if there is no action at this path; `Err`: the reason why it was refused.
 async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Option<Done>, String> {
     let text = |error: StoreError| error.to_string();
     let id = |text: &str| {
@@ -332,7 +332,8 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
     Ok(Some(done))
 }
 
-/// Several jobs: the selected ones at once, or all that match a filter after a question with their number.
+/// Changes several jobs: the selected ones at once, or all that match a filter, after a confirmation that shows their
+/// number.
 async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap) -> Response {
     let problem = |problem: Problem| ui.problem_page(reader, &problem);
     let filter = match JobFilter::read(form) {

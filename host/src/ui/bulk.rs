@@ -1,5 +1,5 @@
-//! Changes to many jobs, in batches, in the background. The process keeps their progress in memory; the audit has each
-//! change.
+//! Changes to many jobs, in batches, in the background. The process keeps their progress in memory; the audit contains
+//! each change.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,23 +26,23 @@ enum Stopped {
     Database(#[from] StoreError),
 }
 
-/// Changes that are remembered.
+/// The number of changes that are remembered.
 const KEPT: usize = 50;
-/// Jobs that one statement retries or finds.
+/// The number of jobs that one statement retries or finds.
 const BATCH: i32 = 500;
-/// Jobs that are counted before a change.
+/// The maximum number of jobs that are counted before a change.
 const COUNTED_MAX: i32 = 10_000;
 
 /// The action on each job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BulkAction {
-    /// A new job like it.
+    /// A new job like it is enqueued.
     Retry,
     /// It ends.
     Cancel,
     /// A queued job is due now, unless it waits for something other than its time.
     RunNow,
-    /// A queued job ends, and its history says that it was deleted.
+    /// A queued job ends, and its history shows that it was deleted.
     Delete,
 }
 
@@ -63,10 +63,10 @@ impl BulkAction {
         }
     }
 
-    /// The same filter, limited to jobs that allow this.
+    /// The same filter, limited to jobs that allow this action.
     ///
     /// # Errors
-    /// If it names states, and there is none.
+    /// If the filter names states, and none of them allows the action.
     fn applicable(self, filter: &JobFilter) -> Result<JobFilter, Problem> {
         let mut filter = filter.clone();
         match self {
@@ -92,10 +92,10 @@ impl BulkAction {
     }
 }
 
-/// Leaves these states in the filter; all of them if it names none.
+/// Keeps only these states in the filter; sets all of them if the filter names none.
 ///
 /// # Errors
-/// If it names only other states.
+/// If the filter names only other states.
 fn keep_states(filter: &mut JobFilter, states: &[&str], what: BulkAction) -> Result<(), Problem> {
     if filter.states.is_empty() {
         filter.states = states.iter().map(|&state| state.to_owned()).collect();
@@ -140,7 +140,7 @@ impl Bulks {
         all.last += 1;
         let number = all.last;
         if all.changes.len() == KEPT {
-            // One that still runs is kept.
+            // A change that is still running is kept.
             let ended = all.changes.iter().position(|(_, bulk)| !bulk.is_running);
             all.changes.remove(ended.unwrap_or(0));
         }
@@ -218,7 +218,7 @@ pub(super) fn change_ids(ui: &Ui, what: BulkAction, mut ids: Vec<i64>, who: &str
     number
 }
 
-/// Starts to change all jobs that match the filter and were enqueued or had ended by `until`, seconds since 1970.
+/// Starts to change all jobs that match the filter and were enqueued or had ended by `until`, in seconds since 1970.
 pub(super) fn change_all(
     ui: &Ui,
     what: BulkAction,

@@ -1,4 +1,4 @@
-//! A value of the database that many readers look at and one reads.
+//! A value from the database that many readers look at, but only one of them reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +9,11 @@ use tokio::sync::Mutex;
 
 /// A value is fresh for at least this long.
 const FRESH_MIN: Duration = Duration::from_secs(2);
-/// A value is also fresh for this many times as long as reading it took, so that it costs the database less than 0.7 %
-/// of a core.
+/// A value is also fresh for this multiple of the time that reading it took, so that it costs the database less than
+/// 0.7 % of a core.
 const FRESH_TIMES: u32 = 150;
-/// A value that is no longer fresh is shown for this many times as long as reading it takes: nobody should wait for a
-/// slow read, or get an old value for a fast one.
+/// A value that is no longer fresh is shown for this multiple of the time that reading it takes: nobody should wait for
+/// a slow read, or get an old value for a fast one.
 const SHOWN_TIMES: u32 = 1000;
 /// The maximum time for which it is shown.
 const SHOWN_MAX: Duration = Duration::from_secs(60);
@@ -61,7 +61,8 @@ impl<T> Default for Cached<T> {
 }
 
 impl<T: Send + Sync + 'static> Cached<T> {
-    /// The value, at once if a recent one is known; if that is no longer fresh, a new one is read in the background.
+    /// Returns the value, at once if a recent one is known; if that value is no longer fresh, a new one is read in the
+    /// background.
     pub(super) async fn get<F, R, E>(self: &Arc<Self>, read: F) -> Result<Arc<T>, E>
     where
         F: FnOnce() -> R + Send + 'static,

@@ -1,4 +1,5 @@
-//! Updates of pages: the part of a page that changes is rendered again, and sent if it differs (server-sent events).
+//! Updates of pages: the part of a page that changes is rendered again, and is sent if it has changed (server-sent
+//! events).
 //!
 //! Readers who look at the same page with the same permissions share one task. It ends with its last reader, and when
 //! the page no longer exists. If the database does not answer, the connections are closed, and the browsers try again.
@@ -23,25 +24,25 @@ use super::view::View;
 use super::views::{self, Shown};
 use super::{Ui, pairs, path_of};
 
-/// Pages that are updated at once.
+/// The maximum number of pages that are updated at the same time.
 const PAGES_MAX: usize = 64;
-/// Connections of readers who have signed in, or are on this machine.
+/// The maximum number of connections of readers who have signed in, or are on this machine.
 const READERS_MAX: usize = 80;
-/// Connections of others.
+/// The maximum number of connections of other readers.
 const GUESTS_MAX: usize = 16;
-/// A line without meaning is sent this often, so that proxies keep the connection.
+/// The interval at which a line without meaning is sent, so that proxies keep the connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// After this, a browser has to connect again, and show who is reading.
+/// After this time, a browser has to connect again, so that its reader is checked again.
 const CHECKED_EVERY: Duration = Duration::from_secs(300);
 
-/// A page as it is now.
+/// The current state of a page.
 #[derive(Debug, Clone, PartialEq)]
 enum Page {
     /// It has not been read yet.
     Unread,
     /// Its HTML.
     Is(Arc<str>),
-    /// There is no such page any more.
+    /// The page no longer exists.
     Gone,
     /// It cannot be read.
     Lost,
@@ -109,7 +110,7 @@ pub(super) async fn stream(
         return full.into_response();
     };
     let query = query.unwrap_or_default();
-    // Everything that the page depends on: operators have forms with a token of their name.
+    // Everything that the page depends on: the forms of an operator contain a token for the operator's name.
     let name = match reader.role {
         Role::Operator => reader.name.as_str(),
         Role::Nobody | Role::Guest | Role::Viewer => "",

@@ -1,4 +1,4 @@
-//! The reasons why there is no page.
+//! Errors that take the place of a page.
 
 use axum::http::StatusCode;
 

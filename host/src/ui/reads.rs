@@ -10,9 +10,9 @@ use super::samples::Samples;
 use crate::sandbox::Catalog;
 use crate::store::{DatabaseMetrics, Store, StoreError, add_counts};
 
-/// Gates whose keys are read.
+/// The maximum number of gates whose keys are read.
 const GATES_MAX: usize = 50;
-/// Keys of a gate that are read.
+/// The maximum number of keys of a gate that are read.
 const GATE_KEYS_MAX: i64 = 9;
 
 /// The database, and the values that were read from it.
@@ -49,8 +49,8 @@ impl Reads {
         }
     }
 
-    /// Every queue, as `rouse queue ls --json`, without the keys of fair ones. Its jobs are those of the backlog; without
-    /// their numbers if the login may not read that.
+    /// Every queue, as in `rouse queue ls --json`, without the keys of fair queues. The numbers of its jobs are those
+    /// of the backlog; they are missing if the login may not read the backlog.
     pub(super) async fn queues(&self) -> Result<Vec<Value>, StoreError> {
         let store = self.store.clone();
         let read = async move || store.queue_settings().await;
@@ -62,14 +62,14 @@ impl Reads {
         Ok(queues)
     }
 
-    /// The keys of all fair queues that have any, by queue.
+    /// The keys of all fair queues that have keys, by queue.
     pub(super) async fn fair_keys(&self) -> Result<Arc<HashMap<String, Value>>, StoreError> {
         let store = self.store.clone();
         let read = async move || store.fair_keys().await;
         self.fair_keys.get(read).await
     }
 
-    /// The backlog, if it is known already: counting the jobs of many lanes takes a long time.
+    /// The backlog, if it is already known: counting the jobs of many lanes takes a long time.
     pub(super) fn known_backlog(&self) -> Option<Vec<Value>> {
         let store = self.store.clone();
         let read = async move || store.backlog(None).await;
@@ -116,7 +116,7 @@ impl Reads {
         self.recent.get(read).await
     }
 
-    /// What keeps dead rows.
+    /// The database metrics: what keeps dead rows.
     pub(super) async fn database_metrics(&self) -> Result<Arc<DatabaseMetrics>, StoreError> {
         let store = self.store.clone();
         self.metrics

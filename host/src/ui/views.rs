@@ -16,15 +16,15 @@ use crate::job::JobId;
 use crate::job::cron;
 use crate::store::{Listing, add_keys};
 
-/// Rows of a page of a list.
+/// The number of rows on a page of a list.
 const ROWS: i32 = 50;
-/// Failures of a handler that are grouped by error.
+/// The maximum number of failures of a handler that are grouped by error.
 const FAILURES: i32 = 30;
-/// Failures that are listed for readers who may not see errors.
+/// The maximum number of failures that are listed for readers who may not see errors.
 const FAILURES_OF_GUESTS: i32 = 10;
-/// Jobs that a search examines. A link continues it.
+/// The maximum number of jobs that a search examines. A link continues the search.
 const EXAMINED: i32 = 10_000;
-/// The period that a page of the audit covers. A link continues it.
+/// The period that a page of the audit covers. A link leads to the next page.
 const AUDITED: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// A page that was read.
@@ -213,7 +213,7 @@ async fn overview(ui: &Ui) -> Result<Overview, Problem> {
     })
 }
 
-/// The jobs that match, or what is wrong with the filter.
+/// The jobs that match, or the error in the filter.
 async fn jobs(
     ui: &Ui,
     filter: &JobFilter,
@@ -247,7 +247,7 @@ pub(super) async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Proble
     let view = store.job(JobId(id)).await?;
     let view = view.ok_or_else(|| Problem::unknown(format!("There is no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept.")))?;
     let contents = chrome.may_read_contents();
-    // Its sentences quote errors.
+    // The sentences of `why` quote errors.
     let why = match view.state == "queued" && contents {
         true => store.why(JobId(id)).await?.unwrap_or_default(),
         false => Vec::new(),

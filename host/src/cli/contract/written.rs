@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::sandbox::Handler;
 
-/// The longest description of a parameter in the comment of its function, characters.
+/// The maximum length of the description of a parameter in the comment of its function, in characters.
 const DESCRIPTION_MAX: usize = 200;
 
 /// The contract of a handler, as `rouse.publish_contracts` takes it.
@@ -55,7 +55,7 @@ fn comment(description: &str, parameters: &Parameters) -> String {
     comment
 }
 
-/// Text without control characters: Postgres stores no NUL, and terminals obey some of the others.
+/// Text without control characters: Postgres does not store NUL, and terminals obey some of the others.
 fn storable(text: &str) -> String {
     let keeps = |character: &char| *character == '\n' || !character.is_control();
     text.chars().filter(keeps).collect()

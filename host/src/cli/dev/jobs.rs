@@ -25,10 +25,10 @@ use self::summary::Summary;
 use crate::cli::screen::Screen;
 use crate::telemetry;
 
-/// Lines in one second. Nobody can read more.
+/// The maximum number of lines in one second. Nobody can read more.
 const LINES_MAX: usize = 20;
 
-/// Lines in the queue to the thread: standard output may be slow or blocked.
+/// The maximum number of lines that wait for the thread: standard output may be slow or blocked.
 const WAITING_MAX: usize = 2 * LINES_MAX;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(in crate::cli) struct Jobs {
     window: Arc<Mutex<Window>>,
 }
 
-/// The current second: how many lines it has, and how many jobs got none.
+/// The current second: the number of lines, and the number of jobs without a line.
 #[derive(Debug, Default)]
 struct Window {
     /// `None` before printing starts, and after the end.
@@ -57,12 +57,12 @@ struct Window {
 enum Output {
     End(Box<JobEnd>),
     More(BTreeMap<String, u64>),
-    /// Confirms that everything before it is printed.
+    /// Confirms that everything before it has been printed.
     Flush(mpsc::Sender<()>),
 }
 
 impl Jobs {
-    /// Nothing is printed before [`print`](Self::print).
+    /// Nothing is printed until [`print`](Self::print) is called.
     pub(in crate::cli) fn new() -> Self {
         Self {
             window: Arc::default(),

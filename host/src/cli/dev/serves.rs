@@ -1,4 +1,4 @@
-//! A file next to the data of a `rouse dev`, from which other commands in the folder read what it serves.
+//! A file next to the data of a `rouse dev`, from which other commands in the same folder read what it serves.
 
 use std::fs;
 use std::io;

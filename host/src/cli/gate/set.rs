@@ -95,7 +95,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Sets it, and prints what is in force.
+/// Sets the gate, and prints the settings in force.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let secs = |time: Option<Duration>| time.map(|time| time.as_secs_f64());

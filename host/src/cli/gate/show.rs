@@ -36,7 +36,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Shows it.
+/// Shows the gate.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let mut gates = store.gates(Some(&args.name)).await?;

@@ -16,7 +16,7 @@ use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::store::Store;
 
-/// The number of workers that are named for each handler.
+/// The maximum number of workers that are named for each handler.
 const NAMED_MAX: usize = 4;
 
 /// Options of `rouse handlers ls`.

@@ -62,8 +62,8 @@ pub(in crate::cli) struct FolderLocation {
 }
 
 impl FolderLocation {
-    /// The named folder and settings. If one is not named, it is that of the `rouse dev` that runs here, else the usual
-    /// one. `dev` is called only if needed.
+    /// The named folder and settings. If one of them is not named, it is that of the `rouse dev` that runs here, or
+    /// else the usual one. `dev` is called only if needed.
     pub(in crate::cli) fn resolve(
         folder: Option<&Path>,
         config: Option<&Path>,
@@ -110,7 +110,7 @@ pub(in crate::cli) struct Folder {
 }
 
 impl Folder {
-    /// Loads the folder. `option` is the one that names another folder, for messages.
+    /// Loads the folder. `option` is the option that names another folder, for messages.
     pub(in crate::cli) async fn open(
         location: &FolderLocation,
         option: &str,

@@ -33,7 +33,7 @@ impl<'a> Held<'a> {
                 Capability::Enqueue(Some(_)) => file.origin(name, "enqueue"),
                 Capability::Schedule => file.origin(name, "schedule"),
                 Capability::Sql(Some(_)) => file.table_of(name, "sql"),
-                // These are listed in full.
+                // Listed in full elsewhere.
                 Capability::Http(_)
                 | Capability::Secrets(_)
                 | Capability::Sign(_)

@@ -39,7 +39,7 @@ pub(super) fn settings(
     let name = &handler.manifest.name;
     let mut all = numbers(None, policy, &file.policy_of(name), MODULE);
     for setting in &mut all {
-        // No manifest has this key: the value is that of the whole file.
+        // A manifest cannot have this key: the value is that of the whole file.
         if setting.key == "job_delay" && setting.from == MODULE {
             setting.from = File::USUAL.into();
         }
@@ -146,7 +146,7 @@ impl Setting {
     }
 }
 
-/// A line for each setting: those that are set, then, `with_defaults`, those that are not.
+/// A line for each setting: first those that are set, then, if `with_defaults`, those that are not.
 pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     let mut table = List::new(["setting", "value", "from"]);
     let (usual, set): (Vec<&Setting>, Vec<&Setting>) =

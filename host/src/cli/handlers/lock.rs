@@ -81,7 +81,7 @@ pub(super) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     temporary.push(format!(".{}", std::process::id()));
     let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // It may not exist at all.
+        // The temporary file may not exist at all.
         let _ = fs::remove_file(&temporary);
     }
     written.with_context(|| format!("write {}", path.display()))

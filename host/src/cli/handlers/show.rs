@@ -60,7 +60,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Shows it.
+/// Shows the handler.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut fleet = Fleet::default();
     let here = match &args.folder {
@@ -145,7 +145,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         if args.schema {
             parts.extend(here.schemas());
         }
-        // Last, for copying.
+        // Printed last, so that they can be copied.
         if !here.lines.is_empty() {
             parts.push(format!(
                 "add these lines to rouse.toml to grant what is missing or withheld, with your values for …\n\n{}",
@@ -309,7 +309,7 @@ impl Fleet {
 }
 
 /// The handler in the usual folder; `None` if there is no such folder, if it does not have the handler, or if it cannot
-/// be opened. The last is reported, and the fleet is still shown.
+/// be opened. A folder that cannot be opened is reported, and the fleet is still shown.
 async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
     let dev = || args.target.is_implicit().then(Serves::here).flatten();

@@ -1,5 +1,5 @@
-//! Errors in `rouse.toml` and the environment that keep a host from starting, and its warnings. Modules are refused one by
-//! one elsewhere.
+//! Errors in `rouse.toml` and the environment that keep a host from starting, and its warnings. Modules are refused
+//! individually, elsewhere.
 
 use std::path::Path;
 

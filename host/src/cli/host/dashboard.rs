@@ -27,7 +27,7 @@ pub(in crate::cli) struct Settings {
 }
 
 impl Settings {
-    /// Reads and checks them; `None` if the dashboard is off.
+    /// Reads and checks the settings; `None` if the dashboard is off.
     pub(in crate::cli) fn read() -> anyhow::Result<Option<Self>> {
         match Environment.get("ROUSE_UI").as_deref() {
             None | Some("on") => {}

@@ -16,7 +16,7 @@ pub(super) const TOKEN: &str = "a token (ROUSE_INVOKE_TOKEN, or invoke_token_fil
 /// The settings of invocations that are on.
 pub(super) struct Offer {
     pub(super) access: Access,
-    /// Invocations at the same time, as far as the machine's memory allows.
+    /// The maximum number of concurrent invocations, as far as the machine's memory allows.
     pub(super) max: usize,
     pub(super) payload_bytes_max: usize,
 }
@@ -30,7 +30,7 @@ pub(in crate::cli) enum Tokenless {
     Nobody,
 }
 
-/// The callers that may invoke, and read jobs: those with the token; without one, `tokenless` decides.
+/// The callers that may invoke, and read jobs: those with the token; if there is no token, `tokenless` decides.
 pub(super) fn access(
     file: &File,
     folder: &Path,
@@ -71,7 +71,7 @@ pub(super) fn offer(
     })
 }
 
-/// The token of the environment, else of the file.
+/// The token from the environment, or else from the file.
 pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
     let (text, origin) = match Environment.restriction("ROUSE_INVOKE_TOKEN")? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),

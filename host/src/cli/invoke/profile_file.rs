@@ -16,7 +16,7 @@ pub(super) struct ProfileFile {
 }
 
 impl ProfileFile {
-    /// Creates the file, before anything is compiled or run, so that no run is wasted.
+    /// Creates the file, before anything is compiled or run, so that no run is wasted if it cannot be created.
     pub(super) fn create(path: PathBuf) -> anyhow::Result<Self> {
         let file = File::create(&path)
             .with_context(|| format!("create the file for the profile, {}", path.display()))?;

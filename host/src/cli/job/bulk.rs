@@ -17,7 +17,8 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{RetryAll, Store, StoreError};
 
-/// Jobs that one statement finds, or retries in a transaction, which takes a few hundred milliseconds.
+/// The number of jobs that one statement finds, or that one transaction retries, which takes a few hundred
+/// milliseconds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
@@ -137,7 +138,7 @@ impl Change {
     /// Checks the states of the filter, or sets them.
     ///
     /// # Errors
-    /// If it names another state, or none for a retry: most ended jobs have succeeded.
+    /// If the filter names another state, or, for a retry, no state: most ended jobs have succeeded.
     fn limit(self, filter: &mut Filter) -> anyhow::Result<()> {
         if matches!(self, Self::Retry) {
             anyhow::ensure!(
@@ -358,8 +359,8 @@ impl Work<'_> {
         }
     }
 
-    /// Changes one job after the other; `one` returns false if the job has left its state. A job that another transaction
-    /// has locked is refused, so that it does not hold up the others. Returns false if a signal arrived before the end.
+    /// Changes one job after another; `one` returns false if the job has left its state. A job that another transaction
+    /// has locked is refused, so that it does not delay the others. Returns false if a signal arrived before the end.
     async fn change(
         &mut self,
         filter: &Value,

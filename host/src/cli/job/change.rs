@@ -16,10 +16,10 @@ use crate::duration;
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
 
-/// The job is not in a state for that.
+/// The state of the job does not allow the change.
 pub(super) const EXIT_REFUSED: u8 = 6;
 
-/// The items, in summaries.
+/// The word for the items in summaries.
 const JOBS: &str = "jobs";
 
 const EXIT_CODES: &str = "\
@@ -237,7 +237,7 @@ pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// JSON from the command line, or from standard input for `-`; `what` it is, for the error.
+/// JSON from the command line, or from standard input for `-`. `what` describes it in the error.
 fn json_argument(what: &str, argument: String) -> anyhow::Result<String> {
     let text = if argument == "-" {
         let mut text = String::new();
@@ -285,7 +285,8 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let payload = payload.transpose()?;
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
-        // The priority first: the new job gets it from the old one, and a refusal leaves no job that was not printed.
+        // The priority comes first: the new job gets it from the old one, and if it is refused, there is no new job
+        // whose id was not printed.
         if let Some(priority) = args.priority.map(Priority::as_str) {
             let text = format!("job {id} has the priority {priority}");
             let done = store.set_priority(JobId(id), priority).await;

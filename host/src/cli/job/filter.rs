@@ -82,7 +82,7 @@ impl Since {
         })
     }
 
-    /// A fixed time, so that all calls of a search use the same one. `now` is the database's clock.
+    /// A fixed time, so that all calls of a search use the same time. `now` is the database's clock.
     fn at(&self, now: Duration) -> String {
         match self {
             Self::Ago(ago) => timestamp(now.saturating_sub(*ago)),
@@ -182,7 +182,7 @@ impl Filter {
         filter.into()
     }
 
-    /// Warns of names that no lane has. For searches without a result.
+    /// Warns of names that no lane has; for searches that find nothing.
     pub(super) async fn warn_of_unused_names(&self, store: &Store) -> Result<(), StoreError> {
         if let Some(queue) = &self.queue {
             warn_of_unused_queue(store, queue).await?;

@@ -73,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             look_at: EXAMINED_MAX,
             filter: args.filter.at(store.now().await?),
             before: args.before,
-            // One job more shows whether there are more.
+            // One extra job shows whether there are more.
             limit: args.limit + 1,
         })
         .await?;

@@ -86,7 +86,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 humantime::format_duration(args.timeout)
             );
         }
-        // If it has been removed in the meantime, the last view is all there is.
+        // If the job has been removed in the meantime, the last view is kept.
         job = store.job(JobId(id)).await?.unwrap_or(job);
     }
     let code = if args.wait { exit_code(&job.state) } else { 0 };
@@ -187,7 +187,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     if !why.is_empty() {
         text.push_str(&format!("\nwhy it waits\n{}\n", sentences(why)));
     }
-    // Outside the table, which would wrap them: they are for copying.
+    // Printed outside the table, which would wrap them: they are meant to be copied.
     for (key, value) in [("payload", &job.payload), ("result", &job.result)] {
         if let Some(value) = value {
             text.push_str(&format!("\n{key}\n  {}\n", plain(value)));
@@ -210,7 +210,8 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
-        // The last error is above in full. Of others, print the first line; `--json` has all of them.
+        // The last error is printed above in full. Print only the first line of the others; `--json` contains all of
+        // them.
         let is_above = |message: &Value| *message == record["error"]["message"];
         let message = detail("message").map(|message| match first_line(message) {
             (_, true) if is_above(message) => "the error above".to_owned(),

@@ -1,12 +1,12 @@
-//! The attempts of a job, and when the next one is: `2 of 3, next in 8 s`.
+//! The attempts of a job, and the time until the next one: `2 of 3, next in 8 s`.
 
 use serde_json::Value;
 
 use super::wait;
 use crate::cli::ago;
 
-/// The attempts of a job. `max` is their maximum number, from its producer or its last error. `now` is the database's
-/// clock, seconds since 1970.
+/// The attempts of a job. `max` is their maximum number, from its producer or its last error. `now` is the time of the
+/// database's clock, in seconds since 1970.
 pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();
     let attempt = number("attempt");

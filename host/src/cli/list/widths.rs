@@ -73,7 +73,7 @@ pub(super) fn widths(needs: &[Need], available: usize) -> Vec<usize> {
     widths
 }
 
-/// The text with each longer word cut, marked by `…`.
+/// The text with each longer word truncated, marked by `…`.
 pub(super) fn cut(text: &str, width: usize) -> String {
     let word = |word: &str| match word.chars().count() > width {
         true => {

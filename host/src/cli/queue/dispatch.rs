@@ -30,7 +30,7 @@ impl Options {
     }
 }
 
-/// Prints how workers are chosen for the jobs of this queue, if they are.
+/// Prints how workers are chosen for the jobs of this queue, if it has direct dispatch.
 pub(super) fn print(queue: &Value) {
     if queue["dispatch"] != "shared" {
         let name = plain(queue["name"].as_str().unwrap_or_default());
@@ -40,7 +40,7 @@ pub(super) fn print(queue: &Value) {
     }
 }
 
-/// To which workers the jobs of a queue go.
+/// Describes to which workers the jobs of a queue go.
 pub(super) fn describe(settings: &Value) -> String {
     let key = settings["key"].as_array().into_iter().flatten();
     let key: Vec<String> = key.filter_map(Value::as_str).map(plain).collect();

@@ -41,7 +41,7 @@ const POLL_EVERY: Duration = Duration::from_millis(200);
 const POLL_EVERY_IF_LARGE: Duration = Duration::from_secs(1);
 const LARGE: i64 = 1_000;
 
-/// An outage of this length is reported. A lost connection is replaced sooner.
+/// An outage that lasts this long is reported. A lost connection is replaced sooner.
 const OUTAGE_REPORTED_AFTER: Duration = Duration::from_secs(3);
 
 /// Some jobs failed, or wait for a retry.
@@ -322,7 +322,7 @@ impl Work {
         health: &Health,
         progress: &Progress,
     ) -> Result<bool, StoreError> {
-        // Before it is registered, it runs nothing.
+        // Until it is registered, it does not run anything.
         let registered = self.store.incarnation().is_some();
         let sources = self.sources();
         let now = self.store.left_to_run(&summary.queue, &sources).await?;
@@ -390,7 +390,8 @@ impl Work {
     }
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {
-        // More bound jobs are left if one was enqueued, or the queue paused or the drain interrupted, just now.
+        // More bound jobs are left if one was enqueued just now, or if the queue was paused or the drain interrupted
+        // just now.
         left(now, |row| {
             let unrunnable = row.bound == 0 || row.ready + row.due > self.ready_of(row);
             self.why_not(row).filter(|_| unrunnable)

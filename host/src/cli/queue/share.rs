@@ -84,7 +84,7 @@ fn weight(text: &str) -> Result<(String, f64), String> {
     weight.ok_or_else(|| "expected a key and a number, for instance acme=3".to_owned())
 }
 
-/// Prints the keys of a fair queue, those first that have the oldest job.
+/// Prints the keys of a fair queue, starting with those that have the oldest jobs.
 pub(super) fn print_keys(queue: &Value, now: f64) {
     let scheduler = &queue["scheduler"];
     if scheduler["policy"] != "drr" {

@@ -56,7 +56,7 @@ pub(super) fn time(text: &str) -> Result<Timestamp, String> {
     time.map_err(|_| "expected a time such as 2026-03-28T00:00:00Z".to_owned())
 }
 
-/// Prints them.
+/// Prints the due times.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (cron, time_zone) = match args.what.contains(char::is_whitespace) {
         true => (args.what, args.time_zone.unwrap_or_else(|| "UTC".into())),

@@ -112,7 +112,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Checks the expression here, because SQL cannot, and sends it.
+/// Checks the expression here, because SQL cannot, and sends the schedule.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let zone = args.time_zone.as_deref().unwrap_or("UTC");
     let due = DueTimes::parse(&args.cron, zone).map_err(|why| anyhow!(why))?;

@@ -34,7 +34,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Shows it.
+/// Shows the schedule.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let schedules = store.schedules(Some(&args.name)).await?;
@@ -120,7 +120,7 @@ fn upcoming(schedule: &Value) -> List {
         let parsed = at.parse::<Timestamp>();
         list.row([match (&due, parsed) {
             (Ok(due), Ok(at)) => next::shown(due, at),
-            // From a newer host.
+            // The schedule was written by a newer host.
             (Err(_), _) | (_, Err(_)) => plain(at),
         }]);
     }

@@ -30,7 +30,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Shows it.
+/// Shows the worker.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let incarnations = seen(store.incarnations(Some(&args.id)).await?)?;

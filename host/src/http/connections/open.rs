@@ -22,7 +22,7 @@ pub(super) struct Open {
 struct Activity {
     /// From the head of a request until the server has handed on the whole response.
     has_request: bool,
-    /// The response is not read completely yet.
+    /// The client has not yet read the whole response.
     is_behind: bool,
     /// The time since which its next request has been awaited, or since which it has not read from its response.
     silent_since: Option<Instant>,
@@ -33,8 +33,8 @@ struct Activity {
 }
 
 impl Open {
-    /// Closes the connection without a request that has been silent for longest, else the one that has not read its
-    /// response, or not sent its whole body, for longest, if there is either.
+    /// Closes the connection without a request that has been silent for longest, or, if there is none, the one that has
+    /// not read its response, or not sent its whole body, for longest.
     pub(super) fn close_one(&self) {
         let mut known = self.lock();
         let now = Instant::now();

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 use super::open::Connected;
 
-/// The body of a request. It records the time since which more of it has been awaited; dropping it ends that.
+/// The body of a request. It records the time since which more of it has been awaited; dropping it stops the recording.
 pub(super) struct RequestBody {
     body: Incoming,
     connected: Arc<Connected>,

@@ -20,8 +20,8 @@ pub(super) fn is_accepted(accept: &str) -> bool {
     })
 }
 
-/// Prometheus' text format as OpenMetrics. The two differ in the names of families of counters, which here are without
-/// `_total`, in blank lines, and in the end.
+/// Converts Prometheus' text format to OpenMetrics. The two differ in the names of families of counters, which have no
+/// `_total` in OpenMetrics, in blank lines, and in how they end.
 pub(super) fn from_text(text: &str, exemplars: &Exemplars) -> String {
     let mut open = String::with_capacity(text.len() + text.len() / 8);
     for line in text.lines().filter(|line| !line.is_empty()) {

@@ -34,9 +34,9 @@ struct Signal {
     changed: Notify,
     /// When trust expires, in nanoseconds of [`BootTime`]; 0 means never.
     trusted_until: AtomicU64,
-    /// The grace if trust expires before an abort, milliseconds.
+    /// The grace if trust expires before an abort, in milliseconds.
     grace_ms: AtomicU64,
-    /// Those of the jobs of a batch; empty otherwise.
+    /// The signals of the jobs of a batch; empty otherwise.
     parts: Vec<AbortHandle>,
 }
 
@@ -53,9 +53,9 @@ impl AbortHandle {
         Self::default()
     }
 
-    /// The signal of an attempt at several jobs, each with a signal of its own. It fires when that of the first job
-    /// does, because the attempt acts for it; when one fires for a reason that concerns this worker; and when all have
-    /// fired. [`follow`](Self::follow) has to be awaited in the meantime.
+    /// The signal of an attempt at several jobs, each with a signal of its own. It fires when the signal of the first
+    /// job fires, because the attempt acts for that job; when any of them fires for a reason that concerns this worker;
+    /// and when all of them have fired. [`follow`](Self::follow) has to be awaited in the meantime.
     pub fn for_batch(parts: Vec<Self>) -> Self {
         Self(Arc::new(Signal {
             parts,
@@ -80,7 +80,7 @@ impl AbortHandle {
             let ends_all = at == 0 || matches!(reason, AbortReason::Error | AbortReason::Shutdown);
             ends_all.then(|| (reason, part.grace_remaining().unwrap_or_default()))
         };
-        // The first one is among them if all have fired.
+        // If all have fired, the first one is among them.
         if let Some((reason, grace)) = parts.iter().enumerate().find_map(aborted) {
             self.abort(reason, grace);
         }
@@ -107,8 +107,8 @@ impl AbortHandle {
         self.0.changed.notify_waiters();
     }
 
-    /// Trusts the attempt until this time; afterwards it is aborted with this grace. Without a call, trust never
-    /// expires. The renewal of a lease extends it.
+    /// Trusts the attempt until this time; after that, it is aborted with this grace. If this is never called, trust
+    /// never expires. The renewal of a lease extends it.
     pub fn trust_until(&self, until: BootTime, grace: Duration) {
         let nanos = until.as_nanos().max(1);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);

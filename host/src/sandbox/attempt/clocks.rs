@@ -2,8 +2,8 @@
 //!
 //! All guests share one process, and so its caches and branch predictors. One guest affects the timing of another by
 //! nanoseconds to microseconds. Browsers without a process for each site have the same problem, and limit their clocks
-//! to 1 ms (Firefox, Safari). This has no cost for handlers: the host's own clock measures waits, and its timer is not
-//! finer. It makes timing attacks expensive, not impossible.
+//! to 1 ms (Firefox, Safari). Limiting the clocks has no cost for handlers: the host's own clock measures waits, and
+//! its timer is not finer. It makes timing attacks expensive, not impossible.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,8 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock};
 
 const COARSE: Duration = Duration::from_millis(1);
 
-/// The start value of the monotonic clock: runtimes take 0 for a broken clock, and Go's ends the program.
+/// The start value of the monotonic clock: runtimes interpret 0 as a broken clock, and Go's runtime then ends the
+/// program.
 const STARTS_AT: Duration = Duration::from_secs(1);
 
 /// When the clock of all guests started. A clock for each attempt would go backwards in a reused instance.
@@ -23,7 +24,7 @@ pub(in crate::sandbox) fn start() {
     LazyLock::force(&START);
 }
 
-/// The database's clock, which decides when waits end: a time that was read from it, and the time since.
+/// The database's clock, which decides when waits end: a time that was read from it, and when it was read.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabaseClock {
     /// The time of the database.

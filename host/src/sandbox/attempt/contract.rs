@@ -62,7 +62,7 @@ impl Sandbox {
         }
     }
 
-    /// The outcome of a check, or the reason for an abort during it.
+    /// Returns the outcome of a check, or the reason for an abort during the check.
     async fn checked(
         &self,
         schema: &Schema,

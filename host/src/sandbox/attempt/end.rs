@@ -15,14 +15,14 @@ use crate::sandbox::module::code::BACKTRACE_FRAMES_MAX;
 use crate::sandbox::module::lines::Lines;
 use crate::sanitize::{paragraphs, printable};
 
-/// The sizes of an error's kind (a word) and message (a paragraph), which are stored with each attempt.
+/// The maximum sizes of an error's kind (a word) and message (a paragraph), which are stored with each attempt.
 const KIND_BYTES_MAX: usize = 128;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
 /// A handler that requests more has confused its units.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The size of a frame, which is one line of a listing.
+/// The maximum size of a frame, which is one line of a listing.
 const FRAME_BYTES_MAX: usize = 512;
 
 /// Wasmtime's message when a call carries too much data; the error's type is private.
@@ -68,7 +68,7 @@ pub(in crate::sandbox) fn classify(
             None if is_guests_fault(&error) => denied(trapped(&error, state, limits), state),
             None => RunEnd::Unrunnable(format!("no instance could be created: {error:#}")),
         },
-        // Without a guest frame, it failed while it returned: the result was too large even to be measured.
+        // Without a guest frame, the call failed while it returned: the result was too large even to be measured.
         Err(Stop::Running(error)) if is_too_much_data(&error) && !has_frames(&error) => {
             RunEnd::OutputTooLarge {
                 bytes: limits.hostcall_bytes_max(),
@@ -106,7 +106,7 @@ pub(in crate::sandbox) fn returned_normally(end: &RunEnd) -> bool {
     }
 }
 
-/// The handler's error, cut to a size that people can read.
+/// The handler's error, truncated to a size that people can read.
 pub(in crate::sandbox) fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     let mut message = paragraphs(&failure.message, MESSAGE_BYTES_MAX);
     let details = failure.details.filter(|details| {
@@ -240,7 +240,7 @@ pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits)
             limits.hostcall_bytes_max()
         );
     }
-    // It may quote the names of imports.
+    // The message may quote the names of imports.
     printable(&error.root_cause().to_string(), MESSAGE_BYTES_MAX)
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// The maximum time for which an instance may stay idle.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// The memory of all idle instances. It comes in addition to the attempts' budget, so that it never takes memory from a
-/// fresh instance.
+/// The maximum memory of all idle instances. It comes in addition to the attempts' budget, so that it never takes
+/// memory from a fresh instance.
 const BYTES_MAX: usize = 64 << 20;
 
 /// The idle items, newest last. Items in excess are dropped, oldest first.
@@ -32,7 +32,7 @@ struct Waiting<K, T> {
 }
 
 impl<K, T> Idle<K, T> {
-    /// Creates a store for this many items; with 0, it does not keep any.
+    /// Creates a store for this many items; with 0, the store does not keep any.
     pub(in crate::sandbox) fn new(count_max: usize) -> Arc<Self> {
         Arc::new(Self {
             count_max,
@@ -49,7 +49,7 @@ impl<K, T> Idle<K, T> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the newest item with a matching key: its memory is the likeliest to be in the CPU caches.
+    /// Takes the newest item with a matching key: its memory is the most likely to be in the CPU caches.
     pub(in crate::sandbox) fn take(&self, matches: impl Fn(&K) -> bool) -> Option<(K, T)> {
         let mut inner = self.lock();
         let at = inner
@@ -81,13 +81,13 @@ impl<K, T> Idle<K, T> {
             since: now,
         });
         let sweep = !std::mem::replace(&mut inner.is_swept, true);
-        // Dropped outside of the lock, because that takes time. Until then, the caller has a pool slot of its own.
+        // Dropped outside the lock, because that takes time. Until then, the caller has a pool slot of its own.
         drop(inner);
         drop(last_excess);
         sweep
     }
 
-    /// Drops items that were idle for too long, until none is left.
+    /// Drops items that have been idle for too long, until no items are left.
     pub(in crate::sandbox) async fn sweep(self: Arc<Self>) {
         while let Some(wait) = self.sweep_once(Instant::now()) {
             tokio::time::sleep(wait).await;

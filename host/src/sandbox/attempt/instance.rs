@@ -14,7 +14,7 @@ use crate::sandbox::{Handler, Limits};
 /// Small leaks of an instance add up; this limits them.
 const JOBS_MAX: u32 = 10_000;
 
-/// Memory never shrinks, so after one large job an instance would keep that much for small ones.
+/// Memory never shrinks, so after one large job, an instance would keep that much memory for small jobs.
 const BYTES_MAX: usize = 16 << 20;
 
 /// One instance of a module, with everything that the host keeps for it.
@@ -25,8 +25,8 @@ pub(in crate::sandbox) struct Instance {
     jobs: u32,
 }
 
-/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant
-/// are treated as those of a tenant of their own.
+/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant are
+/// treated as if they had a tenant of their own.
 pub(in crate::sandbox) struct Serves {
     pub(in crate::sandbox) handler: Arc<Handler>,
     pub(in crate::sandbox) tenant: Option<String>,

@@ -16,8 +16,8 @@ pub type JournalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Stores the data that outlives an attempt. The code that runs attempts implements it (`worker/journal.rs`: in
 /// Postgres, behind the fence).
 ///
-/// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
-/// too.
+/// A journal that finds out that the attempt has to stop aborts it, and need not return: its callers also wait for the
+/// abort.
 pub trait Journal: Send + Sync {
     /// The steps that earlier attempts at the job recorded, with small results. Larger ones stay in the store, because
     /// those of many attempts together do not fit into a host's memory.
@@ -26,13 +26,13 @@ pub trait Journal: Send + Sync {
     /// The result of a recorded step, JSON.
     ///
     /// # Errors
-    /// When there is no result; a human-readable message.
+    /// When there is no result; the error is a human-readable message.
     fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>>;
 
     /// Records the result of a step, JSON. Returns once it is durable.
     ///
     /// # Errors
-    /// When the result can never be recorded; a human-readable message.
+    /// When the result can never be recorded; the error is a human-readable message.
     fn record<'a>(
         &'a self,
         step: &'a str,
@@ -70,7 +70,7 @@ pub trait Journal: Send + Sync {
 /// A store that finds out that the attempt has to stop aborts it, and need not return, like a [`StateStore`].
 pub trait WaitStore: Send + Sync {
     /// Takes the oldest signal with this name, and records it as the result of the step: JSON, `{"payload": …}`. If
-    /// there is none at `until`, records and returns `{"timed_out": true}`; before, `None`.
+    /// there is none at `until`, records and returns `{"timed_out": true}`; before that time, returns `None`.
     fn take_signal<'a>(
         &'a self,
         step: &'a str,
@@ -121,14 +121,14 @@ pub trait SqlStore: Send + Sync {
     ) -> JournalFuture<'a, Result<(), SqlRefusal>>;
 }
 
-/// Why a statement has not run.
+/// Why a statement did not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SqlRefusal {
-    /// The call is wrong; a human-readable message.
+    /// The call is invalid; a human-readable message.
     Refused(String),
     /// Postgres has refused it.
     Failed(SqlFailure),
-    /// It does not match the database: the handler is parked, and the attempt ends.
+    /// The statement does not match the database: the handler is parked, and the attempt ends.
     Parked,
 }
 
@@ -152,7 +152,7 @@ pub struct NewValue<'a> {
     pub expected: Expected,
     /// The maximum number of keys of the handler.
     pub keys_max: u32,
-    /// The maximum size of keys and values together, bytes.
+    /// The maximum size of keys and values together, in bytes.
     pub bytes_max: u64,
 }
 
@@ -183,8 +183,8 @@ pub enum WriteOutcome {
 /// Stores the state of one handler for the tenant of one job. The code that runs attempts implements it
 /// (`worker/state.rs`: in Postgres, behind the fence).
 ///
-/// A store that finds out that the attempt has to stop aborts it, and need not return: its callers wait for the abort
-/// too. An error is a human-readable message, and means that the value can never be stored.
+/// A store that finds out that the attempt has to stop aborts it, and need not return: its callers also wait for the
+/// abort. An error is a human-readable message, and means that the value can never be stored.
 pub trait StateStore: Send + Sync {
     /// The value of this key.
     fn get<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Result<Option<StoredValue>, String>>;

@@ -1,17 +1,17 @@
-//! The limits of an attempt, each with its default and the reason for it. Its times are in `worker/policy.rs`, its quotas
-//! in `sandbox/grants/`.
+//! The limits of an attempt, each with its default and the reason for it. The limits on time are in `worker/policy.rs`,
+//! and the quotas are in `sandbox/grants/`.
 
 use std::time::Duration;
 
-/// The WebAssembly call stack, bytes: wasmtime's default; JSON with 128 levels needs 60 KiB. One value for the whole
-/// host, because it is part of the engine.
+/// The size of the WebAssembly call stack, in bytes: wasmtime's default; JSON with 128 levels needs 60 KiB. One value
+/// for the whole host, because it is part of the engine.
 pub(in crate::sandbox) const WASM_STACK_BYTES_MAX: usize = 512 << 10;
 
 /// Small hosts often have a gigabyte; 128 MiB leaves room for several attempts at once, and is enough for a
 /// 24-megapixel photograph (96 MiB decoded).
 const MEMORY_BYTES: usize = 128 << 20;
 
-/// Most jobs wait for other systems and compute for milliseconds. Video encoding needs more; an endless loop costs a
+/// Most jobs wait for other systems and compute for milliseconds. Video encoding needs more; an endless loop occupies a
 /// core for no longer than this.
 const CPU: Duration = Duration::from_secs(600);
 
@@ -21,7 +21,7 @@ const RESULT_BYTES: usize = 4 << 20;
 /// People read output to find an error; a loop that prints would fill the host's log.
 const LOG_BYTES: usize = 256 << 10;
 
-/// A loop that prints would use up its 256 KiB within a millisecond, and hide the start of the error.
+/// A loop that prints would use up its 256 KiB within a millisecond, and hide the start of an error.
 const LOG_LINES_PER_SECOND: u32 = 1_000;
 
 /// Tables hold functions whose address is taken; large Rust programs have a few thousand.
@@ -46,7 +46,7 @@ const RANDOM_BYTES: u64 = 1 << 20;
 /// An endless loop of steps would fill the database.
 const STEPS: usize = 1_000;
 
-/// The result of a step records for the next attempt what was done; the data itself belongs elsewhere.
+/// The result of a step tells the next attempt what was done; the data itself belongs elsewhere.
 const STEP_BYTES: usize = 256 << 10;
 
 /// A later attempt reads the results of all earlier steps first.
@@ -73,7 +73,7 @@ const JOBS: usize = 1_000;
 /// Large data belongs elsewhere, as for a producer; one settlement carries all of it.
 const JOBS_BYTES: usize = 8 << 20;
 
-/// They run in one transaction, which holds locks; more rows are written with one statement and an array.
+/// They run in one transaction, which holds locks; to write more rows, use one statement and an array.
 const EFFECTS: usize = 1_000;
 
 /// One transaction carries all of it.
@@ -82,19 +82,20 @@ const EFFECTS_BYTES: usize = 8 << 20;
 /// Each is a transaction; a loop of queries belongs in one statement.
 const QUERIES: usize = 1_000;
 
-/// The limits of one handler's attempts. The defaults apply if the operator sets nothing.
+/// The limits of one handler's attempts. The defaults apply to everything that the operator does not set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// All linear memories of an attempt together, bytes. Default: 128 MiB.
+    /// The maximum size of all linear memories of an attempt together, in bytes. Default: 128 MiB.
     pub memory_bytes: usize,
-    /// The maximum memory of an attempt that follows one that exhausted its memory, bytes: it gets twice as much, up to
-    /// this. Default: twice `memory_bytes`.
+    /// The maximum memory of an attempt that follows one that exhausted its memory, in bytes: it gets twice as much, up
+    /// to this maximum. Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
     /// CPU time of an attempt. Default: 10 minutes.
     pub cpu: Duration,
-    /// Size of a result, bytes. Default: 4 MiB.
+    /// The maximum size of a result, in bytes. Default: 4 MiB.
     pub result_bytes: usize,
-    /// The output of an attempt through `log`, standard output and standard error together, bytes. Default: 256 KiB.
+    /// The maximum output of an attempt through `log`, standard output and standard error together, in bytes. Default:
+    /// 256 KiB.
     pub log_bytes: usize,
     /// Lines that it may write within a second. Default: 1,000.
     pub log_lines_per_second: u32,
@@ -113,9 +114,9 @@ pub struct Limits {
     pub random_bytes: u64,
     /// Steps of a job. Default: 1,000.
     pub steps: usize,
-    /// The result of one step, bytes. Default: 256 KiB.
+    /// The maximum size of the result of one step, in bytes. Default: 256 KiB.
     pub step_bytes: usize,
-    /// The results of all steps of a job, bytes. Default: 8 MiB.
+    /// The maximum size of the results of all steps of a job, in bytes. Default: 8 MiB.
     pub steps_bytes: usize,
     /// HTTP requests of an attempt. Default: 1,000.
     pub http_requests: usize,
@@ -123,17 +124,17 @@ pub struct Limits {
     pub http_bytes: u64,
     /// Bytes of one body, in either direction. Default: 256 MiB.
     pub http_body_bytes: u64,
-    /// Calls of an attempt for its handler's state. Default: 10,000.
+    /// Calls that an attempt may make for its handler's state. Default: 10,000.
     pub state_calls: usize,
     /// Bytes of state that it may read and write. Default: 64 MiB.
     pub state_bytes: usize,
     /// Jobs that an attempt may enqueue. Default: 1,000.
     pub jobs: usize,
-    /// The payloads and options of these jobs together, bytes. Default: 8 MiB.
+    /// The maximum size of the payloads and options of these jobs together, in bytes. Default: 8 MiB.
     pub jobs_bytes: usize,
     /// SQL statements that an attempt may commit. Default: 1,000.
     pub effects: usize,
-    /// Their parameters together, bytes. Default: 8 MiB.
+    /// The maximum size of their parameters together, in bytes. Default: 8 MiB.
     pub effects_bytes: usize,
     /// SQL queries of an attempt. Default: 1,000.
     pub queries: usize,
@@ -179,14 +180,14 @@ impl Limits {
         requested.map_or(usual, |requested| requested.clamp(usual, max))
     }
 
-    /// The memory limit of the attempt after one that exhausted its memory; `None` if it gets no more.
+    /// The memory limit of an attempt that follows one that exhausted its memory; `None` if it does not get more.
     pub fn more_memory(&self) -> Option<usize> {
         let more = self.memory_bytes.saturating_mul(2);
         let more = more.min(self.memory_retry_bytes);
         (more > self.memory_bytes).then_some(more)
     }
 
-    /// Bytes that one call may carry: an allowed result passes, and a slightly larger one can still be measured.
+    /// Bytes that one call may carry: enough for an allowed result, and for a slightly larger one to be measured.
     pub(in crate::sandbox) fn hostcall_bytes_max(&self) -> usize {
         self.hostcall_bytes.max(self.result_bytes.saturating_mul(2))
     }

@@ -24,7 +24,7 @@ impl MemoryBudget {
         })
     }
 
-    /// Free memory, bytes.
+    /// Free memory, in bytes.
     pub(in crate::sandbox) fn free_bytes(&self) -> usize {
         self.free_bytes.load(Ordering::Relaxed)
     }
@@ -132,7 +132,7 @@ pub(in crate::sandbox) struct AttemptLimiter {
     used_bytes: usize,
     budget: Arc<MemoryBudget>,
     host_memory: Arc<HostMemory>,
-    /// The bytes were returned to the budget, because nothing runs.
+    /// The bytes have been returned to the budget, because nothing is running.
     paused: bool,
     denial: Option<Denial>,
     meter: Arc<Meter>,
@@ -156,7 +156,7 @@ impl AttemptLimiter {
         self.limit_bytes
     }
 
-    /// Linear memory never shrinks, so this is the peak too.
+    /// Linear memory never shrinks, so this is also the peak.
     pub(in crate::sandbox) fn used_bytes(&self) -> usize {
         self.used_bytes
     }
@@ -182,7 +182,7 @@ impl AttemptLimiter {
     /// Returns the memory to the budget of running attempts; the pages stay allocated.
     pub(in crate::sandbox) fn pause(&mut self) {
         self.budget.give(self.used_bytes);
-        // The host no longer holds anything for it; the next job starts from zero.
+        // The host no longer holds anything for the last job; the next job starts from zero.
         self.host_memory = HostMemory::new(self.limit_bytes, self.budget.clone());
         self.paused = true;
     }

@@ -52,7 +52,7 @@ impl Meter {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
 
-    /// Records the size of linear memory, which never shrinks, so it is the peak too.
+    /// Records the size of linear memory. It never shrinks, so this is also the peak.
     pub(in crate::sandbox) fn set_memory(&self, bytes: usize) {
         self.memory_bytes.store(bytes as u64, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ impl Meter {
     }
 }
 
-/// Awaits a call and counts the CPU time of its polls; `None` if the meter exceeds `cpu_max`. A computing guest is
+/// Awaits a call and counts the CPU time of its polls; `None` if the meter exceeds `cpu_max`. A CPU-bound guest is
 /// polled at each tick, so it is stopped at the first tick after that.
 pub(in crate::sandbox) async fn with_cpu_limit<F: Future>(
     mut call: Pin<&mut F>,
@@ -90,9 +90,9 @@ pub(in crate::sandbox) async fn with_cpu_limit<F: Future>(
     .await
 }
 
-/// A poll that is shorter than this counts as computing all the time. Reading a thread's CPU time is a system call of
-/// 0.5 µs, reading the wall clock takes 0.03 µs, and a guest that returns at once is polled for a few microseconds. If
-/// the kernel runs another thread during this time, the count is too high by up to this much.
+/// The whole duration of a poll that is shorter than this counts as CPU time. Reading a thread's CPU time is a system
+/// call that takes 0.5 µs, reading the wall clock takes 0.03 µs, and a guest that returns at once is polled for a few
+/// microseconds. If the kernel runs another thread during the poll, the count is too high by at most this much.
 const SHORT: Duration = Duration::from_micros(200);
 
 /// The maximum age of a thread's last reading when a poll starts.

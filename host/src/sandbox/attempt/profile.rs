@@ -1,8 +1,8 @@
-//! The stack of a guest, sampled at each tick, to show where it spends its time.
+//! Samples the stack of a guest at each tick, to show where it spends its time.
 //!
 //! Wasmtime's own `GuestProfiler` knows functions but not source lines. The backtraces that wasmtime captures for traps
-//! have both, so these are sampled. Only computing is sampled: a tick finds a guest at the start of a function or at a
-//! loop's back edge, and a guest that waits for the host when it returns from there.
+//! have both, so these are sampled. Only CPU time is sampled: a tick interrupts a guest at the start of a function or
+//! at a loop's back edge; a guest that waits for the host is interrupted only when the host call has returned.
 
 mod firefox;
 mod samples;

@@ -70,9 +70,9 @@ impl Sandbox {
         if !instance.is_reusable(end) {
             return;
         }
-        // Memory is released first, because memory that the state counts later no longer belongs to this job.
+        // Memory is released first, because memory that the state counts afterwards no longer belongs to this job.
         let state = instance.state_mut();
-        // Before the memory: hyper may hold bodies that count.
+        // Taken away before the memory is released: hyper may hold bodies that count towards it.
         state.http.unsent.take_away();
         state.limiter.pause();
         state.release();

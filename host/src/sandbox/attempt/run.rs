@@ -32,11 +32,11 @@ pub struct JobInput {
     pub attempt: Attempt,
     /// The maximum number of attempts.
     pub max_attempts: u32,
-    /// When it was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
+    /// When it was enqueued, in milliseconds since 1970-01-01 UTC, according to the database's clock.
     pub requested_at_ms: i64,
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
-    /// The memory that it may use, bytes; `None` means the usual limit.
+    /// The memory that it may use, in bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
     /// The database's clock.
     pub clock: DatabaseClock,
@@ -49,7 +49,7 @@ pub struct JobInput {
 pub struct RunReport {
     /// How it ended.
     pub end: RunEnd,
-    /// Time from the call of [`Sandbox::run`] to the end.
+    /// The time from the call to [`Sandbox::run`] to the end.
     pub wall: Duration,
     /// The resources that it used; `None` if no guest ran.
     pub used: Option<Usage>,
@@ -57,7 +57,7 @@ pub struct RunReport {
     pub jobs: Vec<NewJob>,
     /// Its effects, if it has succeeded.
     pub effects: Vec<SqlCall>,
-    /// The ends of the jobs of a batch that have one of their own.
+    /// The ends of those jobs of a batch that have an end of their own.
     pub of_jobs: Vec<(JobId, RunEnd)>,
 }
 
@@ -65,16 +65,16 @@ impl Sandbox {
     /// Runs one attempt in the task that awaits it, and reports how it ended. Never fails and never panics: each
     /// outcome is a [`RunEnd`].
     ///
-    /// The task must run on [`guests`](Self::guests), because the guest computes in it.
+    /// The task must run on [`guests`](Self::guests), because the guest runs in it.
     ///
-    /// Steps, progress, state and log lines go to the `journal`, which receives the meter too. Without a journal,
+    /// Steps, progress, state and log lines go to the `journal`, which also receives the meter. Without a journal,
     /// every step runs, there is no state, and everything else goes only to the host's log.
     ///
     /// After an abort, the end is [`RunEnd::Aborted`], even if the guest returned something within its grace. The
     /// caller applies the run timeout, through `abort`.
     ///
-    /// Cancel-safe: dropping the future ends the guest. A computing guest yields at its next tick, so that the task
-    /// can be dropped.
+    /// Cancel-safe: dropping the future ends the guest. A CPU-bound guest yields at its next tick, so that the task can
+    /// be dropped.
     pub fn run(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
@@ -85,9 +85,9 @@ impl Sandbox {
         self.run_watched(handler, (job, Vec::new()), abort, journal, None)
     }
 
-    /// [`run`](Self::run) for a batch: one attempt at several jobs of a tenant, at least one. The journal is that of
-    /// the first one. The caller has checked the payloads ([`refuse_payload`](Self::refuse_payload)).
-    /// [`RunReport::of_jobs`] has the ends that the guest gave to jobs.
+    /// [`run`](Self::run) for a batch: one attempt at one or more jobs of a tenant. The journal is that of the first
+    /// job. The caller has checked the payloads ([`refuse_payload`](Self::refuse_payload)). [`RunReport::of_jobs`]
+    /// contains the ends that the guest reported for individual jobs.
     pub fn run_batch(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
@@ -206,7 +206,7 @@ impl Sandbox {
 
         let called = {
             let call = pin!(instance.call(handler, &job));
-            // Dropping the call ends a guest that waits in a host call; the epoch interrupts a computing guest. Most
+            // Dropping the call ends a guest that waits in a host call; the epoch interrupts a CPU-bound guest. Most
             // calls are done at once, and then nothing is set up for the hard stop.
             tokio::select! {
                 biased;
@@ -232,7 +232,7 @@ impl Sandbox {
         let end = self.check_result(handler, end, &abort).await;
         let mut of_jobs = Vec::with_capacity(settled.len());
         for (job, end) in settled {
-            // Not interrupted: the outcome counts, regardless of what has happened to the attempt since.
+            // This check is not interrupted: the outcome counts, regardless of what has happened to the attempt since.
             let end = self.check_result(handler, end, &AbortHandle::new()).await;
             of_jobs.push((job, end));
             tokio::task::consume_budget().await;
@@ -273,8 +273,8 @@ impl RunReport {
     }
 }
 
-/// Awaits a future; `None` if it panics. After a panic, of the data that the attempt touched, only atomics and locks
-/// that recover are used, so it is safe to continue.
+/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of all the data
+/// that the attempt touched, so it is safe to continue.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {

@@ -23,7 +23,7 @@ use crate::traces::AttemptTrace;
 
 /// The host's state of one running instance, and its limits.
 pub(in crate::sandbox) struct AttemptState {
-    /// `None` until the guest calls WASI: most guests never do, and it costs as much as everything else here.
+    /// `None` until the guest calls WASI: most guests never do, and creating it costs as much as everything else here.
     wasi: Option<WasiCtx>,
     pub(in crate::sandbox) granted: Arc<Granted>,
     /// Empty: the guest's directories come from its grants.
@@ -32,9 +32,9 @@ pub(in crate::sandbox) struct AttemptState {
     fds: Fds,
     pub(in crate::sandbox) table: ResourceTable,
     pub(in crate::sandbox) limiter: AttemptLimiter,
-    /// The limit of one request for random numbers.
+    /// The maximum size of one request for random numbers, in bytes.
     random_bytes: u64,
-    /// The limit of open files.
+    /// The maximum number of open files.
     files_max: usize,
     pub(in crate::sandbox) meter: Arc<Meter>,
     pub(in crate::sandbox) abort: AbortHandle,
@@ -47,7 +47,7 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) jobs: NewJobs,
     pub(in crate::sandbox) sql: Sql,
     pub(in crate::sandbox) batch: Batch,
-    /// Set when the host stops the guest because it waits.
+    /// Set when the host stops the guest because the guest waits.
     pub(in crate::sandbox) suspension: Option<Suspension>,
     pub(in crate::sandbox) clock: DatabaseClock,
     pub(in crate::sandbox) http: Http,
@@ -57,9 +57,9 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
     /// The last denial for lack of a grant.
     pub(in crate::sandbox) denial: Option<String>,
-    /// Paths outside of granted directories that it tried.
+    /// Paths outside granted directories that it tried.
     pub(in crate::sandbox) outside_paths: OutsidePaths,
-    /// The time at which the guest requests its next attempt, milliseconds since 1970.
+    /// The time for which the guest requests its next attempt, in milliseconds since 1970.
     pub(in crate::sandbox) retry_at_ms: Option<i64>,
     /// The module's source lines.
     pub(in crate::sandbox) lines: Arc<Lines>,
@@ -251,7 +251,7 @@ fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
 }
 
 impl AttemptState {
-    /// The guest's files and descriptors, and the records of denials and of paths outside of grants.
+    /// The guest's files and descriptors, and the records of denials and of paths outside granted directories.
     pub(in crate::sandbox) fn files(
         &mut self,
     ) -> (
@@ -291,7 +291,7 @@ pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits
     store.set_max_component_handles(limits.handles);
     store.data_mut().table.set_max_capacity(limits.resources);
     start(store);
-    // At each tick, a computing guest yields to others, or is stopped.
+    // At each tick, a CPU-bound guest yields to others, or is stopped.
     store.epoch_deadline_callback(|context| {
         let state = context.data();
         if let Some(profile) = &state.profile {

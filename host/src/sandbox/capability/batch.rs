@@ -16,7 +16,7 @@ pub(super) const NO_JOBS: &str =
 pub(super) const NO_EFFECTS: &str =
     "a handler that takes batches has no effects: an attempt is at several jobs";
 
-/// The maximum size of all outcomes of a batch, bytes; the maximum size of one result, if that is larger. The host
+/// The maximum size of all outcomes of a batch, in bytes, or the maximum size of one result if that is larger. The host
 /// keeps them until the attempt has ended.
 const OUTCOMES_BYTES_MAX: usize = 8 << 20;
 

@@ -12,10 +12,10 @@ use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
 use crate::sandbox::bindings::rouse::handler::{retry, settings};
 use crate::sanitize::{paragraphs, printable};
 
-/// The size of a panic message, which is stored with the attempt; longer ones are cut.
+/// The maximum size of a panic message, which is stored with the attempt; longer messages are truncated.
 const PANIC_BYTES_MAX: usize = 4 << 10;
 
-/// The size of the step in a progress report, which is one line of a listing.
+/// The maximum size of the step in a progress report, which is one line of a listing.
 const STEP_BYTES_MAX: usize = 200;
 
 /// Becomes ready when the attempt has to stop.
@@ -62,7 +62,7 @@ impl Host for AttemptState {
         Ok(())
     }
 
-    // Accepted after an abort too, because the host learns from it the reason for the trap that follows.
+    // Also accepted after an abort, because it gives the host the reason for the trap that follows.
     fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
         self.panic = Some(Panic {
             message: paragraphs(&message, PANIC_BYTES_MAX),

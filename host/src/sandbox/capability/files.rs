@@ -2,8 +2,8 @@
 //! their directory.
 //!
 //! wasmtime-wasi does the work behind this guard. An attempt that may have lost its lease no longer changes anything,
-//! not even through a stream that it opened before, or while it waits for a thread. Regardless of the contents of a
-//! directory, a guest cannot make the host wait, or hold more than a small part of them.
+//! not even through a stream that it opened earlier, or with a change that is waiting for a thread. Regardless of the
+//! contents of a directory, a guest cannot make the host wait, or hold more than a small part of them.
 
 mod denial;
 mod disk;
@@ -180,7 +180,7 @@ impl HostDescriptor for Files<'_> {
         read.await
     }
 
-    /// Libraries call this on the root too. The denial is recorded when the guest accesses something there.
+    /// Libraries also call this on the root. The denial is recorded when the guest accesses something there.
     async fn get_flags(&mut self, fd: Fd) -> FsResult<DescriptorFlags> {
         if self.fds.is_root(&fd) {
             return Ok(DescriptorFlags::READ
@@ -233,8 +233,8 @@ impl HostDescriptor for Files<'_> {
         read.await
     }
 
-    /// If links are followed, wasmtime-wasi opens the target, and would wait for the other end of a pipe. So the target
-    /// is opened here.
+    /// If links are followed, wasmtime-wasi opens the target, and for a pipe would wait for the other end. So the
+    /// target is opened here.
     async fn set_times_at(
         &mut self,
         fd: Fd,
@@ -269,8 +269,8 @@ impl HostDescriptor for Files<'_> {
         self.list(&fd).await
     }
 
-    /// A file with two names would be counted twice, or not at all after one was removed, so directories with a quota
-    /// allow no hard links.
+    /// A file with two names would be counted twice, or not at all after one name was removed, so directories with a
+    /// quota do not allow hard links.
     async fn link_at(
         &mut self,
         fd: Fd,
@@ -315,7 +315,7 @@ impl HostDescriptor for Files<'_> {
         done
     }
 
-    /// A move between quotas, or out of one, fails like a move between disks.
+    /// A move between quotas, or out of a quota, fails like a move between disks.
     async fn rename_at(
         &mut self,
         fd: Fd,
@@ -355,7 +355,7 @@ impl HostDescriptor for Files<'_> {
     async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
         self.changes()?;
         let before = self.size(&fd).await?;
-        // Truncating works in a full directory too.
+        // Truncating also works in a full directory.
         let growth = match bytes <= before {
             true => None,
             false => self.growth(&fd, Size::bytes(bytes - before)),
@@ -492,8 +492,8 @@ impl preopens::Host for Files<'_> {
             self.fds.insert(&fd, state);
             preopens.push((fd, at));
         }
-        // Last, because guests rely on the numbers of the directories before it. Libraries use it for every path
-        // outside of those directories, and without it would not call the host at all.
+        // The root comes last, because guests rely on the numbers of the directories before it. Libraries use it for
+        // every path outside those directories; without it, they would not call the host at all.
         if let Some(nowhere) = nowhere() {
             let fd = self.inner.table.push(Descriptor::Dir(nowhere))?;
             self.fds.insert_root(&fd);

@@ -1,8 +1,8 @@
 //! `wasi:http`: requests to servers that the operator has granted, and to no others.
 //!
-//! wasmtime-wasi-http has the requests and responses of the guest; this module sends and receives them. Each request is
-//! checked separately, so a redirect, which the guest follows itself, is a request like any other. The addresses of a
-//! name are checked again for each connection, and the connection goes to exactly the address that was checked. After
+//! wasmtime-wasi-http holds the requests and responses of the guest; this module sends and receives them. Each request
+//! is checked separately, so a redirect, which the guest follows itself, is a request like any other. The addresses of
+//! a name are checked again for each connection, and the connection goes to exactly the address that was checked. After
 //! the abort, nothing more is sent. The guest never sees a secret: it has a placeholder, which is replaced here.
 
 mod access;

@@ -24,7 +24,7 @@ pub(in crate::sandbox) struct NewJobs {
     bytes: usize,
     count_max: usize,
     bytes_max: usize,
-    /// There is a queue: the handler was not invoked without one.
+    /// True unless the handler was invoked without a queue.
     has_queue: bool,
     /// The handler takes batches.
     takes_batches: bool,
@@ -141,7 +141,7 @@ impl NewJobs {
         if matches!(kind, NewJobKind::Call { .. }) {
             return Err("the options of a call cannot have `after`".into());
         }
-        // Any other job could belong to another tenant, whose results this one would get.
+        // Any other job could belong to another tenant, and this job would get its results.
         let children = i64::try_from(self.children).unwrap_or(i64::MAX);
         for (name, entry) in after {
             let job = serde_json::from_str(entry.get())

@@ -11,17 +11,18 @@ use crate::sandbox::{AbortHandle, Journal, Limits};
 use crate::sanitize::printable;
 use crate::traces::AttemptTrace;
 
-/// The size of a line; longer lines are cut, because they would be useless in a log.
+/// The maximum size of a line; longer lines are truncated, because they would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
-/// The cost of a line in addition to its text, so that empty lines are limited too.
+/// The cost of a line in addition to its text, so that empty lines are also limited.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
-/// The cost of a line that is left out because of the rate: little, so that an error is logged even after a flood of a
-/// minute, but not nothing, so that an endless flood ends.
+/// The cost of a line that is left out because of the rate: small, so that an error is logged even after a flood that
+/// lasts a minute, but not zero, so that an endless flood ends.
 const LEFT_OUT_BYTES: usize = 1;
 
-/// The end of standard error that is kept for the error of a guest that traps. A stack trace is a few dozen lines long.
+/// The maximum size of the end of standard error that is kept for the error of a guest that traps. A stack trace is a
+/// few dozen lines long.
 const ERRORS_BYTES_MAX: usize = 8 << 10;
 const ERRORS_LINES_MAX: usize = 40;
 
@@ -62,9 +63,9 @@ pub(in crate::sandbox) enum LogSource {
 pub(in crate::sandbox) struct GuestLog {
     source: LogSource,
     abort: AbortHandle,
-    /// Stores the lines too.
+    /// Also stores the lines.
     journal: Option<Arc<dyn Journal>>,
-    /// Exports the lines too.
+    /// Also exports the lines.
     trace: AttemptTrace,
     inner: Mutex<Inner>,
 }
@@ -204,7 +205,7 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Logs a notice of lines that were left out at the end. This also happens after an abort: they were left out
+    /// Logs a notice of the last lines that were left out. This also happens after an abort, because they were left out
     /// before it.
     fn finish_pace(&self) {
         let mut inner = self.lock();
@@ -228,7 +229,7 @@ impl GuestLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs a line. Returns false if it exceeds the lines of this second.
+    /// Logs a line. Returns false if it exceeds the number of lines for this second.
     fn line(&self, inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
         let Some(mut inner) = self.paced(inner) else {
             return false;
@@ -243,7 +244,7 @@ impl GuestLog {
         true
     }
 
-    /// `None` if one more line exceeds those of this second. Otherwise logs how many were left out before.
+    /// `None` if one more line exceeds the number for this second. Otherwise logs how many lines were left out before.
     fn paced<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> Option<MutexGuard<'a, Inner>> {
         if !inner.pace.allows(Instant::now()) {
             if !inner.pay_left_out(1) {
@@ -314,14 +315,15 @@ impl Inner {
         self.lines
     }
 
-    /// Pays for one line. Returns false if too little is left; then nothing is left.
+    /// Pays for one line. Returns false if too little of the budget is left; in that case, the rest of the budget is
+    /// used up.
     fn pay(&mut self, bytes: usize) -> bool {
         let left = self.bytes_left.checked_sub(bytes + LINE_BYTES_OVERHEAD);
         self.bytes_left = left.unwrap_or(0);
         left.is_some()
     }
 
-    /// Pays for lines that are left out. Returns false if nothing is left.
+    /// Pays for lines that are left out. Returns false if nothing is left of the budget.
     fn pay_left_out(&mut self, lines: usize) -> bool {
         let bytes = lines.saturating_mul(LEFT_OUT_BYTES);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
@@ -334,7 +336,7 @@ impl Errors {
         let last = &bytes[bytes.len().saturating_sub(ERRORS_BYTES_MAX)..];
         self.bytes.extend_from_slice(last);
         self.is_cut |= last.len() < bytes.len();
-        // Not at each write, because a guest may write byte by byte.
+        // Not done at each write, because a guest may write byte by byte.
         if self.bytes.len() > 2 * ERRORS_BYTES_MAX {
             self.bytes.drain(..self.bytes.len() - ERRORS_BYTES_MAX);
             self.is_cut = true;

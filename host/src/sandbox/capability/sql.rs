@@ -20,7 +20,7 @@ use crate::sandbox::{
 };
 use crate::sanitize::printable;
 
-/// What a handler may do with SQL, the same for all its attempts.
+/// The SQL that a handler may use, the same for all its attempts.
 #[derive(Debug, Default)]
 pub(in crate::sandbox) struct SqlAccess {
     pub(in crate::sandbox) handler: Arc<str>,
@@ -352,7 +352,7 @@ mod tests {
     use crate::job::{OnError, SqlLimits, Statement};
     use crate::sandbox::JournalFuture;
 
-    /// Accepts everything.
+    /// Accepts all calls.
     struct Accepting;
 
     impl SqlStore for Accepting {

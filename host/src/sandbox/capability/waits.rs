@@ -15,13 +15,13 @@ use crate::sandbox::bindings::rouse::handler::jobs::JobError;
 use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::bindings::rouse::handler::waits::{Host, NewCall, Returned};
 
-/// A shorter wait holds its slot: to suspend and resume an attempt costs the database as much as a job.
+/// A shorter wait keeps its slot: suspending and resuming an attempt costs the database as much as a job.
 const IN_PLACE: Duration = Duration::from_secs(2);
 
 /// A handler that requests more has confused its units.
 const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// The length of a signal's name, which people read.
+/// The maximum length of a signal's name, which people read.
 const NAME_CHARS_MAX: usize = 200;
 
 /// The end of an attempt that is suspended. The guest cannot catch it.
@@ -40,7 +40,7 @@ impl std::error::Error for Suspended {}
 enum Ended<T> {
     /// It returns.
     Returned(T),
-    /// It does not: the attempt is suspended.
+    /// It does not return: the attempt is suspended.
     Suspended(Suspension),
 }
 
@@ -83,7 +83,8 @@ impl AttemptState {
         };
         let rest = until.duration_since(now).unwrap_or_default();
         if rest < IN_PLACE || self.steps.waits().is_none() {
-            // Tokio takes a millisecond for a sleep of no time: too long for each of a thousand sleeps that have ended.
+            // Tokio takes a millisecond for a sleep of zero duration: too long for each of a thousand sleeps that have
+            // ended.
             if !rest.is_zero() {
                 tokio::time::sleep(rest).await;
             }
@@ -321,7 +322,7 @@ fn end_of_call(result: &[u8]) -> Result<Returned, JobError> {
     }
 }
 
-/// The recorded step of this name is not such a wait.
+/// The recorded step of this name is not a wait of this kind.
 fn other_kind(wanted: &str) -> StepError {
     StepError::Refused(format!(
         "an earlier attempt has recorded this step, and it was not a {wanted}: names of steps must not change their meaning"

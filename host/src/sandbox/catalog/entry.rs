@@ -13,7 +13,7 @@ use crate::sandbox::module::admission::Denied;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
 use crate::sanitize::printable;
 
-/// A refusal reason: a sentence or two, and the lines that would help.
+/// The maximum size of the reason for a refusal: a sentence or two, and the lines that would help.
 const WHY_BYTES_MAX: usize = 8 << 10;
 
 /// The state of one file in the folder.
@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     /// The file was there when the host started.
     pub(super) was_at_start: bool,
-    /// When the file was loaded at startup, its last write was so recent that it may have been incomplete.
+    /// When the file was loaded at startup, its last write was so recent that the file may have been incomplete.
     pub(super) is_recent: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
@@ -72,9 +72,9 @@ pub(super) struct Serving {
 }
 
 impl Entry {
-    /// True while the file may turn out to have had a name when the host started.
+    /// True while it may still turn out that the file had a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
-        // Without the permission to read it there is nothing more to try.
+        // Without permission to read the file, there is nothing more to try.
         let is_forbidden = matches!(self.unreadable, Some(Unusable::UntilChanged(_)));
         let is_unseen = self.seen.is_none() && !is_forbidden;
         let will_be_tried = is_unseen || self.fresh.is_some() || self.retry_at.is_some();
@@ -139,7 +139,7 @@ impl Entry {
         serving.is_some_and(|serving| serving.handlers.iter().any(|it| &*it.name == name))
     }
 
-    /// Lets a module serve instead of the last one.
+    /// Lets a module serve instead of the previous one.
     pub(super) fn serve(&mut self, serving: Serving, settings: &Settings) {
         let module = &serving.module;
         let names = serving.handlers.iter().map(|handler| &*handler.name);
@@ -269,8 +269,8 @@ fn reuses(manifest: &HandlerManifest, settings: &Settings) -> bool {
         (Instances::Fresh, _) => false,
         (Instances::Reuse, Instances::Reuse) => true,
         (Instances::Reuse, Instances::Fresh) => {
-            // An operator who sets it for this handler expects it. A pattern is meant for those of its handlers that
-            // allow it.
+            // An operator who sets this for the handler itself expects it to apply. A pattern is meant only for the
+            // matching handlers that allow it.
             if settings.instances.contains_key(name) {
                 tracing::warn!(
                     handler = name,

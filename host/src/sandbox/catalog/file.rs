@@ -173,7 +173,7 @@ pub(super) enum Unusable {
 }
 
 impl Unusable {
-    /// `what` cannot be read. Permissions cannot change without a change of the file's stamp.
+    /// `what` cannot be read. Permissions cannot change without a change to the file's stamp.
     pub(super) fn unreadable(what: &str, error: &io::Error) -> Self {
         let why = format!("{what} cannot be read: {error}");
         match error.raw_os_error() {

@@ -15,11 +15,12 @@ use crate::sandbox::{Digest, Loads, Module, Sandbox};
 use crate::sanitize;
 
 /// A module that was refused because of the machine, not its contents, is tried again after this time: short enough for
-/// a host that lacked memory when it started, and long enough that a module which is the actual cause does not keep the
+/// a host that lacked memory when it started, and long enough that a module that is itself the cause does not keep the
 /// host busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The time for which startup waits for files that could not be tried at first; by then, each was tried twice more.
+/// The time for which startup waits for files that could not be tried at first; by then, each has been tried twice
+/// more.
 const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// The recently written files that are known to be complete.
@@ -61,7 +62,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Modules are loaded on threads of their own and sent to `done`, for [`finish`](Self::finish).
+    /// Modules are loaded on separate threads and sent to `done`, for [`finish`](Self::finish).
     ///
     /// # Errors
     /// When the saved ownership of handler names cannot be used.
@@ -88,7 +89,7 @@ impl Folder {
         })
     }
 
-    /// True until each file was tried once.
+    /// True until each file has been tried once.
     pub(super) fn is_trying(&self) -> bool {
         !self.trying.is_empty()
     }
@@ -187,11 +188,12 @@ impl Folder {
         }
     }
 
-    /// Refuses a file that may be there. Its last good version keeps serving. Returns true if that is new.
+    /// Refuses a file that may exist but cannot be read. Its last good version keeps serving. Returns true if that is
+    /// new.
     fn refuse_unreadable(&mut self, name: &str, why: Unusable, trust: &Trust) -> bool {
         let new = self.new_entry(trust);
         let entry = self.entries.entry(name.to_owned()).or_insert(new);
-        // It is loaded as soon as it can be read.
+        // The file is loaded as soon as it can be read.
         entry.seen = None;
         entry.fresh = None;
         entry.retry_at = None;
@@ -329,7 +331,7 @@ impl Folder {
                 let is_same = |it: &Serving| {
                     it.module.digest == module.digest && it.module.signed_by == module.signed_by
                 };
-                // If it is what serves already, with all its names, there is nothing to do.
+                // If this module already serves, with all its names, there is nothing to do.
                 entry.waiting = match serves {
                     Some(it) if is_same(it) && it.is_complete() => None,
                     Some(it) if is_same(it) => Some((number, it.module.clone())),
@@ -341,7 +343,7 @@ impl Folder {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
                 if is_recent && Instant::now() < self.start_ends_at {
-                    // It is loaded once more when the writes have stopped.
+                    // The file is loaded once more when the writes have stopped.
                     entry.seen = None;
                 }
             }
@@ -492,7 +494,7 @@ mod tests {
         };
         assert!(!refuse(Unusable::ForNow("input/output error".into())));
         assert!(refuse(Unusable::UntilChanged("permission denied".into())));
-        // Now it may be read.
+        // Now the file may be read.
         start.replace();
         assert!(!start.folder.ends_start());
         start.finish();
@@ -505,7 +507,7 @@ mod tests {
         start.finish();
         let path = start.dir.path().join("mail.wasm");
         fs::remove_file(&path).unwrap();
-        // An error that root gets too: the name is too long.
+        // An error that even root gets: the name is too long.
         std::os::unix::fs::symlink("x".repeat(300), &path).unwrap();
         assert!(start.folder.scan(&Trust::Everything).changed);
         let entry = start.folder.entries.get_mut("mail.wasm").unwrap();

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 /// Files that wait to be loaded, and the number of running loads.
 ///
-/// Files that took too long are retried after all others. So that they do not block the others, one more
-/// load may run when all running loads are retries.
+/// Files that took too long are retried after all others. To keep retries from blocking the others, one more load may
+/// run when all running loads are retries.
 pub(super) struct LoadQueue<T> {
     running_max: usize,
     first: VecDeque<T>,

@@ -43,7 +43,7 @@ pub(super) enum Outcome {
     Refused(String, Option<Digest>),
     /// Refused because of the state of the machine; it may be accepted later.
     Transient(String),
-    /// It is slow to compile or to describe itself, and waits until all others were tried.
+    /// It is slow to compile or to describe itself, and waits until all others have been tried.
     Slow,
 }
 
@@ -218,7 +218,7 @@ impl<T> Known<T> {
         self.0.get(&digest)?.upgrade()
     }
 
-    /// Adds one, and forgets those that were dropped.
+    /// Adds a module, and forgets those that were dropped.
     fn insert(&mut self, digest: Digest, module: &Arc<T>) {
         self.0.retain(|_, known| known.strong_count() > 0);
         self.0.insert(digest, Arc::downgrade(module));
@@ -250,7 +250,7 @@ mod tests {
             file: "a.wasm".into(),
             number: 1,
             listed: Listed {
-                // Too long: an error that is independent of the file.
+                // The name is too long: an error that does not depend on the file.
                 path: dir.path().join("x".repeat(300)),
                 stamp: file::Stamp::at(&there).unwrap(),
                 signature: None,

@@ -26,7 +26,7 @@ use crate::sandbox::Sandbox;
 pub(super) struct Owners {
     names: Names,
     is_dev: bool,
-    /// The sandbox whose cache has the note, and the name of the note; `None` if nothing is saved.
+    /// The sandbox whose cache contains the note, and the name of the note; `None` if nothing is saved.
     note: Option<(Arc<Sandbox>, String)>,
     /// Names whose current owner is not saved yet.
     changed: BTreeSet<String>,
@@ -112,7 +112,7 @@ impl Owners {
         self.changed.insert(name.to_owned());
     }
 
-    /// Ends startup. The names that were taken during it are proven now.
+    /// Ends startup. The names that were taken during startup are now proven.
     pub(super) fn prove(&mut self) {
         for (name, owner) in &mut self.names.owned {
             if std::mem::take(&mut owner.is_unproven) {

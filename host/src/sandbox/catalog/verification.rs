@@ -21,7 +21,7 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 /// A module that already serves continues until its file is removed, another version replaces it, or the host stops:
 /// the files of one deployment arrive one after another, and no handler may be missing during a deployment.
 pub(super) struct Verifier {
-    /// The lock file when it was last read; `None` if it does not exist, or a system error prevented that.
+    /// The lock file when it was last read; `None` if it does not exist, or a system error prevented the read.
     stamp: Option<Stamp>,
     /// The lock file as it is now, and the time since which it has been unchanged.
     fresh: Option<(Stamp, Instant)>,

@@ -44,7 +44,7 @@ fn follow(
     wakes: &mpsc::Receiver<Wake>,
     events: mpsc::Sender<Wake>,
 ) {
-    // Events arrive while this value is alive.
+    // Events arrive as long as this value is alive.
     let _watcher = listen(&folder, events);
     let mut renamed = HashSet::new();
     let mut changed = false;

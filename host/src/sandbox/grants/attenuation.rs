@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use super::{Host, HostPattern, Mode};
 use crate::job::pattern_covers;
 
-/// A job's attenuation of its handler's grants and limits: all of its parts apply. A job that another one enqueues has
-/// the parts of that one, and its own.
+/// A job's attenuation of its handler's grants and limits: all of its parts apply. A job that another job enqueues has
+/// the parts of that job, and its own.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Attenuation(Vec<Part>);
 
@@ -106,8 +106,8 @@ impl Attenuation {
         self.0.iter().all(|part| part.state != Some(false))
     }
 
-    /// The rest of these patterns of handlers: those that a pattern of each part covers, and the patterns of a part that
-    /// these cover.
+    /// What the attenuation leaves of these patterns of handlers: the granted patterns that a pattern of each part
+    /// covers, and the patterns of a part that the granted ones cover.
     pub(in crate::sandbox) fn leaves_enqueue(&self, granted: &[String]) -> Vec<String> {
         let covers = |one: &String, other: &str| one == other || pattern_covers(one, other);
         let parts = self.0.iter().filter_map(|part| part.enqueue.as_ref());

@@ -41,14 +41,14 @@ const FILES_MAX: u64 = 100_000;
 /// The maximum contents of a directory; beyond it, its handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
-    /// The total size of its files, bytes. Default: no limit.
+    /// The maximum total size of its files, in bytes. Default: no limit.
     pub bytes_max: u64,
-    /// The number of files, directories and links in its tree. Default: 100,000.
+    /// The maximum number of files, directories and links in its tree. Default: 100,000.
     pub files_max: u64,
 }
 
 impl Default for Quota {
-    /// The quota of a directory for which the operator sets either of the two.
+    /// The quota of a directory for which the operator sets only one of the two.
     fn default() -> Self {
         Self {
             bytes_max: u64::MAX,

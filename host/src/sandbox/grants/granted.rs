@@ -49,7 +49,7 @@ impl GrantedDir {
     /// The open directory, with the guest's access.
     ///
     /// # Errors
-    /// When it has never been possible to open it.
+    /// When the directory has never been opened successfully.
     pub(in crate::sandbox) fn opened(&self) -> Result<Dir, String> {
         let dir = self.root.with(self.grant.mode);
         dir.map_err(|error| self.grant.cannot_be_opened(&error))
@@ -131,7 +131,7 @@ impl Granted {
     /// Checks that its directories can be opened.
     ///
     /// # Errors
-    /// A message that names a directory that it has never been possible to open.
+    /// A message that names a directory that has never been opened successfully.
     pub(in crate::sandbox) fn open(&self) -> Result<(), String> {
         self.dirs.iter().try_for_each(|dir| dir.opened().map(drop))
     }

@@ -76,7 +76,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Parses a host as in a URL. Spellings that other parsers take for an address, such as `0x7f.1`, are refused.
+    /// Parses a host as in a URL. Spellings that other parsers read as an address, such as `0x7f.1`, are refused.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
@@ -104,7 +104,7 @@ impl Host {
     }
 }
 
-/// The sizes of a domain name and of each label (RFC 1035).
+/// The maximum sizes of a domain name and of each label (RFC 1035).
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 

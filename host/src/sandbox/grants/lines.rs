@@ -1,4 +1,4 @@
-//! The lines of `rouse.toml` that grant something: the one source for all messages that suggest them.
+//! The lines of `rouse.toml` that grant something: the single source for all messages that suggest them.
 
 use super::{HttpScheme, Mode, StateQuota, annotated};
 use crate::sanitize::is_unsafe;
@@ -6,7 +6,7 @@ use crate::sanitize::is_unsafe;
 /// The placeholder for a value that only the operator knows.
 const UNKNOWN: &str = "…";
 
-/// A value on one line, in quotes. One that needs an escape is left to the operator: a guest chooses most of these
+/// A value on one line, in quotes. A value that needs an escape is left to the operator: guests choose most of these
 /// values, and the operator should see at a glance what a line grants.
 fn text(value: &str) -> String {
     let needs_escape = |c: char| c == '"' || c == '\\' || is_unsafe(c);

@@ -1,8 +1,8 @@
 //! Counts the contents of directories that have a quota.
 //!
-//! Growth by guests is added to the count, and subtracted only if the change failed. Removals show up when the
-//! directory is measured again, which happens when the last measurement is old, and before a write is refused if guests
-//! have removed enough. So the count is never too low as long as nobody else writes to the directory. The next
+//! Growth by guests is added to the count, and is subtracted only if the change failed. Removals become visible when
+//! the directory is measured again, which happens when the last measurement is old, and before a write is refused if
+//! guests have removed enough. So the count is never too low as long as nobody else writes to the directory. The next
 //! measurement finds changes by others (users, other hosts).
 
 mod measure;
@@ -20,9 +20,9 @@ use super::{Quota, Root};
 /// The time for which a measurement stays valid. Measuring takes a few microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The time for which it stays valid after a file was removed or truncated. If an attempt writes a file while another
-/// truncates it, holes arise that are not counted and could be filled. For directories that take a long time to
-/// measure, the time is longer.
+/// The time for which it stays valid after a file was removed or truncated. If one attempt writes a file while another
+/// truncates it, the file gets holes that are not counted and could be filled later. For directories that take a long
+/// time to measure, this time is longer.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 /// A measurement is valid for at least this many times its duration.
 const MEASURING_SHARE: u32 = 10;
@@ -60,13 +60,13 @@ pub(in crate::sandbox) struct Ledger {
 #[derive(Debug, Default)]
 struct Counts {
     used: Size,
-    /// The total that was ever added.
+    /// The total of all additions so far.
     charged: Size,
     /// Additions that may not be on the disk yet.
     under_way: Size,
     measured_at: Option<Instant>,
     measuring_took: Duration,
-    /// The last measurement failed, which was logged.
+    /// The last measurement failed, and the failure was logged.
     failed: bool,
     /// The maximum that guests may have removed or truncated since the last measurement.
     freed: Size,
@@ -106,8 +106,8 @@ impl Ledger {
     }
 
     /// Counts what is about to be written or created; `None` if it exceeds the quota. A write that does not grow its
-    /// file adds nothing to the count, and is refused only if the directory already exceeds its quota. May measure, and
-    /// so block for a long time: call it on a thread that may block.
+    /// file adds nothing to the count, and is refused only if the directory already exceeds its quota. May measure the
+    /// directory, and so block for a long time: call it on a thread that may block.
     pub(in crate::sandbox) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
         self.measure_if(Counts::is_due);
         if !self.take(more, quota) {
@@ -149,7 +149,7 @@ impl Ledger {
         true
     }
 
-    /// Measures if the condition still holds after any measurement under way.
+    /// Measures if the condition still holds after any measurement that is under way.
     fn measure_if(&self, is_needed: impl Fn(&Counts) -> bool) {
         if !is_needed(&lock(&self.counts)) {
             return;

@@ -1,4 +1,5 @@
-//! Granted directories, opened once. A path can later lead to another directory; an open directory cannot.
+//! Granted directories, opened once. A path can later lead to another directory; an open directory always stays the
+//! same.
 
 use std::collections::HashMap;
 use std::fmt;

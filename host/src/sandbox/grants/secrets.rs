@@ -13,7 +13,7 @@ use super::{Host, HostPattern};
 /// Shorter secrets would match unrelated text in responses, and be redacted there.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// The space in a request header.
+/// The space that a request header has for a secret.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
 /// The prefix of Standard Webhooks signing keys; base64 follows.
@@ -47,7 +47,7 @@ impl Secret {
     /// Webhooks key.
     ///
     /// # Errors
-    /// If it starts like such a key and is not one, without revealing it.
+    /// If it starts like such a key but is not valid. The error does not reveal it.
     pub fn hmac_sha256(&self, message: &[u8]) -> Result<[u8; 32], String> {
         let key = match self.0.strip_prefix(KEY_PREFIX) {
             None => self.0.as_bytes().to_vec(),
@@ -86,9 +86,9 @@ pub struct SecretGrant {
     pub name: String,
     /// The servers that it may be sent to.
     pub hosts: Vec<HostPattern>,
-    /// The headers that may carry it, lower case.
+    /// The headers that may carry it, in lower case.
     pub headers: Vec<String>,
-    /// Whether bodies may carry it too.
+    /// Whether bodies may also carry it.
     pub body: bool,
     /// Whether it may sign; signatures may be sent anywhere.
     pub sign: bool,

@@ -12,11 +12,11 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 /// The state that a handler may keep for one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateQuota {
-    /// Keys. Default: 1,000.
+    /// The maximum number of keys. Default: 1,000.
     pub keys_max: u32,
-    /// Keys and values together, bytes. Default: 1 MiB.
+    /// The maximum size of keys and values together, in bytes. Default: 1 MiB.
     pub bytes_max: u64,
-    /// One value, bytes. Default: 64 KiB.
+    /// The maximum size of one value, in bytes. Default: 64 KiB.
     pub value_bytes_max: usize,
 }
 

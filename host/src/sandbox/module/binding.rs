@@ -25,7 +25,7 @@ pub struct Origin<'a> {
     pub file: &'a str,
     /// The sha256 of the file.
     pub digest: Digest,
-    /// The keys that signed it, out of those that this host checks.
+    /// The keys that signed it, among those that this host checks.
     pub signed_by: &'a [PublicKey],
 }
 

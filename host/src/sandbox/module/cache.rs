@@ -1,8 +1,8 @@
 //! A cache of machine code that survives restarts, and of notes that need the same trust.
 //!
 //! Machine code is trusted like the host itself: anyone who can write it here can run anything. So the directory must
-//! belong to the host's user and be writable by no other; otherwise there is no cache. An entry is read only if it is
-//! a regular file of that user whose own digest covers its code and its module's name. A damaged, truncated,
+//! belong to the host's user, and no other user may write to it; otherwise there is no cache. An entry is read only if
+//! it is a regular file of that user whose own digest covers its code and its module's name. A damaged, truncated,
 //! misplaced or foreign entry is removed, and its module is compiled again. Errors with entries are only warnings. A
 //! note cannot be recreated: its readers get an error if it cannot be used.
 
@@ -25,15 +25,16 @@ use wasmtime::Engine;
 
 use super::digest::Digest;
 
-/// An entry that was unused for this long is removed at the next start: its module no longer exists, or its host was
-/// replaced.
+/// An entry that has been unused for this long is removed at the next start: its module no longer exists, or its host
+/// was replaced.
 const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The size of all entries together, bytes; the least recently used are removed first. The code of a Rust guest takes 1
-/// to 10 MiB, of a Python guest about 150 MiB: this holds several versions of all of them.
+/// The maximum size of all entries together, in bytes; the least recently used entries are removed first. The code of a
+/// Rust guest takes 1 to 10 MiB, of a Python guest about 150 MiB: this holds several versions of all of them.
 const CACHE_BYTES_MAX: u64 = 2 << 30;
 
-/// The cache is trimmed after this much was added, not with each entry: a host that starts may add thousands.
+/// The cache is trimmed after this much has been added, not after each entry: a host may add thousands of entries when
+/// it starts.
 const TRIM_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
 
 /// A partial file older than this was left by a host that died.
@@ -57,7 +58,7 @@ pub(in crate::sandbox) struct CodeCache {
     path: PathBuf,
     /// A hash of wasmtime's version and settings, the processor, and the entry format.
     engine: u64,
-    /// Bytes that were added since it was last trimmed.
+    /// Bytes that have been added since it was last trimmed.
     put_bytes: AtomicU64,
 }
 
@@ -155,7 +156,7 @@ impl CodeCache {
     /// Saves a note. Readers see all of it or the previous one, even after a power failure.
     ///
     /// # Errors
-    /// When it is not saved; the previous note is still there then.
+    /// When it is not saved; the previous note is then still in place.
     pub(in crate::sandbox) fn set_note(&self, name: &str, text: &[u8]) -> io::Result<()> {
         fits(text)?;
         self.replace(name, |file| {
@@ -207,7 +208,7 @@ impl CodeCache {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
         };
-        // Marks the entry as used now. If that fails, it is only removed too early.
+        // Marks the entry as used now. If that fails, the only effect is that the entry is removed too early.
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: UTIME_NOW,
@@ -310,7 +311,7 @@ struct CachedFile {
     used_at: SystemTime,
 }
 
-/// The files to remove: those that were unused for too long, then the oldest until the rest fits.
+/// The files to remove: those that have been unused for too long, and then the oldest, until the rest fits.
 fn to_remove(mut files: Vec<CachedFile>, now: SystemTime) -> Vec<String> {
     // A time in the future counts as now.
     let unused = |file: &CachedFile| now.duration_since(file.used_at).unwrap_or_default();
@@ -332,7 +333,7 @@ fn to_remove(mut files: Vec<CachedFile>, now: SystemTime) -> Vec<String> {
 
 /// The header that identifies the code and proves that it is complete.
 fn header(name: &str, code: &[u8]) -> [u8; MAGIC.len() + 32] {
-    // Not `sha2`, which is four times slower on processors without SHA instructions: half of the time of a start.
+    // Not `sha2`, which is four times slower on processors without SHA instructions: half of the startup time.
     let mut digest = Context::new(&SHA256);
     digest.update(name.as_bytes());
     digest.update(&[0]);

@@ -6,7 +6,7 @@ use wasmtime::{Config, WasmBacktraceDetails, WasmFeatures};
 
 use crate::sandbox::attempt::limits::WASM_STACK_BYTES_MAX;
 
-/// Frames of a backtrace that are kept; the panic machinery takes the first ten.
+/// The maximum number of frames of a backtrace that are kept; the panic machinery takes the first ten.
 pub(in crate::sandbox) const BACKTRACE_FRAMES_MAX: usize = 48;
 
 /// The settings that machine code depends on: the same in a host and in the process that compiles for it.
@@ -16,7 +16,7 @@ pub(in crate::sandbox) fn code_config() -> Config {
         .epoch_interruption(true)
         .consume_fuel(false)
         .max_wasm_stack(WASM_STACK_BYTES_MAX)
-        // The compiler reads the lines, once (`lines`).
+        // The compiler process reads the lines, once (`lines`).
         .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
         .concurrency_support(false)

@@ -28,7 +28,7 @@ const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
 /// The number of the try of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Try {
-    /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may already have compiled others.
+    /// The first: it may take [`FIRST_TRY_CPU`], in a compiler that may already have compiled other modules.
     First,
     /// The second, after the first took too long: it gets a compiler of its own, and all of the allowed time.
     Second,

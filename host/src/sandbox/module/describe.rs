@@ -24,16 +24,16 @@ use crate::sanitize::line;
 /// from constants.
 const MEMORY_BYTES_MORE: usize = 32 << 20;
 
-/// CPU time, not wall time: on a busy host, wall time would refuse a good module.
+/// The limit applies to CPU time, not wall time: on a busy host, a limit on wall time would refuse a good module.
 const CPU_MAX: Duration = Duration::from_millis(500);
 
-/// Wall time, for a module that waits instead of computing.
+/// The maximum wall time, for a module that waits instead of using CPU time.
 const WALL_MAX: Duration = Duration::from_secs(15);
 
 /// The wall time after which other modules go ahead of this one.
 const FIRST_TRY_WALL: Duration = Duration::from_secs(1);
 
-/// The number of frames of a backtrace that a refusal shows: the innermost ones.
+/// The maximum number of frames of a backtrace that a refusal shows: the innermost ones.
 const FRAMES_MAX: usize = 12;
 
 /// Calls `describe` in a throwaway instance without grants, with little memory and time. Blocks; do not call it from
@@ -70,7 +70,7 @@ pub(in crate::sandbox) fn describe(
     }
 }
 
-/// Why a module has not described itself.
+/// The reason why a module has not described itself.
 struct Failed {
     /// A sentence that starts with "it …".
     why: String,
@@ -142,7 +142,7 @@ async fn call(
         memory_bytes,
         ..Limits::default()
     };
-    // Its own budget, so that a busy host does not refuse a module.
+    // It has its own budget, so that a busy host does not refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
     let of = PerAttempt::placeholder();
     let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
@@ -208,8 +208,8 @@ async fn call(
     }
 }
 
-/// The module's initial memory, plus [`MEMORY_BYTES_MORE`]. The former counts only up to the maximum of any attempt: if
-/// that is too little, no attempt could run either.
+/// The module's initial memory, plus [`MEMORY_BYTES_MORE`]. The initial memory counts only up to the maximum of any
+/// attempt: if that is too little, attempts could not run either.
 fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
     let resources = pre.instance_pre().component().resources_required();
     let initial = resources.map_or(0, |it| {

@@ -14,7 +14,7 @@ use gimli::{Dwarf, EndianSlice, LittleEndian};
 use serde::{Deserialize, Serialize};
 use wasmparser::{KnownCustom, Name, Parser, Payload};
 
-/// Longer names are cut, because they do not fit into a line of a listing.
+/// Longer names are truncated, because they do not fit into a line of a listing.
 const NAME_BYTES_MAX: usize = 512;
 
 /// The maximum rows and calls of one module: its code is a few million bytes long, a row covers several of them, and a
@@ -23,7 +23,7 @@ const NAME_BYTES_MAX: usize = 512;
 const ROWS_MAX: usize = 4 << 20;
 const CALLS_MAX: usize = 1 << 20;
 
-/// The size of all names together.
+/// The maximum size of all names together.
 const NAMES_BYTES_MAX: usize = 32 << 20;
 
 /// The maximum depth of inlined calls; outer calls beyond it are left out.
@@ -107,7 +107,7 @@ impl Lines {
     }
 }
 
-/// The length of the longest function name in this component, bytes; `None` if no function has a name.
+/// The length of the longest function name in this component, in bytes; `None` if no function has a name.
 pub(in crate::sandbox) fn longest_name(component: &[u8]) -> Option<usize> {
     let names = |payload| match payload {
         Ok(Payload::CustomSection(section)) => match section.as_known() {
@@ -292,7 +292,7 @@ fn index<T>(of: &[T]) -> u32 {
     u32::try_from(of.len() - 1).unwrap_or(u32::MAX)
 }
 
-/// The demangled name of a function, possibly cut: a name of 200 bytes can demangle to a megabyte.
+/// The demangled name of a function, possibly truncated: a name of 200 bytes can demangle to a megabyte.
 pub(in crate::sandbox) fn demangled(name: &str) -> String {
     let mut prefix = Prefix(String::new());
     // An error means that the limit was reached.

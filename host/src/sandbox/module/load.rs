@@ -21,7 +21,7 @@ use crate::sandbox::bindings::ModulePre;
 /// The interface that makes a component a Rouse module.
 const HANDLERS_INTERFACE: &str = "rouse:handler/handlers@0.1.0";
 
-/// Compiles, links and describes a module. Takes milliseconds to minutes, and blocks; call it outside of async code.
+/// Compiles, links and describes a module. Takes milliseconds to minutes, and blocks; call it outside async code.
 pub(in crate::sandbox) fn load(
     sandbox: &Arc<Sandbox>,
     compiler: &mut Compiler,
@@ -98,7 +98,8 @@ fn cached_or_compiled(
     }
     let compiled = compile()?;
     let loaded = deserialize(&sandbox.engine, &compiled);
-    // Cached even if the module is too large for the pool: the code is good, and no later start compiles it again.
+    // Cached even if the module is too large for the pool: the code is valid, and no later start has to compile it
+    // again.
     if let Some(cache) = &sandbox.cache
         && !matches!(loaded, Err(Unfit::Code(_)))
     {

@@ -24,7 +24,7 @@ pub use self::capability::Capability;
 use self::capability::{NAME_CHARS_MAX, is_name};
 use self::gates::WrittenGate;
 
-/// The size of a manifest with all its schemas; a hundred handlers take about 100 KiB.
+/// The maximum size of a manifest with all its schemas; a hundred handlers take about 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// More handlers than this in one file are a mistake.
@@ -32,7 +32,7 @@ const HANDLERS_MAX: usize = 1_000;
 
 const VERSION_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
-/// The size of an error message, which may quote the manifest.
+/// The maximum size of an error message, which may quote the manifest.
 const WHY_BYTES_MAX: usize = 4 << 10;
 const CAPABILITIES_MAX: usize = 64;
 /// The maximum number of unknown keys that are reported, and the maximum length of each: a misspelt key is among the
@@ -91,7 +91,7 @@ pub struct HandlerManifest {
     pub gates: Vec<DeclaredGate>,
     /// The SQL statements that it declares.
     pub statements: Vec<Statement>,
-    /// The capabilities that it declares; with a schedule or statements, also those.
+    /// The capabilities that it declares, including those for a schedule or statements that it declares.
     pub capabilities: Vec<Capability>,
 }
 
@@ -110,7 +110,7 @@ impl HandlerManifest {
     /// The maximum grace, because a host that shuts down waits this long for guests.
     pub const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
-    /// True if an attempt can be at several jobs: it declares a gate of kind `batch`.
+    /// True if an attempt can process several jobs: it declares a gate of kind `batch`.
     pub fn takes_batches(&self) -> bool {
         let mut limits = self.gates.iter().map(|gate| &gate.limit);
         limits.any(|limit| matches!(limit, GateLimit::Batch { .. }))
@@ -121,10 +121,10 @@ impl HandlerManifest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Instances {
-    /// One: each attempt has a fresh instance.
+    /// One job: each attempt has a fresh instance.
     #[default]
     Fresh,
-    /// Many, of one tenant, one after another. Data that one job leaves in memory is visible to the next.
+    /// Many jobs of one tenant, one after another. Data that one job leaves in memory is visible to the next.
     Reuse,
 }
 

@@ -14,7 +14,7 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 
 use super::digest::Digest;
 
-/// The size of a public or private key, bytes.
+/// The size of a public or private key, in bytes.
 const KEY_BYTES: usize = 32;
 
 /// The requirements that a module must meet before it may serve. If both are set, both apply. Default: none.

@@ -14,7 +14,7 @@ use crate::sandbox::bindings::ModulePre;
 /// The source of a module's machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeFrom {
-    /// It was compiled now.
+    /// It has just been compiled.
     Compiler,
     /// It was compiled earlier and cached.
     Cache,
@@ -40,7 +40,7 @@ pub struct Module {
     pub manifest: Manifest,
     /// The source of its machine code.
     pub code: CodeFrom,
-    /// The keys that signed the file, of those that this host checks.
+    /// The keys that signed the file, among those that this host checks.
     pub(in crate::sandbox) signed_by: Vec<PublicKey>,
     pub(in crate::sandbox) pre: ModulePre<AttemptState>,
     pub(in crate::sandbox) lines: Arc<Lines>,

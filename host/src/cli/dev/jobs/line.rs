@@ -8,7 +8,7 @@ use crate::cli::ago;
 use crate::cli::screen::Colour;
 use crate::cli::text::{as_json, plain};
 
-/// The length at which an error is cut in the line; `rouse job ID` prints all of it.
+/// The length at which an error is truncated in the line; `rouse job ID` prints all of it.
 const WHY_CHARS_MAX: usize = 200;
 
 /// An ended attempt, or a job that an admin action ended.
@@ -66,7 +66,7 @@ impl JobEnd {
     /// As text.
     pub(super) fn text(&self, colours: bool) -> String {
         let word = match self.outcome.as_str() {
-            // The attempt failed, the job continues.
+            // The attempt failed; the job continues.
             "retried" => "failed",
             "timed_out" => "timed out",
             "given_up" => "outcome given up",

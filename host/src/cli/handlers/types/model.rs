@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::names::Names;
 use crate::sandbox::HandlerManifest;
 
-/// The deepest nesting that is read.
+/// The maximum depth of nesting that is read.
 const DEPTH_MAX: usize = 16;
 
 /// The maximum number of types of one handler; further types accept anything.
@@ -81,7 +81,7 @@ impl HandlerTypes {
             ("Result", "Result", &manifest.output_schema),
         ];
         let [payload, result] = roots.map(|(what, infix, schema)| {
-            // If a `Value` cannot hold one of its numbers, the type is that for anything.
+            // If a `Value` cannot hold one of the schema's numbers, the type is the type for anything.
             let schema = serde_json::from_str(schema.written()).unwrap_or(Value::Bool(true));
             let root = names.take(&format!("{stem}{what}"));
             let mut reader = Reader {
@@ -108,7 +108,7 @@ impl HandlerTypes {
         }
     }
 
-    /// The definitions that can lead back to themselves.
+    /// The definitions that can refer back to themselves.
     pub(super) fn recursive(&self) -> BTreeSet<&str> {
         let by_name: BTreeMap<&str, &Type> = self
             .definitions
@@ -153,7 +153,7 @@ impl Type {
         }
     }
 
-    /// Without null, and whether null was there.
+    /// The type without null, and whether null was part of it.
     pub(super) fn without_null(&self) -> (Self, bool) {
         let Self::Union(all) = self else {
             return (self.clone(), *self == Self::Null);
@@ -226,7 +226,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A type within another one: what needs a name gets one.
+    /// A type within another type: it gets a name if it needs one.
     fn inner(&mut self, schema: &Value, depth: usize, name: &str) -> Type {
         let of = self.read(schema, depth, name);
         let (of, is_nullable) = match of {
@@ -371,7 +371,7 @@ impl Reader<'_> {
     }
 
     fn reference(&mut self, reference: &str) -> Type {
-        // Others are resolved by the host only.
+        // Other references are resolved only by the host.
         let pointer = reference.strip_prefix('#');
         let Some(pointer) = pointer.filter(|it| it.is_empty() || it.starts_with('/')) else {
             return Type::Any;
@@ -422,7 +422,7 @@ fn literal(value: &Value) -> Type {
     match value {
         Value::Null => Type::Null,
         Value::String(_) | Value::Bool(_) => Type::Literal(value.clone()),
-        // The same number may be written in another way.
+        // The same number may be written in a different way.
         Value::Number(number) if number.is_f64() => Type::Number,
         Value::Number(_) => Type::Literal(value.clone()),
         Value::Array(_) | Value::Object(_) => Type::Any,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// The longest identifier, characters.
+/// The maximum length of an identifier, in characters.
 const LENGTH_MAX: usize = 80;
 
 /// Names that are unique within one file, regardless of case.
@@ -10,7 +10,7 @@ const LENGTH_MAX: usize = 80;
 pub(super) struct Names(BTreeSet<String>);
 
 impl Names {
-    /// This name, or with a number if it is taken.
+    /// This name, or this name with a number if it is taken.
     pub(super) fn take(&mut self, wanted: &str) -> String {
         let mut name = wanted.to_owned();
         let mut number = 2;

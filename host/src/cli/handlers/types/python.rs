@@ -84,7 +84,7 @@ pub(super) fn write(handlers: &[HandlerTypes]) -> String {
     for number in (1..=15).rev() {
         sql = sql.replace(&format!("${number}"), "%s");
     }
-    // A timedelta is an interval already.
+    // A timedelta is already an interval.
     let sql = sql.replace("%s::text::interval", "%s");
     let mut out = format!("# {HEADER}\n\n{START}\n\n_ENQUEUE = \"{sql}\"\n");
     let mut names = Names::default();
@@ -132,7 +132,7 @@ fn write_definition(out: &mut String, definition: &Definition) {
     }
     let name = &definition.name;
     let _ = match &definition.of {
-        // With names in quotes any key is possible.
+        // With names in quotes, any key is possible.
         Type::Object(fields) => {
             let _ = writeln!(out, "{name} = TypedDict(\n    \"{name}\",\n    {{");
             for field in fields {
@@ -177,7 +177,7 @@ fn literal(value: &Value) -> String {
     match value {
         Value::Bool(true) => "True".into(),
         Value::Bool(false) => "False".into(),
-        // The escapes of JSON strings are those of Python, too.
+        // The escapes of JSON strings are also those of Python.
         other => other.to_string(),
     }
 }

@@ -192,7 +192,7 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
             }
             writeln!(out, "}}")
         }
-        // An alias cannot lead back to itself.
+        // An alias cannot refer back to itself.
         _ if recursive.contains(&**name) => writeln!(out, "pub type {name} = Value;"),
         (of, _) => writeln!(
             out,
@@ -209,7 +209,7 @@ fn describe(out: &mut String, indent: &str, description: &str) {
     }
 }
 
-/// `direct`: the value itself contains it, so that a cycle needs a box.
+/// `direct`: the value itself contains it, so a cycle needs a box.
 fn expression(of: &Type, recursive: &BTreeSet<&str>, direct: bool) -> String {
     match of {
         Type::Any | Type::Object(_) => "Value".into(),

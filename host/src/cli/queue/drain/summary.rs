@@ -89,7 +89,7 @@ impl Summary {
     }
 
     /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If
-    /// more jobs are scheduled than were examined, one that waits for a retry may be among them.
+    /// more jobs are scheduled than were examined, a job that waits for a retry may be among them.
     pub(super) fn has_failures(&self) -> bool {
         let waits = |left: &Left| left.retries > 0 || (self.retried > 0 && left.hides_some());
         self.failed > 0 || self.left.iter().any(waits)

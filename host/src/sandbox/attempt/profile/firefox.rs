@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::samples::Samples;
 use crate::sanitize::printable;
 
-/// The version of the format. Later versions of the profiler read it too.
+/// The version of the format. Later versions of the profiler also read it.
 const VERSION: u32 = 55;
 
 /// Names of functions with all their type parameters can be pages long.

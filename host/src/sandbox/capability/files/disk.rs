@@ -1,7 +1,7 @@
 //! File operations on threads that may block.
 //!
-//! wasmtime-wasi would choose such a thread automatically, but would not check for the abort between waiting for the
-//! thread and the operation, nor count its CPU time. So its descriptors are set to allow blocking, and are used on
+//! wasmtime-wasi would choose such a thread automatically, but would neither check for the abort between the wait for
+//! the thread and the operation, nor count its CPU time. So its descriptors are set to allow blocking, and are used on
 //! threads chosen here.
 
 use std::pin::pin;
@@ -43,7 +43,7 @@ impl Disk {
     }
 
     /// Counts a change, which may take a long time, and makes it. Does neither if the attempt has to stop before a
-    /// thread is free, and does not make the change if it has to stop while the change is being counted.
+    /// thread is free. Does not make the change if the attempt has to stop while the change is being counted.
     pub(super) fn change<C, T: Send + 'static>(
         &self,
         count: impl FnOnce() -> C + Send + 'static,

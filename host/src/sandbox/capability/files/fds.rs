@@ -142,7 +142,7 @@ pub(super) struct InQuota {
     quota: Quota,
     at: String,
     log: Arc<GuestLog>,
-    /// A full directory was logged.
+    /// A notice about the full directory was logged.
     logged: AtomicBool,
 }
 
@@ -157,8 +157,8 @@ impl InQuota {
         }
     }
 
-    /// Counts what is about to be written or created. If it exceeds the quota, that is an error, which is logged once
-    /// for each attempt.
+    /// Counts what is about to be written or created. Exceeding the quota is an error, which is logged once for each
+    /// attempt.
     pub(super) fn charge(&self, more: Size) -> Result<Charge, ()> {
         let charge = self.ledger.charge(more, self.quota);
         if charge.is_none() && !self.logged.swap(true, Ordering::Relaxed) {

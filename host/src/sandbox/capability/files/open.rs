@@ -125,7 +125,7 @@ fn opened(dir: &File, path: &str, how: PathFlags, options: &mut OpenOptions) -> 
         .custom_flags(libc::O_NONBLOCK);
     let file = open_beneath(dir, Path::new(path), options).map_err(|error| {
         match error.raw_os_error() {
-            // A socket, or a pipe without a reader.
+            // The entry is a socket, or a pipe without a reader.
             Some(libc::ENXIO) => not_supported(),
             Some(_) | None => error,
         }

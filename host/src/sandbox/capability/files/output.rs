@@ -124,7 +124,7 @@ impl OutputStream for FileOutput {
         };
         let file = self.file.clone();
         let done = self.disk.change(count, move |charge| {
-            // It counts as under way until the write is done.
+            // The charge counts as under way until the write is done.
             let Ok(_charge) = charge else {
                 return Written::Full;
             };
@@ -174,7 +174,7 @@ fn charge(quota: &InQuota, file: &File, from: Option<u64>, bytes: u64) -> Result
     quota.charge(Size::bytes(more))
 }
 
-/// Appends to a file, at its end at that time.
+/// Appends to a file, at whatever its end is at that time.
 fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::APPEND) {

@@ -1,7 +1,7 @@
-//! Paths that a guest tries outside of granted directories.
+//! Paths outside granted directories that a guest tries.
 //!
 //! Without any directory, a language's library reports a missing file itself, without calling the host. So each guest
-//! has an empty root, `/`, in which nothing can be created: paths outside of granted directories lead there and are
+//! has an empty root, `/`, in which nothing can be created: paths outside granted directories lead there and are
 //! recorded. Many libraries probe optional paths, so a recorded path is not a denial yet. It becomes one if the attempt
 //! fails with an error that names the path or a missing file.
 
@@ -22,7 +22,7 @@ pub(super) const ROOT: &str = "/";
 /// The number of paths that are recorded: a library may search several directories before it gives up.
 const PATHS_MAX: usize = 16;
 
-/// The size of a path; the system accepts at most 4,096.
+/// The maximum size of a path, in bytes; the system accepts at most 4,096.
 const PATH_BYTES_MAX: usize = 512;
 
 /// The messages for a missing file in C and Python, Rust, JavaScript, and Go. 44 is WASI's error number.
@@ -48,7 +48,7 @@ pub(super) fn nowhere() -> Option<Dir> {
     NOWHERE.get_or_init(new).clone()
 }
 
-/// Joins and normalizes a path; a very long one is cut.
+/// Joins and normalizes a path; a very long path is truncated.
 pub(super) fn joined(at: &str, path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     let mut bytes = 0;
@@ -77,8 +77,8 @@ pub(super) fn parent(path: &str) -> &str {
     }
 }
 
-/// The mount point that a grant needs for this path; `None` if only the operator knows. An entry of the root is taken
-/// for a directory, unless its name looks like a file's.
+/// The mount point that a grant needs for this path; `None` if only the operator knows. An entry of the root is assumed
+/// to be a directory, unless its name looks like that of a file.
 pub(super) fn mount(path: &str) -> Option<&str> {
     match parent(path) {
         ROOT => Some(path).filter(|path| path.len() > 1 && !path.contains('.')),
@@ -86,7 +86,7 @@ pub(super) fn mount(path: &str) -> Option<&str> {
     }
 }
 
-/// The paths that one attempt tried outside of granted directories.
+/// The paths outside granted directories that one attempt tried.
 #[derive(Debug, Default)]
 pub(in crate::sandbox) struct OutsidePaths {
     /// The newest last, without duplicates.
@@ -117,7 +117,7 @@ impl OutsidePaths {
     }
 }
 
-/// The denial for a path outside of granted directories.
+/// The denial for a path outside granted directories.
 fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
     let (handler, shown) = (&granted.handler, line(path));
     let lies_in = |at: &&String| *path == **at || path.starts_with(&format!("{at}/"));

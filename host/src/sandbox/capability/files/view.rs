@@ -73,7 +73,7 @@ impl Files<'_> {
         done
     }
 
-    /// Fails for paths outside of granted directories, and records them.
+    /// Fails for paths outside granted directories, and records them.
     pub(super) fn check_granted(&mut self, fd: &Fd, path: &str, changes: bool) -> FsResult<()> {
         if !self.fds.is_root(fd) {
             return Ok(());

@@ -41,7 +41,7 @@ impl fmt::Debug for HttpAccess {
     }
 }
 
-/// A secret, and where it may go.
+/// A secret, and the servers to which it may be sent.
 pub(super) struct GrantedSecret {
     pub(super) secret: Secret,
     of_handler: Vec<SecretGrant>,
@@ -56,7 +56,7 @@ impl GrantedSecret {
         self.of_handler.iter().filter(move |_| remains)
     }
 
-    /// True if any job of the handler may have sent it there, even if this one may not.
+    /// True if any job of the handler may have sent it there, even if this job may not.
     pub(super) fn may_be_known_to(&self, host: &Host) -> bool {
         self.of_handler.iter().any(|grant| grant.reaches(host))
     }

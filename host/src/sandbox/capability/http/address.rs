@@ -11,10 +11,10 @@ pub(super) enum AddressKind {
     Own,
     /// This machine, its network, or a special-purpose range (RFC 6890 and its registries).
     Private,
-    /// A cloud's metadata service, which gives secrets to any client on this machine, or link-local, which such
-    /// services use.
+    /// A cloud's metadata service, which gives secrets to any client on this machine, or a link-local address, which
+    /// such services use.
     Metadata,
-    /// Not a server: multicast, or the unspecified address (which Linux takes for this machine).
+    /// Not a server: a multicast address, or the unspecified address (which Linux treats as this machine).
     Nowhere,
 }
 
@@ -71,7 +71,7 @@ fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
         return AddressKind::Nowhere;
     }
     if let Some(inner) = embedded(address) {
-        // Never public: a client that means the embedded address can use it directly.
+        // Never public: a client that wants the embedded address can use it directly.
         return match address_kind_v4(inner) {
             AddressKind::Public | AddressKind::Own | AddressKind::Private => AddressKind::Private,
             AddressKind::Metadata => AddressKind::Metadata,
@@ -83,7 +83,7 @@ fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
         [0x2001, 0..=0x1ff, ..]       // IETF protocols: Teredo, ORCHID, benchmarks …
         | [0x2001, 0xdb8, ..]         // documentation
         | [0x3fff, 0..=0xfff, ..] => AddressKind::Private, // documentation
-        // All ranges that are allocated so far.
+        // All ranges that have been allocated so far.
         [0x2000..=0x3fff, ..] => AddressKind::Public,
         _ => AddressKind::Private,
     }

@@ -10,12 +10,12 @@ use crate::sandbox::attempt::memory::HostMemory;
 use crate::sandbox::{AbortHandle, Limits, Meter};
 use crate::traces::AttemptTrace;
 
-/// The size of a set of header or trailer fields that a guest creates, including their memory overhead: ten times
-/// what servers accept. The total is counted in `host_memory`.
+/// The maximum size of a set of header or trailer fields that a guest creates, including their memory overhead: ten
+/// times what servers accept. The total is counted in `host_memory`.
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// The chunks of a body that are buffered on their way to the network: wasmtime-wasi-http buffers one more than
-/// requested.
+/// The number of chunks of a body that are buffered on their way to the network: wasmtime-wasi-http buffers one more
+/// than requested.
 pub(super) const CHUNKS_MAX: usize = 2;
 pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 

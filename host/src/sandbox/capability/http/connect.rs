@@ -27,19 +27,20 @@ use super::target::Target;
 use super::tls;
 use crate::sandbox::grants::{Host, HttpScheme};
 
-/// The time from the lookup to the end of the handshake. Lost packets are retransmitted after 1, 3 and 7 s.
+/// The maximum time from the lookup to the end of the handshake. Lost packets are retransmitted after 1, 3 and 7 s.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// The time for one address: a server that does not respond there may respond at the next one.
+/// The maximum time for one address: a server that does not respond at this address may respond at the next.
 const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
-/// The number of addresses that are tried.
+/// The maximum number of addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
 /// The time for which a server may refuse to take data that is ready to be sent.
 const STALLED_MAX: Duration = Duration::from_secs(60);
 
-/// The parts that the connections of all handlers share: name lookups, trusted authorities, and their number.
+/// The parts that the connections of all handlers share: name lookups, trusted authorities, and the limit on their
+/// number.
 pub(super) struct Dialer {
     lookups: Lookups,
     /// One permit for each connection that the host may have open.
@@ -110,7 +111,8 @@ impl Connector {
         let target = Target::parse(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
-            // It waits no longer than a connection may take, so attempts that hold connections cannot block each other.
+            // The wait is no longer than a connection may take, so attempts that hold connections cannot block each
+            // other.
             let permit = self.dialer.free.clone().acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
             let stream = connect_to_one_of(&addresses, target.port).await?;
@@ -205,7 +207,7 @@ async fn connect_to_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream,
         let address = SocketAddr::new(*address, port);
         match timeout(ADDRESS_MAX, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // Sends small writes at once; if this fails, they are only slower.
+                // Makes small writes go out at once; if this call fails, they are only slower.
                 drop(stream.set_nodelay(true));
                 return Ok(stream);
             }
@@ -262,7 +264,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Wire {
     io: TokioIo<Box<dyn Stream>>,
     h2: bool,
-    /// Runs while the server takes no data.
+    /// Runs while the server does not take any data.
     stalled: Option<Pin<Box<Sleep>>>,
     stalled_max: Duration,
     _open: Open,
@@ -270,7 +272,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Ends a write that the server holds up: hyper would wait forever, even if no caller waits for the response any
+    /// Ends a write that the server delays: hyper would wait forever, even if no caller is waiting for the response any
     /// more.
     fn unless_stalled<T>(
         &mut self,

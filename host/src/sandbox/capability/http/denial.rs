@@ -9,7 +9,7 @@ use super::target::Target;
 use crate::sandbox::grants::lines;
 use crate::sanitize::printable;
 
-/// The size of a quoted word: guests may use methods and authorities of any length.
+/// The maximum size of a quoted word: guests may use methods and authorities of any length.
 const WORD_BYTES_MAX: usize = 200;
 
 /// Denies an address that cannot be granted, because it is ambiguous or invalid.
@@ -40,7 +40,7 @@ pub(super) fn not_granted(handler: &str, method: &Method, target: &Target, confi
     )
 }
 
-/// Denies a host whose address the grant does not reach.
+/// Denies a host whose address the grant does not cover.
 pub(super) fn prohibited(
     handler: &str,
     method: &Method,

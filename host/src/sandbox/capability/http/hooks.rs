@@ -42,7 +42,7 @@ impl WasiHttpHooks for Http {
         CHUNK_BYTES_MAX
     }
 
-    // The default implementations write each error of a guest to the host's log, without a limit.
+    // The default implementations would write each error of a guest to the host's log, without a limit.
 
     fn p2_error_from_hyper(&mut self, _: &hyper::Error) -> ErrorCode {
         ErrorCode::HttpProtocolError
@@ -57,7 +57,7 @@ impl WasiHttpHooks for Http {
     }
 }
 
-/// A response, and a future for background work, which has none.
+/// A response, and a future for background work, of which there is none.
 type Sent = (
     http::Response<WasiBody>,
     Box<dyn Future<Output = Result<(), Error>> + Send>,

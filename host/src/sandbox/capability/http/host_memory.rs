@@ -32,11 +32,11 @@ const FIELD_BYTES: usize = 320;
 /// The overhead of a set of fields.
 const FIELDS_BYTES: usize = 256;
 
-/// The size of a method, scheme, authority or path: the crate `http` accepts no longer paths. Each is copied several
-/// times.
+/// The maximum size of a method, scheme, authority or path: the crate `http` does not accept longer paths. Each of them
+/// is copied several times.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// The buffers of a body until it is sent.
+/// The size of the buffers of a body until it is sent.
 const BODY_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES_MAX;
 
 type Name = String;
@@ -158,7 +158,7 @@ pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
             Ok((made,))
         },
     )?;
-    // Guests serve no requests, but can create responses.
+    // Guests do not serve requests, but can create responses.
     types.func_wrap(
         "[method]outgoing-response.body",
         |mut context: State<'_>, (response,): (Response,)| {
@@ -247,7 +247,7 @@ fn field_bytes(name: &str, value: &[u8]) -> usize {
     name.len() + value.len() + FIELD_BYTES
 }
 
-/// The memory that a set of fields takes in the host, bytes.
+/// The memory that a set of fields takes in the host, in bytes.
 pub(super) fn host_bytes(fields: &HeaderMap) -> usize {
     let each = fields.iter();
     let sum: usize = each

@@ -1,5 +1,6 @@
-//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues when no caller waits any
-//! longer. So a lookup counts until it has ended, and no guest can make the host start an unlimited number of them.
+//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues even if no caller is
+//! waiting any longer. So a lookup counts until it has ended, and no guest can make the host start an unlimited number
+//! of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,11 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Concurrent lookups of the whole host. Each takes a thread, for half a minute if no name server responds; the runtime
-/// has 512 such threads, which guests' files need too.
+/// The maximum number of concurrent lookups of the whole host. Each takes a thread, for half a minute if no name server
+/// responds; the runtime has 512 such threads, which are also needed for guests' files.
 const LOOKUPS_MAX: usize = 32;
 
-/// Concurrent lookups of one handler: a handler whose name servers never respond delays only itself.
+/// The maximum number of concurrent lookups of one handler: a handler whose name servers never respond delays only
+/// itself.
 pub(super) const LOOKUPS_PER_HANDLER_MAX: usize = 8;
 
 /// Resolves names.

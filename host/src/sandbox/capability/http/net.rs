@@ -17,17 +17,19 @@ use super::tally::{UNDER_WAY_BYTES, UNDER_WAY_MAX};
 /// An unused connection is closed after this time; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// Idle connections to one server.
+/// The maximum number of idle connections to one server.
 const IDLE_COUNT_MAX: usize = 8;
 
 /// If there are at least this many open connections, idle ones are closed. A handler that may reach any server can open
-/// a thousand, each to another server.
+/// a thousand, each to a different server.
 const OPEN_MAX: usize = 256;
 
-/// The head of a response, bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1 connection.
+/// The maximum size of the head of a response, in bytes; servers send 1 to 16 KiB. It is also the buffer of an HTTP/1.1
+/// connection.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
 
-/// Bytes that a server may send over HTTP/2 before the guest has read them, for one response and for one connection.
+/// The number of bytes that a server may send over HTTP/2 before the guest has read them, for one response and for one
+/// connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
@@ -35,7 +37,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// default is 1 MiB.
 const SEND_BYTES: usize = 64 << 10;
 
-// What a server can make the host keep for one request: another chunk exceeds SEND_BYTES, and one waits behind it.
+// The amount that a server can make the host keep for one request: one more chunk exceeds SEND_BYTES, and another waits
+// behind it.
 const _: () = assert!(
     WINDOW_BYTES as usize + HEAD_BYTES_MAX as usize + SEND_BYTES + 2 * CHUNK_BYTES_MAX
         <= UNDER_WAY_BYTES

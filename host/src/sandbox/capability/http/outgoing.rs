@@ -1,7 +1,7 @@
 //! A request body: counted, limited, and ended by the abort.
 //!
-//! hyper keeps the body of a request as long as it may still have to send some of it. A server that takes no more data
-//! determines how long that is. So the body belongs to the attempt, and is taken from hyper when the attempt ends.
+//! hyper keeps the body of a request as long as it may still have to send some of it. A server that stops taking data
+//! determines how long this takes. So the body belongs to the attempt, and is taken from hyper when the attempt ends.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use super::fault::Fault;
 use super::tally::Tally;
 use crate::sandbox::AbortHandle;
 
-/// A request body, as hyper has it.
+/// A request body, as hyper holds it.
 pub(super) struct Outgoing(Shared);
 
-/// The bodies of an attempt that hyper may still have.
+/// The bodies of an attempt that hyper may still hold.
 #[derive(Default)]
 pub(in crate::sandbox) struct Unsent(Vec<Shared>);
 
@@ -44,7 +44,7 @@ struct Contents {
 impl Unsent {
     /// A slot for the body of one more request.
     pub(super) fn slot(&mut self) -> Slot {
-        // Those that hyper has dropped are done.
+        // Bodies that hyper has dropped are done.
         self.0.retain(|body| Arc::strong_count(body) > 1);
         let shared = Arc::new(Mutex::new(State::Empty));
         self.0.push(shared.clone());
@@ -91,7 +91,7 @@ impl Drop for Unsent {
     }
 }
 
-/// A body that has panicked is polled no more.
+/// A body that has panicked is never polled again.
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

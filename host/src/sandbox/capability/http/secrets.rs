@@ -29,7 +29,7 @@ struct Placeholder {
 }
 
 impl Placeholders {
-    /// The placeholder of this secret, the same at each call.
+    /// The placeholder of this secret, which is the same at each call.
     ///
     /// # Errors
     /// The denial, if the handler is not granted the secret, with a remedy for the operator.
@@ -99,7 +99,7 @@ impl Placeholders {
                 }
                 *value = HeaderValue::from_bytes(&replaced)
                     .expect("a secret has only characters that a header can carry");
-                // Keeps it out of debug output and out of HTTP/2 header tables.
+                // Keeps the secret out of debug output and out of HTTP/2 header tables.
                 value.set_sensitive(true);
             }
             if grants.iter().any(|grant| grant.body) {

@@ -30,14 +30,15 @@ use crate::traces::{AttemptTrace, Span, cut};
 /// The trace context of a request: <https://www.w3.org/TR/trace-context/#traceparent-header>.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The default time until the first byte of the response. The body of the request is sent within this time too.
+/// The default maximum time until the first byte of the response. The body of the request is also sent within this
+/// time.
 const FIRST_BYTE: Duration = Duration::from_secs(60);
 
-/// The default time between parts of the response.
+/// The default maximum time between parts of the response.
 const BETWEEN_BYTES: Duration = Duration::from_secs(60);
 
-/// A body with a secret is buffered completely, because its length is sent first. The limit is for the final body: a
-/// secret may be longer than its placeholder, and occur a thousand times.
+/// The maximum size of a body with a secret, which is buffered completely, because its length is sent first. The limit
+/// applies to the final body: a secret may be longer than its placeholder, and occur a thousand times.
 const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
 
 /// A granted request, ready to be sent.
@@ -94,7 +95,7 @@ impl Http {
         let allowed = access
             .allow(&parts.method, &parts.uri)
             .map_err(|why| tally.deny(why))?;
-        // With the placeholders of secrets.
+        // The path still has the placeholders of secrets.
         let path = parts.uri.path().to_owned();
         let replacements = self
             .placeholders
@@ -221,8 +222,8 @@ impl Sending {
     }
 }
 
-/// The span of a request, by the conventions for HTTP clients. The path is the one that the guest wrote: a placeholder
-/// stays in it instead of its secret. The query is left out, because it often contains credentials.
+/// The span of a request, according to the conventions for HTTP clients. The path is the one that the guest wrote: it
+/// contains placeholders instead of secrets. The query is left out, because it often contains credentials.
 fn request_span(trace: &AttemptTrace, method: &Method, allowed: &Allowed, path: &str) -> Span {
     let target = &allowed.target;
     let attributes = || {

@@ -10,8 +10,8 @@ use super::fault::Fault;
 use crate::sandbox::Meter;
 use crate::sandbox::attempt::memory::{Charge, Denial, HostMemory};
 
-/// Concurrent requests of one attempt, until the ends of their responses. Each has buffers of up to half a MiB in the
-/// host.
+/// The maximum number of concurrent requests of one attempt. A request counts until the end of its response. Each has
+/// buffers of up to half a MiB in the host.
 pub(super) const UNDER_WAY_MAX: usize = 16;
 pub(super) const UNDER_WAY_BYTES: usize = 512 << 10;
 
@@ -143,7 +143,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The size of an HTTP/1.1 head, bytes; without the fields that the client adds automatically (`host`).
+/// The size of an HTTP/1.1 head, in bytes, without the fields that the client adds automatically (`host`).
 pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
     const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
@@ -151,7 +151,7 @@ pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usiz
     LINE + line + fields_bytes(fields)
 }
 
-/// The size of HTTP/1.1 fields, bytes.
+/// The size of HTTP/1.1 fields, in bytes.
 pub(super) fn fields_bytes(fields: &HeaderMap) -> usize {
     let each = fields.iter();
     each.map(|(name, value)| name.as_str().len() + value.len() + 4)

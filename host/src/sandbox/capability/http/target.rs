@@ -30,7 +30,7 @@ impl Target {
         if authority.contains('@') {
             return Err("an address must not have a user name; send a header instead".into());
         }
-        // There are colons inside brackets too.
+        // There may also be colons inside brackets.
         let host_end = authority.rfind(']').map_or(0, |bracket| bracket + 1);
         let (host, port) = match authority[host_end..].find(':') {
             None => (authority, scheme.port()),

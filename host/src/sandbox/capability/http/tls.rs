@@ -59,7 +59,7 @@ pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Performs the handshake and verifies the host. Returns true if it uses HTTP/2.
+/// Performs the handshake and verifies the host. Returns true if the connection uses HTTP/2.
 pub(super) async fn handshake(
     config: Arc<ClientConfig>,
     host: &Host,

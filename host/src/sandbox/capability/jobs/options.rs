@@ -1,7 +1,8 @@
-//! The handler and the options of a job that an attempt enqueues, as far as they can be checked at the call: by the
-//! rules of `rouse.enqueue`, and with its messages (migrations/functions/lanes.sql, enqueue.sql, logins.sql).
+//! The handler and the options of a job that an attempt enqueues, checked as far as possible when the job is passed to
+//! the host, by the rules of `rouse.enqueue` and with its messages (migrations/functions/lanes.sql, enqueue.sql,
+//! logins.sql).
 //!
-//! Postgres checks all of them when the outcome is settled. It alone checks times in other forms than a number of
+//! Postgres checks all of them when the outcome is settled. Only Postgres checks times in forms other than a number of
 //! milliseconds, grants, the names in `after`, and the queue's maximum payload size.
 
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use serde_json::value::RawValue;
 use crate::job::is_pattern;
 use crate::sanitize::printable;
 
-/// The number of bytes of a wrong value that an error message shows.
+/// The maximum number of bytes of an invalid value that an error message shows.
 const SHOWN_BYTES: usize = 140;
 
 /// The arguments of `rouse.enqueue` that a guest may give.
@@ -32,7 +33,7 @@ pub(super) struct Options<'a> {
     lease: Option<String>,
     timeout: Option<String>,
     job_timeout: Option<String>,
-    // Text: values take up to 100 times as much memory.
+    // Kept as text: parsed values take up to 100 times as much memory.
     #[serde(borrow)]
     pub(super) after: Option<BTreeMap<String, &'a RawValue>>,
 }

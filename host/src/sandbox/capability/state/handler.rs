@@ -6,10 +6,10 @@ use crate::sandbox::bindings::rouse::handler::state::Entry;
 use crate::sandbox::grants::lines;
 use crate::sandbox::{Expected, Journal, Limits, NewValue, StateQuota, StateStore, WriteOutcome};
 
-/// The length of a key, which people read too.
+/// The maximum length of a key, which people also read.
 const KEY_CHARS_MAX: usize = 200;
 
-/// The keys in one page: at most a few hundred kilobytes.
+/// The maximum number of keys in one page: at most a few hundred kilobytes.
 const PAGE_KEYS_MAX: u32 = 200;
 
 /// A handler's state in one attempt.

@@ -10,14 +10,14 @@ use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::capability::batch::NO_STEPS;
 use crate::sandbox::{Journal, Limits, WaitStore};
 
-/// The length of a step's name, which people read.
+/// The maximum length of a step's name, which people read.
 const NAME_CHARS_MAX: usize = 200;
 
 /// The limits on what an attempt may record.
 #[derive(Default, Clone, Copy)]
 struct StepLimits {
     count: usize,
-    /// The size of one result.
+    /// The maximum size of one result.
     bytes: usize,
     bytes_total: usize,
 }
@@ -31,7 +31,7 @@ pub(in crate::sandbox) struct Steps {
     limits: StepLimits,
     /// The steps that earlier attempts have recorded, by name; `None` until the first step starts.
     recorded: Option<Arc<HashMap<String, RecordedStep>>>,
-    /// Those that this attempt has recorded.
+    /// The steps that this attempt has recorded.
     own: HashMap<String, RecordedStep>,
     /// The number of steps; a wait that this attempt has ended counts once.
     count: usize,
@@ -143,7 +143,7 @@ impl Steps {
         }
     }
 
-    /// Refuses this many new steps if the job would have too many.
+    /// Refuses this many new steps if the job would then have too many.
     pub(in crate::sandbox::capability) fn require_space(
         &self,
         new: usize,

@@ -8,7 +8,8 @@ use opentelemetry::trace::SpanKind;
 
 use crate::traces::{AttemptTrace, Span};
 
-/// Steps that have started and are not completed. Further ones have no span: a guest could start any number.
+/// The maximum number of steps that have started and are not completed. Further steps have no span: a guest could start
+/// any number.
 const OPEN_MAX: usize = 64;
 
 /// The spans of the steps that have started.
@@ -16,13 +17,13 @@ const OPEN_MAX: usize = 64;
 pub(in crate::sandbox) struct StepSpans {
     /// By name, until the step is completed.
     open: HashMap<String, Span>,
-    /// The number that was started.
+    /// The number of spans that were started.
     count: usize,
 }
 
 impl StepSpans {
-    /// Starts the span of a step, if it is recorded, and the attempt has had fewer than `count_max`: a guest can start
-    /// the same step repeatedly without recording its result.
+    /// Starts the span of a step if the trace is recorded and the attempt has had fewer than `count_max` spans: a guest
+    /// can start the same step repeatedly without recording its result.
     pub(super) fn start(&mut self, trace: &AttemptTrace, name: String, count_max: usize) {
         let is_full = self.open.len() >= OPEN_MAX || self.count >= count_max;
         if is_full || self.open.contains_key(&name) {

@@ -1,4 +1,4 @@
-//! The note in which a host saves the owners of names, which hosts on the same folder and cache share.
+//! The note in which a host saves the owners of names. Hosts that use the same folder and cache share it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -66,10 +66,10 @@ pub(super) struct Owner {
     pub(super) sha256: String,
     /// The time since which the file has been missing or has served without the name: seconds since 1970.
     pub(super) gone_since: Option<u64>,
-    /// The file serves in a version without the name.
+    /// The file serves a version without the name.
     #[serde(default)]
     pub(super) is_dropped: bool,
-    /// The host is still starting, and another file may have the name too.
+    /// The host is still starting, and another file may also have the name.
     #[serde(skip)]
     pub(super) is_unproven: bool,
     /// A table binds the name, but it cannot be saved, because the maximum number of names was reached.
@@ -83,7 +83,7 @@ pub(super) struct Owner {
 /// The files that had a name when a host started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Contest {
-    /// At most [`CONTEST_FILES_MAX`] files, without those that now serve without the name.
+    /// At most [`CONTEST_FILES_MAX`] files, except those that now serve without the name.
     pub(super) files: BTreeSet<String>,
     /// The time at which two of them were last present: seconds since 1970.
     pub(super) seen_at: u64,

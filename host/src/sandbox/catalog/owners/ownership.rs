@@ -28,7 +28,7 @@ pub(in crate::sandbox::catalog) enum Ownership {
     Dropped(String),
     /// This file, which is missing.
     Missing(String),
-    /// No file, because these files have it too.
+    /// No file, because these files also have it.
     Contested(BTreeSet<String>),
 }
 

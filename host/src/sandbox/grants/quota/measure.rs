@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use super::size::Size;
 
-/// The maximum number of files in a quota; walking this many entries takes a second or two.
+/// The maximum number of files that a quota may set; walking this many entries takes a second or two.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// Each level holds an open directory.
+/// The maximum depth of a tree: each level keeps a directory open.
 const DEPTH_MAX: usize = 128;
 
 /// Adds up apparent file sizes, so the holes of sparse files are counted. A file with several names counts once for

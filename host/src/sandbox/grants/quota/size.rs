@@ -38,7 +38,7 @@ impl Size {
         }
     }
 
-    /// True if this exceeds the quota after `more` was added: bytes that were written, or files.
+    /// True if this exceeds the quota after `more` has been added: bytes that were written, or files.
     pub(super) fn exceeds(self, more: Self, quota: Quota) -> bool {
         match more.files {
             0 => self.bytes > quota.bytes_max,

@@ -122,7 +122,7 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Confinement, Option<F
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
-    // Starts the threads for large modules, inside the confinement; later no thread can be started.
+    // Starts the threads for large modules, inside the confinement; after this, no thread can be started.
     rayon::ThreadPoolBuilder::new()
         .build_global()
         .map_err(io::Error::other)?;

@@ -1,6 +1,6 @@
 //! The confinement of a compiler, which cannot reach files, servers, other processes or more privileged programs,
-//! regardless of what a module does to it. The files that it needs are opened before; afterwards no files or sockets
-//! can be opened.
+//! regardless of what a module does to it. The files that it needs are opened beforehand; after that, no files or
+//! sockets can be opened.
 
 use std::io;
 

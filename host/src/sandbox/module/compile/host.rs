@@ -17,10 +17,10 @@ use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
 use crate::sandbox::CompilerLimits;
 use crate::sandbox::module::refused::NotLoaded;
 
-/// The wall time of a compiler, as a multiple of its CPU time: it may wait, or share its cores with guests.
+/// The maximum wall time of a compiler, as a multiple of its CPU time: it may wait, or share its cores with guests.
 const WALL_PER_CPU: u32 = 10;
 
-/// Threads of one compiler. Each takes address space, which is limited.
+/// The maximum number of threads of one compiler. Each takes address space, which is limited.
 const THREADS_MAX: usize = 4;
 
 /// For the allocator of glibc (others ignore it): memory that one module needed is kept for the next, instead of
@@ -30,8 +30,8 @@ const ALLOCATOR: (&str, &str) = (
     "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432",
 );
 
-/// The size of one module's machine code and lines: eight times the largest module file by default. A Python guest
-/// results in 150 MiB.
+/// The maximum size of one module's machine code and lines: eight times the largest module file by default. A Python
+/// guest results in 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
 /// The part of a compiler's standard error that is kept: a message of wasmtime or of a panic.
@@ -58,7 +58,7 @@ pub(super) struct Child {
 
 /// The outcome for one module.
 pub(super) enum Compiled {
-    /// It was compiled, or refused with this reason. `is_last`: this compiler takes no more modules.
+    /// It was compiled, or refused with this reason. `is_last`: this compiler does not take any more modules.
     Answered {
         code: Result<Vec<u8>, String>,
         is_last: bool,
@@ -77,7 +77,7 @@ pub(super) struct Ended {
     stderr: String,
 }
 
-/// Why reading from a compiler stopped.
+/// The reason why reading from a compiler stopped.
 enum LastRead {
     Nothing,
     Unreadable(io::Error),
@@ -150,7 +150,7 @@ impl Child {
                 Ok(compiled) => return Ok(compiled),
                 Err(last_read) => last_read,
             };
-            // If it wrote nothing, it has ended or the watchdog ends it, and its status gives the reason.
+            // If it wrote nothing, it has ended or the watchdog will end it, and its status gives the reason.
             if !matches!(last_read, LastRead::Nothing) {
                 // It may have ended already.
                 let _ = self.process.kill();
@@ -237,7 +237,7 @@ fn code_bytes_max(limits: CompilerLimits) -> u64 {
 /// Reads the start of its standard error; the rest is read and discarded, so that it never blocks on a full pipe.
 fn read_stderr(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
-    // A read error only ends the text.
+    // A read error only truncates the text.
     let _ = from.by_ref().take(STDERR_BYTES_MAX).read_to_end(&mut bytes);
     let _ = io::copy(&mut from, &mut io::sink());
     String::from_utf8_lossy(&bytes).trim().to_string()

@@ -59,7 +59,7 @@ pub(in crate::sandbox::module) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines
 /// Wraps a core module of wasm32-wasip1 in a component.
 fn wrap(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     let encoder = ComponentEncoder::default().module(module)?;
-    // Reading the adapter takes 1.1 ms, a sixth of the time of a small module. A module that imports nothing of it
+    // Reading the adapter takes 1.1 ms, a sixth of the time of a small module. A module that imports nothing from it
     // does not need it.
     let mut encoder = match imports_wasip1(module) {
         false => encoder,

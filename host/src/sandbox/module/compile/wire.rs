@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use super::confinement::Confinement;
 
-/// Exit status of a compiler that could not work; standard error says why.
+/// Exit status of a compiler that could not work; standard error gives the reason.
 pub(super) const EXIT_UNABLE: u8 = 4;
 
 /// The header before a module.
@@ -12,7 +12,7 @@ pub(super) const EXIT_UNABLE: u8 = 4;
 pub(super) struct Request {
     /// Its size.
     pub(super) bytes: u64,
-    /// CPU time that it may take, seconds.
+    /// CPU time that it may take, in seconds.
     pub(super) cpu_secs: u64,
 }
 

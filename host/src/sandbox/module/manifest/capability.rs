@@ -8,10 +8,10 @@ use crate::sandbox::{HostPattern, Mode};
 
 pub(super) const NAME_CHARS_MAX: usize = 128;
 
-/// The size of a detail, which is one line of text.
+/// The maximum size of a detail, which is one line of text.
 pub(super) const DETAIL_BYTES_MAX: usize = 256;
 
-/// A capability that a handler declares: a word, and optionally a colon and a detail. Without a detail it means any.
+/// A capability that a handler declares: a word, and optionally a colon and a detail. Without a detail, it covers any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Capability {
     /// `http:api.example.com`, `http:*.example.com`: requests to these servers.
@@ -32,7 +32,7 @@ pub enum Capability {
     FineClocks,
     /// `enqueue:photo.resize`, `enqueue:photo.*`: jobs for these handlers.
     Enqueue(Option<String>),
-    /// `schedule`: jobs by the schedule that the manifest declares.
+    /// `schedule`: jobs from the schedule that the manifest declares.
     Schedule,
     /// `sql:mark_paid`: this SQL statement of the manifest.
     Sql(Option<String>),
@@ -72,7 +72,7 @@ impl FromStr for Capability {
             ),
             ("secrets", name) => Self::Secrets(name.map(key).transpose()?),
             ("sign", name) => Self::Sign(name.map(key).transpose()?),
-            // The spelling of modules from before 0.1.
+            // The spelling in modules from before 0.1.
             ("dir", None) => Self::Dirs(None),
             ("dirs", at) => Self::Dirs(at.map(|at| {
                 let (at, mode) = Mode::split(at);

@@ -17,7 +17,7 @@ pub(super) const BATCH_MAX: u64 = 1_000;
 /// 30 days.
 pub(super) const PERIOD_MS_MAX: u64 = 30 * super::DAY_MS;
 
-/// A longer key of a gate is not quoted in full.
+/// The maximum length of a key of a gate that is quoted in full.
 const KEY_CHARS_SHOWN: usize = 140;
 
 /// A gate as written. A setting without an effect is an error, as in the database: it is meant to limit something.
@@ -115,7 +115,7 @@ impl WrittenGate {
             }
         };
         let mut key = self.key.unwrap_or_default();
-        // The jobs of a batch are of one tenant.
+        // All jobs of a batch belong to one tenant.
         if self.kind == Kind::Batch && key.iter().all(|by| by != "tenant") {
             key.insert(0, "tenant".into());
         }

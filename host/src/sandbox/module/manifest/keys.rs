@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// The maximum size of the keys of one handler, bytes. They are part of each registration.
+/// The maximum size of the keys of one handler, in bytes. They are part of each registration.
 const BYTES_MAX: usize = 512;
 
 /// Keywords that may allow keys in addition to those of `properties`.

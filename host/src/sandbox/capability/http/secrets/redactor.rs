@@ -1,19 +1,19 @@
-//! Redacts secrets in a stream, wherever the boundaries of its pieces are.
+//! Redacts secrets in a stream, wherever the stream is split into pieces.
 //!
 //! The timing of the output reveals nothing about a secret. Otherwise, a reader that cooperates with the writer could
-//! see which guess of a secret's start is held back longer. So the same amount of any text is held back.
+//! see which guess at the start of a secret is held back longer. So the same amount of any text is held back.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue};
 
 use crate::sandbox::grants::Secret;
 
-/// Redacts secrets in a stream. It always holds back as many bytes as the start of the longest secret may have, until
+/// Redacts secrets in a stream. It always holds back as many bytes as the start of the longest secret can have, until
 /// more bytes arrive or the stream ends.
 pub(in crate::sandbox::capability::http) struct Redactor {
     /// The longest secret first: if one secret starts with another, the longer one is replaced.
     pairs: Vec<(Secret, String)>,
-    /// The size of the longest secret, bytes.
+    /// The size of the longest secret, in bytes.
     longest: usize,
     held_back: BytesMut,
 }
@@ -38,7 +38,7 @@ impl Redactor {
         clean.into()
     }
 
-    /// Returns the held-back rest at the end.
+    /// Returns the remaining bytes that were held back, at the end.
     pub(in crate::sandbox::capability::http) fn finish(&mut self) -> Bytes {
         let (clean, _) = self.clean(&self.held_back, true);
         self.held_back.clear();
@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         #[test]
         fn output_lengths_depend_only_on_input_lengths(
-            // As close to secrets as possible, and never one.
+            // Text that is as close to secrets as possible, but never is one.
             pieces in prop::collection::vec("(abababa|someth|ing els|c|x){0,4}", 0..8),
         ) {
             let pieces: Vec<_> = pieces.into_iter().map(String::into_bytes).collect();
