@@ -82,7 +82,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     Ok(all.report)
 }
 
-/// The options of a benchmark with these arguments, and defaults for the others.
+/// The options of a benchmark: these arguments, and defaults for all others.
 fn defaults<T: Args>(given: &[&str]) -> Result<T> {
     let command = T::augment_args(Command::new("all"));
     let matches = command

@@ -10,10 +10,10 @@ use super::progress::Progress;
 /// SQL over `n`, the number of the job: about 100 bytes of JSON, like a typical payload.
 pub(super) const PAYLOAD: &str = "jsonb_build_object('n', n, 'pad', repeat('x', 80))";
 const ENQUEUE_BATCH: i64 = 1_000;
-/// The largest flow.
+/// The maximum number of jobs in a flow.
 const FLOW_BATCH: i64 = 10_000;
 
-/// The benchmark fails if no job has finished for this long.
+/// The benchmark fails if no job finishes for this long.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
 /// The figures come from the database's clock, so that rare polls cost no precision.
 const POLL_EVERY: Duration = Duration::from_millis(50);
@@ -26,22 +26,22 @@ pub(super) struct Work {
     /// SQL over `n`.
     pub(super) payload: String,
     pub(super) priority: &'static str,
-    /// `None` uses the queue `default`; otherwise round robin over the queues `q0`, `q1` …
+    /// `None` uses the queue `default`; otherwise, jobs are enqueued round robin in the queues `q0`, `q1` …
     pub(super) queues: Option<i64>,
-    /// All in this queue, each of a tenant: SQL over `n`.
+    /// All jobs are in this queue, and each belongs to a tenant: SQL over `n`.
     pub(super) tenants: Option<(&'static str, String)>,
     /// How the jobs wait for each other; `None`: not at all.
     pub(super) graph: Option<Graph>,
-    /// How many jobs each enqueued one becomes: itself, and those with which it continues its chain.
+    /// The number of jobs that each enqueued job becomes: itself, and those with which it continues its chain.
     pub(super) chain: i64,
 }
 
 /// How the jobs of a flow of up to 10,000 wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Graph {
-    /// All but the first and the last wait for the first, and the last waits for these.
+    /// All jobs but the first and the last wait for the first, and the last waits for all of these.
     FanOutIn,
-    /// Each waits for the one before, except every tenth.
+    /// Each job waits for the one before it, except every tenth.
     Chains,
 }
 
@@ -109,7 +109,7 @@ impl Work {
             ),
         };
         if let Some(queues) = self.queues {
-            // One lane for each queue, and the existing ones.
+            // One lane for each queue, in addition to the existing lanes.
             let raise_limit = format!(
                 "UPDATE rouse.limits SET lanes_per_handler_max = greatest(lanes_per_handler_max, {})",
                 queues + 100
@@ -146,7 +146,7 @@ impl Work {
             from = to + 1;
         }
         if self.chain > 1 {
-            // Those that follow get their ids later.
+            // Jobs that continue a chain get their ids later.
             backlog.last = i64::MAX;
         }
         Ok(backlog)
@@ -201,7 +201,7 @@ pub(super) struct Backlog {
     pub(super) statements: i64,
 }
 
-/// Times from the first claim to the last settlement, by the database's clock.
+/// Times from the first claim to the last settlement, according to the database's clock.
 pub(super) struct Times {
     pub(super) seconds: f64,
     /// The longest time without a settlement.

@@ -1,5 +1,5 @@
-//! The contract of an ordinary handler: an object with six properties, three of them required. Written out, so that it
-//! stays the same.
+//! The contract of an ordinary handler: an object with six properties, three of them required. It is written out, so
+//! that it stays the same.
 
 /// Publishes it for the handler that is enqueued.
 pub(super) const PUBLISH: &str = r##"
@@ -16,10 +16,10 @@ pub(super) const PUBLISH: &str = r##"
             || exists($."mode" ? (@.type() != "string" || !((@.type() == "string" && (@ == "a" || @ == "b" || @ == "c")))))
             || exists($."tags" ? (@.type() != "array" || exists(@[*] ? (@.type() != "string"))))$path$)))"##;
 
-/// Drops it.
+/// Drops the contract.
 pub(super) const DROP: &str = "SELECT rouse.drop_contracts(NULL)";
 
-/// The payloads that are checked in one statement.
+/// The number of payloads that are checked in one statement.
 pub(super) const CHECKED: u32 = 100_000;
 
 /// Reads that many payloads, without and with the check.

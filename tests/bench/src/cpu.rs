@@ -1,4 +1,4 @@
-//! CPU time of a host by threads, and of a Postgres by processes, as counted by the kernel.
+//! CPU time of a host by threads, and of a Postgres server by processes, as counted by the kernel.
 
 use std::fs;
 use std::path::Path;
@@ -63,7 +63,7 @@ pub(super) fn host(pid: u32) -> Result<HostCpu> {
     })
 }
 
-/// CPU time of a Postgres: the postmaster, its children, and ended children, without the processes in `without`.
+/// CPU time of a Postgres server: the postmaster, its children, and ended children, without the processes in `without`.
 pub(super) fn postgres(postmaster: u32, without: &[u32]) -> Result<Seconds> {
     let stat = Stat::read(&format!("/proc/{postmaster}/stat"))?;
     let mut total = running(Path::new(&format!("/proc/{postmaster}")))? + stat.ended_children;

@@ -1,5 +1,5 @@
-//! The dashboard on a large database: how soon its pages respond, what open ones cost Postgres, and whether hosts that
-//! run alongside them are slower.
+//! The dashboard on a large database: how soon its pages respond, how much open pages cost Postgres, and whether hosts
+//! that run alongside them are slower.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
@@ -23,7 +23,7 @@ use super::server::Server;
 
 /// The queue of the queued jobs, which no host of the benchmark serves.
 const QUEUE: &str = "mail";
-/// Faster statements are not measured.
+/// The minimum duration of statements that are measured.
 const LOGGED_FROM_MS: u32 = 10;
 /// How long the dashboard may take to listen.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ async fn fill(bench: &Bench, server: &Server, options: &Options) -> Result<()> {
         ..
     } = options;
     let client = &server.client;
-    // Not before the first partition.
+    // The times do not start before the first partition.
     let span = "least(interval '2 hours', now() - date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC')";
     let steps = [
         (
@@ -181,7 +181,7 @@ async fn paths(server: &Server) -> Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// How soon each page responds, once it has been opened: the 95th percentile of the first byte.
+/// How soon each page responds once it has been opened: the 95th percentile of the time to the first byte.
 async fn pages(
     bench: &Bench,
     server: &Server,
@@ -208,7 +208,7 @@ async fn pages(
     Ok(())
 }
 
-/// The CPU time of Postgres for open pages, beyond that with the dashboard and no open page.
+/// The CPU time that Postgres uses for open pages, beyond the time that it uses with the dashboard and no open page.
 async fn cost(
     bench: &Bench,
     server: &Server,

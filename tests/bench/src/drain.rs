@@ -154,7 +154,7 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     Ok(())
 }
 
-/// Memory of a host with this many waiting attempts, bytes.
+/// Memory of a host with this many waiting attempts, in bytes.
 async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> {
     bench.progress.step(&format!(
         "letting {attempts} attempts wait at the same time"

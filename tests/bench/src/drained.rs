@@ -19,7 +19,7 @@ pub(super) struct Drained {
     pub(super) seconds: f64,
     /// The longest time without a settlement.
     pub(super) gap_ms: f64,
-    /// CPU time per job, microseconds.
+    /// CPU time per job, in microseconds.
     pub(super) cpu_postgres_us: f64,
     pub(super) cpu_control_us: f64,
     pub(super) cpu_guests_us: f64,
@@ -29,9 +29,10 @@ pub(super) struct Drained {
     pub(super) log: [Position; 2],
     /// Statements per 1,000 jobs.
     pub(super) statements: f64,
-    /// Peak memory of the largest host, bytes.
+    /// Peak memory of the largest host, in bytes.
     pub(super) rss_peak: f64,
-    /// Memory growth of all hosts together from 10 % of the jobs to the end, bytes. `None` if the drain was too short.
+    /// Memory growth of all hosts together from 10 % of the jobs to the end, in bytes. `None` if the drain was too
+    /// short.
     pub(super) rss_growth: Option<f64>,
 }
 
@@ -112,7 +113,7 @@ pub(super) async fn drain(
     })
 }
 
-/// Resident memory of all hosts together, bytes.
+/// Resident memory of all hosts together, in bytes.
 fn resident(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .try_fold(0.0, |sum, pid| Ok(sum + Memory::of(*pid)?.resident as f64))

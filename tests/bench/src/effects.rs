@@ -1,5 +1,5 @@
 //! How fast one host runs jobs that each change a row of another table, compared with a loop of plain SQL that does the
-//! same: it claims a row, changes the other one and deletes the row in one transaction.
+//! same: in one transaction, it claims a row, changes the row of the other table and deletes the claimed row.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::host::HostOptions;
 use super::report::{Report, Unit};
 use super::server::Server;
 
-/// The connections of the loop, and of the host's login.
+/// The number of connections of the loop, and of the host's login.
 const CONNECTIONS: usize = 8;
 
 const TABLES: &str = "\

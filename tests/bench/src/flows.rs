@@ -1,5 +1,5 @@
 //! How fast one host runs jobs that wait for each other, continue their chain, or sleep, compared with jobs that do
-//! not; how long settlements are held up while waiting jobs are cancelled or retried (`held_up.rs`); and how late the
+//! not; how long settlements are delayed while waiting jobs are cancelled or retried (`held_up.rs`); and how late the
 //! jobs of schedules are (`schedules.rs`).
 
 mod continued;
@@ -23,9 +23,9 @@ use super::report::{Report, Unit};
 use super::schedules;
 use super::server::Server;
 
-/// What the guests in tests/guests-flow may enqueue.
+/// The jobs that the guests in tests/guests-flow may enqueue.
 const GRANTS: &str = "[handlers.\"flow.*\"]\nenqueue = [\"flow.*\"]\n";
-/// The benchmark fails if nothing has changed for this long.
+/// The benchmark fails if nothing changes for this long.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
@@ -131,10 +131,10 @@ impl Measured<'_> {
         }
     }
 
-    /// Removes the jobs that a failed part has left.
+    /// Removes the jobs that a failed part left behind.
     async fn clear(&self) -> Result<()> {
         let client = &self.server.client;
-        // It may have failed in a transaction.
+        // The part may have failed in a transaction.
         client.batch_execute("ROLLBACK").await?;
         let removed = client
             .batch_execute("TRUNCATE rouse.job, rouse.dependency")
@@ -171,7 +171,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Jobs that wait for others, taking turns with jobs that do not.
+/// Measures jobs that wait for others, alternating with jobs that do not.
 async fn graphs(
     bench: &Bench,
     server: &Server,

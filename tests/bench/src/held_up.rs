@@ -1,4 +1,4 @@
-//! How long another settlement is held up while many jobs that wait are cancelled or retried.
+//! How long another settlement is delayed while many waiting jobs are cancelled or retried.
 //!
 //! One connection settles individual jobs of another lane, one after another; a second one changes the waiting jobs in
 //! batches, as hosts and commands do. No host runs, so that each settlement is timed separately.
@@ -17,13 +17,13 @@ use super::server::Server;
 
 /// The pause between two settlements.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long they are timed alone.
+/// How long the settlements are timed alone.
 const ALONE: Duration = Duration::from_secs(5);
-/// Jobs in one claim.
+/// The number of jobs in one claim.
 const CLAIMED: i32 = 1_000;
-/// The largest flow.
+/// The maximum number of jobs in a flow.
 const FLOW: i64 = 10_000;
-/// How many jobs each job of the flow that is retried waits for.
+/// The number of jobs that each job of the retried flow waits for.
 const DEPENDENCIES: i64 = 20;
 const FENCE: i64 = 7;
 
@@ -108,7 +108,7 @@ impl Settler {
     }
 }
 
-/// Adds the figures to the report: `jobs` waiting jobs.
+/// Adds the figures for `jobs` waiting jobs to the report.
 pub(super) async fn run(
     bench: &Bench,
     server: &Server,
@@ -178,7 +178,7 @@ pub(super) async fn run(
         client
             .execute("SELECT rouse.fail($1, 'bench')", &[&parent])
             .await?;
-        // As a host does.
+        // The same statement as in a host.
         let more = "SELECT rouse.continue_releases($1, sha256('key'), 1000)";
         while client.query_one(more, &[&worker]).await?.get(0) {}
         let left = "SELECT count(*) FROM rouse.dependency WHERE chain = $1";

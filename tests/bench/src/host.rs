@@ -24,7 +24,7 @@ pub(super) struct HostOptions {
     /// `None` uses the host's default.
     pub(super) slots: Option<u16>,
     pub(super) no_notify: bool,
-    /// Empty for all queues.
+    /// Empty means all queues.
     pub(super) queues: Vec<String>,
     /// The text of its rouse.toml.
     pub(super) config: Option<String>,
@@ -48,7 +48,7 @@ pub(super) struct Host {
     worker_id: String,
 }
 
-/// Memory of a process, bytes.
+/// Memory of a process, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     pub(super) resident: u64,
@@ -170,12 +170,12 @@ impl Host {
         self.pid
     }
 
-    /// Does `work` while the host runs. If the host exits on its own, the error has its log.
+    /// Does `work` while the host runs. If the host exits on its own, the error contains its log.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.process.during(work).await
     }
 
-    /// Stops the host in order.
+    /// Stops the host in an orderly way.
     pub(super) async fn stop(mut self) -> Result<()> {
         let status = self.process.stop().await?;
         ensure!(

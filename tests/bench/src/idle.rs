@@ -32,9 +32,9 @@ pub(super) struct Options {
 
 /// The cost of an idle host.
 pub(super) struct Idle {
-    /// Host: share of one CPU, percent.
+    /// The share of one CPU that the host uses, in percent.
     pub(super) host_percent: f64,
-    /// Postgres: share of one CPU beyond its share without hosts, percent.
+    /// The share of one CPU that Postgres uses beyond its share without hosts, in percent.
     pub(super) postgres_percent: f64,
     pub(super) statements_per_s: f64,
 }
@@ -49,7 +49,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         before.queues = Some(LANES);
         let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
         drained::drain(bench, server, &host, 1, &before).await?;
-        // Work left over from the start is done by then.
+        // By then, the work that was left over from the start is done.
         wait(bench, "letting the server settle", options.alone / 3).await;
         let alone = alone(bench, server, options.alone).await?;
         let label = "probe: Postgres without hosts";
@@ -93,7 +93,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// CPU share of the server without hosts, percent of one CPU.
+/// CPU share of the server without hosts, in percent of one CPU.
 async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
     let before = server.cpu()?;
     wait(bench, "watching the server alone", seconds).await;
@@ -129,8 +129,8 @@ pub(super) async fn idle(
     host::during(&mut hosts, Box::pin(watching)).await?;
     let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
     let cpu_postgres = server.cpu()? - cpu_postgres;
-    // At the start of the window a session may not have reported the statements of its last look yet. At the end
-    // all sessions have reported, and frozen hosts add nothing.
+    // At the start of the window, a session may not have reported the statements of its last look yet. At the end, all
+    // sessions have reported, and frozen hosts do not add anything.
     for host in &hosts {
         host.freeze()?;
     }

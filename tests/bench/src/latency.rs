@@ -29,7 +29,7 @@ pub(super) struct Options {
     pub(super) no_notify: bool,
 }
 
-/// One enqueue, by the clock that client and server share.
+/// One enqueue, timed by the clock that client and server share.
 struct Enqueued {
     id: i64,
     called_at: SystemTime,
@@ -62,7 +62,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Times of all jobs, milliseconds.
+/// Times of all jobs, in milliseconds.
 pub(super) struct Waits {
     /// From the call to the start.
     pub(super) called: Vec<f64>,
@@ -139,8 +139,8 @@ async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
 }
 
 /// `started_at` is the database's time of the claim plus the time that the host measured from the response to the
-/// start, so it is too early by the transit of the response. The settlement is too late by the duration of the run. The
-/// true start is between the two.
+/// start, so it is too early by the transit time of the response. The settlement is too late by the duration of the
+/// run. The true start is between the two.
 async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     let ids: Vec<i64> = enqueued.iter().map(|job| job.id).collect();
     let started = std::time::Instant::now();

@@ -58,7 +58,7 @@ impl Levels {
         Ok(levels)
     }
 
-    /// One sentence for each figure beyond its bound.
+    /// Returns one sentence for each figure beyond its bound.
     pub(super) fn check(&self, report: &Report) -> Vec<String> {
         self.level
             .iter()

@@ -13,7 +13,7 @@ use super::server::Server;
 
 /// The number of connections with which the fastest queues reach their best figures.
 const CONNECTIONS: usize = 4;
-/// A run lasts a second: a single one would be too noisy.
+/// The number of runs. A run lasts a second; a single run would be too noisy.
 const RUNS: usize = 3;
 
 const FILL: &str = "\

@@ -57,7 +57,7 @@ impl Progress {
         self.bar.set_position(position);
     }
 
-    /// Prints a line that stays, above the bar.
+    /// Prints a permanent line above the bar.
     pub(super) fn note(&self, text: &str) {
         if self.terminal {
             self.bar.println(text);

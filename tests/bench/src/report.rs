@@ -38,7 +38,7 @@ pub(super) struct Report {
     /// The settings that the figures depend on.
     pub(super) settings: Value,
     pub(super) figures: Vec<Figure>,
-    /// Figures once more, side by side.
+    /// The figures again, side by side.
     pub(super) tables: Vec<Table>,
     /// Failed measurements, and figures beyond their bounds.
     pub(super) failures: Vec<String>,
@@ -141,7 +141,7 @@ impl Report {
     }
 }
 
-/// A table of numbers whose first column has names.
+/// A table of numbers whose first column contains names.
 pub(super) fn matrix(header: Vec<String>, rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);

@@ -88,7 +88,7 @@ pub(super) enum Kind {
 
 impl Options {
     pub(super) fn jobs(&self, kind: Kind) -> i64 {
-        // The matrix has many cells, and is to take ten minutes.
+        // The matrix has many cells, and should not take longer than ten minutes.
         let default = if kind == Kind::Modes { 40_000 } else { 50_000 };
         self.jobs.unwrap_or(default)
     }
@@ -193,7 +193,7 @@ impl Scale<'_> {
             Kind::Payloads => payloads::measure(self).await,
             Kind::Long => long::measure(self).await,
             Kind::Late => late::measure(self).await,
-            // On servers of its own.
+            // Measured on its own servers.
             Kind::Modes => Ok(()),
         }
     }

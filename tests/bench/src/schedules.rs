@@ -1,4 +1,5 @@
-//! How late the jobs of schedules are that are all due in the same second, compared with the time of as many enqueues.
+//! How late the jobs are if many schedules are due in the same second, compared with the time for the same number of
+//! enqueues.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,13 @@ use super::server::Server;
 
 /// From the creation of the schedules to their due time: hosts first compute the due times.
 const DUE_IN_S: i32 = 10;
-/// How long after that all jobs must have ended.
+/// The time after that by which all jobs must have ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// The times of one round, milliseconds.
+/// The times of one round, in milliseconds.
 struct Round {
-    /// As many calls of `rouse.enqueue`, in one transaction.
+    /// The same number of calls to `rouse.enqueue`, in one transaction.
     enqueued: f64,
     /// From the due time to the claim of the last job, which follows the commit of its firing.
     claimed: f64,

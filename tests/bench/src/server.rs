@@ -104,7 +104,7 @@ impl Server {
         format!("bench-{}", self.hosts.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A handlers folder with exactly these modules. The same modules give the same folder.
+    /// A handlers folder with exactly these modules. The same modules always result in the same folder.
     pub(super) fn handlers(&self, guests: &Path, modules: &[&str]) -> Result<PathBuf> {
         let folder = self.folder.join(format!("handlers-{}", modules.join("-")));
         std::fs::create_dir_all(&folder)?;
@@ -142,8 +142,8 @@ impl Server {
             .context("log slow statements")
     }
 
-    /// The duration of the slowest statement in the server's log, milliseconds, and its beginning. `None` if there is
-    /// none.
+    /// The duration of the slowest statement in the server's log, in milliseconds, and the beginning of its text.
+    /// `None` if there is none.
     pub(super) fn slowest_logged(&self) -> Result<Option<(f64, String)>> {
         let log = std::fs::read(self.folder.join("pg/server.log")).context("read the log")?;
         let log = String::from_utf8_lossy(&log);

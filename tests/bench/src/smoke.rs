@@ -17,7 +17,7 @@ use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, counts, idle, latency, probe, round_trip};
 
-/// Fewer would measure the first claim; more would slow down CI.
+/// With fewer jobs, the first claim would dominate; more jobs would slow down CI.
 const JOBS: i64 = 10_000;
 const DRAINS: usize = 3;
 const ENQUEUE_CONNECTIONS: usize = 8;

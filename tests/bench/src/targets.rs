@@ -91,7 +91,7 @@ pub(super) const TARGETS: [Target; 61] = [
     lower("drain.reuse.cpu_postgres", 18.0, 12.0),
     lower("drain.reuse.wal", 1.2 * 1024.0, 0.9 * 1024.0),
     lower("drain.rss_running", MB_300, MB_120),
-    // What was decided for flows; no other queue has figures to compare with.
+    // These targets were decided for flows; no other queue has figures to compare with.
     higher("flows.fan.ratio", 0.8, 0.95),
     higher("flows.chains.ratio", 0.8, 0.95),
     higher("flows.continued.ratio", 0.8, 0.95),

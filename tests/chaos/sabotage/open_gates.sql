@@ -1,6 +1,7 @@
--- For `cargo xtask chaos --sabotage tests/chaos/sabotage/open_gates.sql`: claims count neither running jobs nor earlier starts, a singleton keeps
--- nothing out while it waits, and only what waits until it has ended, and a debounce does not wait for further enqueues. A run with it must fail, with
--- violations of limit_holds, throttle_holds, singleton_holds and debounce_holds.
+-- For `cargo xtask chaos --sabotage tests/chaos/sabotage/open_gates.sql`: claims count neither running jobs nor earlier
+-- starts, a singleton keeps no job out while its job waits, and otherwise only jobs that wait until its job has ended,
+-- and a debounce does not wait for further enqueues. A run with it must fail, with violations of limit_holds,
+-- throttle_holds, singleton_holds and debounce_holds.
 --
 -- It patches the existing functions.
 DO $$
@@ -20,7 +21,7 @@ BEGIN
              'run_at := greatest(run_at, held.until);')) AS patch(name, was, becomes)
         JOIN pg_proc AS p ON p.pronamespace = 'rouse'::regnamespace AND p.proname = patch.name
     LOOP
-        -- An earlier patch may have changed it.
+        -- An earlier patch may have changed the function.
         f.source := pg_get_functiondef(('rouse.' || f.proname)::regproc);
         now := replace(f.source, f.was, f.becomes);
         IF now = f.source THEN

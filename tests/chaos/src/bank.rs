@@ -10,7 +10,7 @@ use super::random::Random;
 
 /// The login of the handler.
 pub(super) const LOGIN: &str = "chaos_pay";
-/// Few, so that two jobs may lock the same ones in another order.
+/// Few accounts, so that two jobs may lock the same accounts in a different order.
 pub(super) const ACCOUNTS: i64 = 12;
 const TABLES: &str = "
     CREATE SCHEMA bank;
@@ -46,7 +46,7 @@ pub(super) struct Payment {
     pub(super) from: i64,
     pub(super) to: i64,
     pub(super) amount: i64,
-    /// It moves the money with a step; otherwise with its outcome.
+    /// True if it moves the money with a step; false if with its outcome.
     pub(super) staged: bool,
 }
 

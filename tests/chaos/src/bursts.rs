@@ -23,12 +23,12 @@ const ENQUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// Many times the slots of the line.
+/// Many times the number of slots.
 const LINE_JOBS: usize = 150;
-/// All slots come free together, so the host claims ahead, and no slot comes free for this long. A claim waits in line
-/// for at most 1 s.
+/// All slots become free together, so the host claims ahead, and then no slot becomes free for this long. A claim waits
+/// in line for at most 1 s.
 const LINE_SLEEPS_MS: u64 = 800;
-/// By then all jobs of the burst have been cancelled or have ended.
+/// By then, all jobs of the burst have been cancelled or have ended.
 const LINE_LASTS: Duration = Duration::from_secs(6);
 
 /// Several per host.
@@ -42,7 +42,7 @@ const LARGE_JOBS: usize = 64;
 const LARGE_BYTES: usize = 64 << 10;
 /// A claim of these jobs takes a few milliseconds.
 const CLAIM_TIMEOUT: Duration = Duration::from_millis(500);
-/// By then the other hosts have claimed the jobs that are left.
+/// By then, the other hosts have claimed the remaining jobs.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// Longer than a call may take, so that a hanging call is noticed, and shorter than the freeze.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -204,7 +204,7 @@ impl Faults {
             ..JobSpec::default()
         };
         let until = Instant::now() + CRASH_TIMEOUT;
-        // A run has this fault only once or twice, so it outwaits an outage.
+        // A run has this fault only once or twice, so it waits until an outage has ended.
         let job = loop {
             match self.enqueue_burst(&mut caller, 1, &like).await?.as_deref() {
                 Some([job]) => break *job,

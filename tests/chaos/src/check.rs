@@ -45,7 +45,7 @@ pub(super) struct Found {
     /// Number of cases that were checked.
     pub(super) checked: u64,
     pub(super) violations: Vec<Violation>,
-    /// Measurements in milliseconds; empty if the rule measures nothing.
+    /// Measurements, in milliseconds; empty if the rule does not measure anything.
     pub(super) measured_ms: Vec<f64>,
     /// The measured interval, as text.
     pub(super) measures: &'static str,
@@ -133,7 +133,7 @@ enum Needs {
     Minutes(f64),
     /// Runs with any of these faults.
     AnyOf(&'static [Fault]),
-    /// Runs of at least this many minutes with any of these faults; a shorter one may lack a case by chance.
+    /// Runs of at least this many minutes with any of these faults; a shorter run may lack a case by chance.
     For(f64, &'static [Fault]),
 }
 

@@ -15,9 +15,9 @@ use super::ledger::{Event, now_us};
 use super::plan::Fault;
 use super::random::Random;
 
-/// A transaction takes a few milliseconds, and there are a few each second.
+/// A transaction takes a few milliseconds, and there are a few of them each second.
 const FIND_TIMEOUT: Duration = Duration::from_secs(10);
-/// A backend that is frozen while it changes its row of pg_stat_activity keeps everybody who reads the view waiting.
+/// A backend that is frozen while it changes its row of pg_stat_activity keeps all readers of the view waiting.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How far the transaction is, as the server sees it.
@@ -28,7 +28,7 @@ pub(super) enum At {
     Fence,
     /// It runs an effect.
     Statement,
-    /// It has answered everything, and COMMIT has not arrived.
+    /// The server has responded to everything, and COMMIT has not arrived yet.
     Answered,
     /// It commits.
     Commit,
@@ -130,7 +130,8 @@ impl Faults {
     }
 }
 
-/// Freezes a backend that is in a transaction with effects. It has gone on until then, so its state is read again.
+/// Freezes a backend that is in a transaction with effects. The backend has continued until then, so its state is read
+/// again.
 async fn freeze(client: &Client) -> Result<Option<Frozen>> {
     let found = "SELECT pid FROM pg_stat_activity WHERE usename = $1 AND state <> 'idle' AND xact_start IS NOT NULL ORDER BY random() LIMIT 1";
     let Some(row) = client.query_opt(found, &[&LOGIN]).await? else {

@@ -1,4 +1,4 @@
-//! A task that enqueues flows, and one for each of them that cancels, retries and deletes it.
+//! A task that enqueues flows, and a task for each flow that cancels, retries and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(super) struct FlowProducer {
 }
 
 impl FlowProducer {
-    /// Enqueues flows until `until`. What is not done to them by then is left out.
+    /// Enqueues flows until `until`. Actions on them that have not happened by then are left out.
     pub(super) async fn run(self, until: Instant) -> Result<()> {
         let mut random = Random::new(self.seed, "pace of flows");
         let mut lives = JoinSet::new();
@@ -62,7 +62,7 @@ impl FlowProducer {
     }
 }
 
-/// Enqueues a flow and does to it what is planned.
+/// Enqueues a flow and performs the planned actions on it.
 async fn live(
     url: &str,
     ledger: &Ledger,
@@ -128,7 +128,7 @@ struct Life<'a> {
 
 impl Life<'_> {
     /// Waits until the flow has ended, or only waits for a retry. True: one of its jobs has not succeeded. `None`: it
-    /// takes too long, or the load ends before.
+    /// takes too long, or the load ends before that.
     async fn has_failed(&mut self) -> Option<bool> {
         let deadline = self.until.min(Instant::now() + self.rest_timeout);
         timeout_at(deadline, self.rests()).await.ok()
@@ -164,7 +164,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Calls until nothing is left to retry. What fails again in the meantime is not retried again.
+    /// Calls until nothing is left to retry. Jobs that fail again in the meantime are not retried again.
     async fn retry(&mut self, plan: &Plan) -> Result<()> {
         let before_us = now_us();
         if let Some(us) = plan.hangs_up_us {

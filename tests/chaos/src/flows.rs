@@ -1,4 +1,4 @@
-//! Flows, and what is done to each of them after its enqueue.
+//! Flows, and the actions on each of them after its enqueue.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,10 +12,10 @@ const START: i64 = 500_000_000_000;
 const STRIDE: i64 = 100;
 /// The jobs between the first and the last of a fan.
 const FAN_MAX: u64 = 18;
-/// Few unique keys, so that flows share jobs. No other job has them.
+/// There are few unique keys, so that flows share jobs. No other job has these keys.
 const KEYS: u64 = 3;
-/// How many flows in a row share these keys. Then others follow: a job that waits for the retry of a hopeless one
-/// keeps its key, and each flow that uses this job waits too.
+/// The number of consecutive flows that share these keys. The flows after them use other keys: a job that waits for the
+/// retry of a hopeless one keeps its key, and each flow that uses this job waits too.
 const KEYS_LAST: i64 = 20;
 
 /// What the failure of a job does to one that waits for it.

@@ -15,10 +15,10 @@ use crate::report::Unit;
 
 /// One drain per interval while the transaction is open: a queue in use, on a disk of ordinary size.
 const EVERY: Duration = Duration::from_secs(60);
-/// Number of first drains, and of last drains, that make a figure.
+/// The number of first drains, and of last drains, from which a figure is computed.
 const WINDOW: usize = 5;
 
-/// One host runs all drains, like a long-running service; at the end others are started in the aged state.
+/// One host runs all drains, like a long-running service; at the end, other hosts are started in the aged state.
 pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let (bench, options) = (decay.bench, decay.options);
     let mut host = Host::start(bench, decay.server, &decay.host).await?;

@@ -98,7 +98,7 @@ async fn churn_forever(server: &Server, churn: &mut Churn, day: &mut i32) -> Res
     let mut clock = tokio::time::interval(EVERY);
     loop {
         clock.tick().await;
-        // Incremented before: if the future is dropped during the statement, the server may still run it.
+        // Incremented before the statement: if the future is dropped during it, the server may still run it.
         *day += 1;
         client
             .batch_execute(&MAKE_OLD.replace(":day", &day.to_string()))

@@ -1,5 +1,5 @@
 //! Chains that handlers continue with `ctx.continue_with`: how fast one host runs many of them, compared with jobs of
-//! the same handler that continue nothing, and how soon a job of a single chain follows the one before.
+//! the same handler that do not continue their chain; and how soon a job of a single chain follows its predecessor.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::round_trip;
 
 /// Jobs in each of many chains.
 const CHAIN: i64 = 10;
-/// The probe of a single chain, and the pause between two of its rounds.
+/// The number of rounds of the probe of a single chain, and the pause between two rounds.
 const PROBE_ROUNDS: u32 = 200;
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
-/// Measures many chains, taking turns with the probe.
+/// Measures many chains, alternating with the probe.
 pub(super) async fn many(measured: &mut Measured<'_>, chains: i64, runs: u16) -> Result<()> {
     let jobs = chains * CHAIN;
     let works = [Work::hops(jobs, 1), Work::hops(jobs, CHAIN)];
@@ -84,8 +84,8 @@ pub(super) async fn many(measured: &mut Measured<'_>, chains: i64, runs: u16) ->
     Ok(())
 }
 
-/// The times of each job but the first: from the settlement of the one before, by the database's clock. That clock is
-/// read before the settlement commits, so that the times include the commit.
+/// The times of each job but the first, from the settlement of its predecessor, according to the database's clock. That
+/// clock is read before the settlement commits, so that the times include the commit.
 const GAPS: &str = "\
     SELECT (extract(epoch FROM claimed_at - before) * 1000)::float8, (extract(epoch FROM started_at - before) * 1000)::float8
     FROM (SELECT claimed_at, started_at, lag(finished_at) OVER (ORDER BY id) AS before

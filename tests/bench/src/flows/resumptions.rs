@@ -1,4 +1,4 @@
-//! One job that sleeps durably many times: whether a late resumption takes longer than an early one.
+//! One job that sleeps durably many times: measures whether a late resumption takes longer than an early one.
 //!
 //! Each resumption runs the handler from its beginning, through all sleeps so far, to the next one. The sleeps last an
 //! hour; an admin action ends each of them, before the measurement starts.
@@ -17,12 +17,12 @@ const HOUR_MS: i64 = 3_600_000;
 const POLL_EVERY: Duration = Duration::from_millis(1);
 /// How long a resumption may take.
 const POLLS_MAX: u32 = 30_000;
-/// The early resumptions are the fifth to the fifteenth; as many are late, the last ones.
+/// The early resumptions are the fifth to the fifteenth; the same number of resumptions at the end are the late ones.
 const EARLY: std::ops::RangeInclusive<usize> = 5..=15;
 const LATE: usize = 11;
 
 /// Milliseconds of each resumption, in order: from the end of the sleep to the next suspension, or to the end of the
-/// job, by the database's clock.
+/// job, according to the database's clock.
 const TIMES: &str = "\
     SELECT (extract(epoch FROM e.ended_at - r.at) * 1000)::float8
     FROM (SELECT attempt, ended_at FROM rouse.attempt WHERE job = $1
@@ -72,7 +72,7 @@ pub(super) async fn run(measured: &mut Measured<'_>, resumptions: i64) -> Result
     Ok(())
 }
 
-/// Ends the sleep. Like one that ends on its own, it leaves one row of its step, and not a second one with the new
+/// Ends the sleep. As with a sleep that ends on its own, its step has only one row, and not a second row with the new
 /// time.
 async fn wake(client: &Client, id: i64) -> Result<()> {
     client

@@ -1,5 +1,5 @@
 //! Many jobs that sleep durably, and wake at the same moment: how fast one host suspends and resumes them, compared
-//! with jobs that do neither, and whether its memory depends on how many sleep.
+//! with jobs that do not sleep, and whether its memory depends on the number of sleeping jobs.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,8 +12,8 @@ use crate::drained;
 use crate::host::Host;
 use crate::report::Unit;
 
-/// The jobs sleep until this time after the start of their enqueueing, and that of a few runs of the probe: long enough
-/// for the host to suspend all of them first.
+/// The jobs sleep until this time has passed since their enqueueing started, in addition to the time of a few runs of
+/// the probe: long enough for the host to suspend all of them first.
 const ASLEEP_AFTER: Duration = Duration::from_secs(5);
 const PROBES: u32 = 8;
 
@@ -21,7 +21,7 @@ const PROBES: u32 = 8;
 struct Round {
     probe_per_s: f64,
     suspended_per_s: f64,
-    /// From the time at which all are due to the last settlement.
+    /// From the time at which all jobs are due to the last settlement.
     seconds: f64,
     rss_asleep: f64,
     rss_peak: f64,
@@ -136,7 +136,7 @@ async fn round(measured: &Measured<'_>, jobs: i64) -> Result<Round> {
     let waking = host.during(async {
         bench.progress.step("waiting until the jobs are due");
         let rest = due_at.duration_since(SystemTime::now());
-        // If they are due already, they are about to wake.
+        // If they are already due, they are about to wake.
         tokio::time::sleep(rest.unwrap_or_default()).await;
         backlog.until_done(client, &bench.progress).await
     });

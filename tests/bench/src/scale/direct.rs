@@ -14,7 +14,7 @@ use crate::report::Unit;
 const QUEUE: &str = "direct";
 const TENANTS: i64 = 64;
 const HOSTS: [usize; 3] = [1, 2, 4];
-/// Hosts of the measurement with reused instances.
+/// The number of hosts in the measurement with reused instances.
 const HOSTS_REUSING: usize = 4;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
@@ -86,7 +86,7 @@ async fn affinity(scale: &mut Scale<'_>, work: &Work) -> Result<()> {
     Ok(())
 }
 
-/// Drains by each policy, taking turns, so that all have the same noise. A first round adds the lanes to the catalog.
+/// Drains with each policy in turn, so that all have the same noise. A first round adds the lanes to the catalog.
 async fn drains<const N: usize>(
     scale: &Scale<'_>,
     options: &HostOptions,

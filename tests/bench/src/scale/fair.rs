@@ -15,14 +15,15 @@ use crate::report::Unit;
 const QUEUE: &str = "fair";
 /// The numbers of tenants whose drains are compared with a drain of one lane of another queue.
 const TENANT_COUNTS: [i64; 3] = [1, 100, 10_000];
-/// Tenants of the measurement of shares. The first one has half of all jobs, the second one the weight 3.
+/// The number of tenants in the measurement of shares. The first tenant has half of all jobs; the second has the weight
+/// 3.
 const TENANTS: i64 = 20;
-/// The jobs of a window in which shares are compared.
+/// The number of jobs in a window in which shares are compared.
 const WINDOW: i64 = 5_000;
-/// Jobs of tenants that had none before.
+/// The number of jobs of tenants that had none before.
 const COLD: u32 = 200;
 const COLD_EVERY: Duration = Duration::from_millis(20);
-/// Jobs of the tenant that floods the queue.
+/// The number of jobs of the tenant that floods the queue.
 const FLOOD: i64 = 400_000;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
@@ -38,11 +39,11 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         }
         drained::drain(scale.bench, scale.server, &options, 1, &work).await
     };
-    // The lanes are added to the catalog before, so that the figures do not include their creation.
+    // The lanes are added to the catalog beforehand, so that the figures do not include their creation.
     for tenants in TENANT_COUNTS {
         drain(tenants, tenants).await?;
     }
-    // In turns, so that all have the same noise.
+    // Measured in turn, so that all have the same noise.
     let mut plain = Vec::new();
     let mut fair = TENANT_COUNTS.map(|_| Vec::new());
     for _ in 0..scale.runs() {
@@ -69,7 +70,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     cold(scale).await
 }
 
-/// Jain's index of the shares by weight, while all tenants have jobs: 1 if they are as set. The lowest of all windows.
+/// Jain's index of the shares by weight, while all tenants have jobs: 1 if the shares are exactly as set. The lowest
+/// value of all windows.
 async fn shares(scale: &mut Scale<'_>, hosts: usize) -> Result<()> {
     let mut work = Work::noop(scale.jobs() * 2);
     let others = TENANTS - 1;

@@ -1,4 +1,4 @@
-//! Fair queues that charge CPU time: the shares of it that two tenants with a backlog get.
+//! Fair queues that charge CPU time: the shares of the CPU time that two tenants with a backlog get.
 
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use crate::report::Unit;
 
 /// The slots of each host.
 const SLOTS: u16 = 2;
-/// The windows in which shares are compared. Half a window before them is left out: hosts start without knowing what
-/// the jobs cost.
+/// The number of windows in which shares are compared. Half a window before them is left out: hosts start without
+/// knowing the cost of the jobs.
 const WINDOWS: u32 = 2;
-/// What `test.burn` counts to: about 2 ms.
+/// The number that `test.burn` counts to: about 2 ms.
 const ROUNDS: i64 = 2_000_000;
-/// How many jobs of a tenant are enqueued for each second and slot: twice as many as run, if no other tenant has any.
+/// The number of jobs of a tenant that are enqueued for each second and slot: twice as many as can run if no other
+/// tenant has jobs.
 const JOBS_PER_S: i64 = 1_000;
 
 /// Two tenants with a backlog: `b` has the weight 1, and its jobs count to `ROUNDS`.
@@ -24,7 +25,7 @@ struct Case {
     label: &'static str,
     /// The weight of `a`.
     weight: u32,
-    /// What a job of `a` counts to, in `ROUNDS`.
+    /// The number that a job of `a` counts to, in `ROUNDS`.
     cost: i64,
 }
 
@@ -43,7 +44,7 @@ const CASES: [Case; 2] = [
     },
 ];
 
-/// What the attempts that started in a window have used, of `a` and of `b`.
+/// The CPU time that the attempts of `a` and of `b` that started in a window have used.
 struct Window {
     cpu: [f64; 2],
     jobs: [f64; 2],
@@ -89,7 +90,7 @@ async fn shares(scale: &mut Scale<'_>, case: &Case, hosts: usize) -> Result<()> 
         let enqueue = "
             SELECT min(e.id) FROM rouse.enqueue_many('test.burn', array_fill(jsonb_build_object('rounds', $1::bigint), ARRAY[$2::integer]),
                                                      queue => $3, tenant => $4) AS e(id)";
-        // Dear jobs are fewer.
+        // Fewer jobs are enqueued if they are expensive.
         let jobs = i32::try_from(jobs / cost).context("so many jobs")?;
         let row = client
             .query_one(enqueue, &[&(cost * ROUNDS), &jobs, &queue, &tenant])
@@ -100,7 +101,7 @@ async fn shares(scale: &mut Scale<'_>, case: &Case, hosts: usize) -> Result<()> 
     let before = host::cpu_of(&running)?;
     client.batch_execute("COMMIT").await?;
     let work = async {
-        // A second more: the first attempt starts a little later, and the last ones have to be settled.
+        // One second more, because the first attempt starts a little later, and the last attempts have to be settled.
         let lasts = Duration::from_secs_f64(to_s + 1.0);
         let title = format!("{label}, {hosts} host(s)");
         let sleep = tokio::time::sleep(lasts);
@@ -164,7 +165,7 @@ async fn shares(scale: &mut Scale<'_>, case: &Case, hosts: usize) -> Result<()> 
     Ok(())
 }
 
-/// How many jobs of each tenant last for this time on this many hosts.
+/// The number of jobs of each tenant that last for this time on this many hosts.
 fn jobs_each(hosts: usize, seconds: f64) -> i64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let slots = cores.min(hosts * usize::from(SLOTS));
@@ -172,13 +173,13 @@ fn jobs_each(hosts: usize, seconds: f64) -> i64 {
     (slots as f64 * (seconds + 5.0)) as i64 * JOBS_PER_S
 }
 
-/// What `a` got, compared with `b`.
+/// The share of `a`, compared with that of `b`.
 fn ratio(of_windows: impl Iterator<Item = [f64; 2]>) -> f64 {
     let sum = of_windows.fold([0.0, 0.0], |sum, [a, b]| [sum[0] + a, sum[1] + b]);
     sum[0] / sum[1]
 }
 
-/// By how much the CPU time of `a`, compared with that of `b`, differs from its weight in the worst window.
+/// The difference between the CPU time of `a`, compared with that of `b`, and its weight, in the worst window.
 fn off_percent(windows: &[Window], weight: f64) -> f64 {
     let off = |window: &Window| (window.cpu[0] / window.cpu[1] / weight - 1.0).abs() * 100.0;
     windows.iter().map(off).fold(0.0, f64::max)

@@ -1,4 +1,4 @@
-//! Gates: the cost of open ones, and how soon the next job of a key starts at a limit of one.
+//! Gates: the cost of open gates, and how soon the next job of a key starts at a limit of one.
 
 use anyhow::{Context as _, Result};
 use rouse_workbench::percentiles::median;
@@ -27,7 +27,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         .await?;
     let mut work = Work::noop(scale.jobs());
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
-    // In turns, so that both have the same noise. The first drain adds the lanes to the catalog.
+    // Measured in turn, so that both have the same noise. The first drain adds the lanes to the catalog.
     let options = HostOptions::new(&scale.handlers);
     let one = async || drained::drain(scale.bench, scale.server, &options, 1, &work).await;
     one().await?;

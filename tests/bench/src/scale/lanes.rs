@@ -8,8 +8,8 @@ use crate::drained;
 use crate::host::HostOptions;
 use crate::report::Unit;
 
-/// Round robin over this many queues of one handler. The lanes are added to the catalog before, so that
-/// the figure does not include the creation of lanes.
+/// Round robin over this many queues of one handler. The lanes are added to the catalog beforehand, so that the figure
+/// does not include the creation of lanes.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let mut counts = scale.lanes();
     // The catalog only grows, so small numbers of lanes are measured first.

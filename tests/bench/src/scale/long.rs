@@ -15,7 +15,7 @@ const HOSTS: usize = 2;
 const SLOTS: u16 = 2;
 /// … of which the long jobs leave one free.
 const LONG_JOBS: i64 = 3;
-/// Enough that hosts claim ahead at full speed, and stay busy for a while.
+/// Enough for hosts to claim ahead at full speed, and to stay busy for a while.
 const SHORT_JOBS: i64 = 20_000;
 
 /// The longest wait of a short job, without and with long jobs. The long jobs outlast all short ones.

@@ -13,7 +13,7 @@ use crate::report::{self, Report, Unit};
 use crate::server::Server;
 use crate::{Bench, probe};
 
-/// The queue of all modes but the plain one.
+/// The queue of all modes except the plain one.
 const QUEUE: &str = "modes";
 /// Lanes and hosts of the figures with targets.
 const MOST_LANES: i64 = 10_000;
@@ -26,7 +26,7 @@ enum Mode {
     Plain,
     /// Each lane is a tenant of a fair queue.
     Drr,
-    /// Each tenant has a worker. The lanes are those of workers.
+    /// Each tenant has a worker. The lanes belong to workers.
     Direct,
     /// Each lane is a tenant of a fair queue with shards.
     Shards,
@@ -39,7 +39,7 @@ struct Cell {
     hosts: usize,
     lanes: i64,
     per_s: f64,
-    /// To the probe.
+    /// The ratio to the probe.
     ratio: f64,
 }
 
@@ -87,7 +87,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     for mode in Mode::ALL {
         let of_mode = Server::during(bench, async |server| {
             let mut scale = Scale::new(bench, server, options, Kind::Modes)?;
-            // The cells that were measured count, if a later one fails.
+            // If a cell fails, the cells that were measured before it still count.
             if let Err(error) = measure(&mut scale, mode, &mut cells).await {
                 let failure = format!("scale, Modes, {}: {error:#}", mode.name());
                 scale.report.failures.push(failure);
@@ -115,7 +115,7 @@ async fn measure(scale: &mut Scale<'_>, mode: Mode, cells: &mut Vec<Cell>) -> Re
     let label = format!("{name}; probe: rows claimed and deleted by plain SQL");
     let key = format!("modes_{name}.probe_per_s");
     scale.figure(&key, &label, probe, Unit::PerSecond);
-    // Fair queues are also compared with one plain lane, before there are others.
+    // Fair queues are also compared with one plain lane, before there are other lanes.
     let one_lane = match mode {
         Mode::Drr => Some(median_per_s(&scale.drains(1, &plain).await?)?),
         Mode::Plain | Mode::Direct | Mode::Shards => None,
@@ -130,7 +130,7 @@ async fn measure(scale: &mut Scale<'_>, mode: Mode, cells: &mut Vec<Cell>) -> Re
     server.client.execute(room, &[&most]).await?;
     server.client.batch_execute(&mode.sql()).await?;
     for lanes in counts {
-        // The lanes are added to the catalog before, so that no cell includes their creation.
+        // The lanes are added to the catalog beforehand, so that no cell includes their creation.
         let options = HostOptions::new(&scale.handlers);
         let first = mode.work(lanes, lanes);
         drained::drain(bench, server, &options, 1, &first).await?;

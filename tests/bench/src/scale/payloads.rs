@@ -8,9 +8,9 @@ use crate::backlog::{PAYLOAD, Work};
 use crate::probe;
 use crate::report::Unit;
 
-/// All payloads of a drain together. More would measure the disk.
+/// The maximum size of all payloads of a drain together. More would measure the disk.
 const BYTES_MAX: i64 = 128 << 20;
-/// Up to this size the standard payload is used.
+/// Up to this size, the standard payload is used.
 const SMALL_BYTES: i64 = 100;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {

@@ -42,7 +42,7 @@ async fn on_lanes(scale: &mut Scale<'_>, lanes: i64) -> Result<()> {
     let mut first = [None; 2];
     for hosts in scale.options.hosts.clone() {
         let mut drains: [Vec<Drained>; 2] = [Vec::new(), Vec::new()];
-        // In turns, so that both have the same noise.
+        // Measured in turn, so that both have the same noise.
         for _ in 0..scale.runs() {
             for (drains, shards) in drains.iter_mut().zip([0, SHARDS]) {
                 client

@@ -29,7 +29,7 @@ pub(super) fn kept(known: &Known<'_>) -> Found {
             row.handler == spec.handler
                 && match (&spec.unique_key, &spec.gated) {
                     (None, None) => row.n == spec.n && row.queue == spec.queue,
-                    // The id may be that of another enqueue's job with the same key and tenant.
+                    // The id may be that of the job of another enqueue with the same key and tenant.
                     (None, Some(gated)) => {
                         let of_row = known.spec(row).and_then(|spec| spec.gated.as_ref());
                         row.queue == spec.queue
@@ -55,12 +55,13 @@ fn ids_of(known: &Known<'_>, n: i64) -> BTreeSet<i64> {
     known.originals(n).iter().map(|row| row.id).collect()
 }
 
-/// A refused or rolled-back enqueue leaves no row, one without a response at most one. No job exists without a request.
+/// A refused or rolled-back enqueue leaves no row; an enqueue without a response leaves at most one. No job exists
+/// without a request.
 pub(super) fn nothing_else(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut requested = HashSet::new();
     for call in &known.world.calls {
-        // `flow_whole` checks which jobs of a flow there are.
+        // `flow_whole` checks which jobs of a flow exist.
         if let Request::EnqueueFlow { spec } = &call.request {
             requested.extend(spec.nodes.iter().map(|node| node.spec.n));
         }

@@ -30,7 +30,8 @@ fn ended_by(call: &Call, job: &Job) -> bool {
     }
 }
 
-/// If the call was answered with true, it ended the job. If it was refused, or answered with false, it did not.
+/// If the response to the call was true, the call ended the job. If the call was refused, or the response was false, it
+/// did not.
 pub(super) fn answers_hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {

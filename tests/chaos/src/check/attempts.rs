@@ -47,18 +47,18 @@ struct Loss<'a> {
     worker: &'a str,
     claimed_us: i64,
     ended_us: i64,
-    /// After this call, a sign of life of its host shows that the host has not crashed.
+    /// After this time, any message from its host shows that the host has not crashed.
     silent_from_us: i64,
 }
 
 impl Loss<'_> {
-    /// Its host was killed, or has crashed, while it held the job. An exit because another host has the id is not a
+    /// True if its host was killed, or crashed, while it held the job. An exit because another host has the id is not a
     /// crash.
     fn is_crash(&self, known: &Known<'_>) -> bool {
         !known.is_shared(self.worker) && known.crashed(self.worker, self.claimed_us, self.ended_us)
     }
 
-    /// Another fault of its host, or of the server, may have caused the loss.
+    /// True if another fault of its host, or of the server, may have caused the loss.
     fn is_disturbed(&self, known: &Known<'_>) -> bool {
         known.is_frozen(self.worker, self.claimed_us, self.ended_us)
             || known.is_shared(self.worker)
@@ -66,7 +66,7 @@ impl Loss<'_> {
             || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
     }
 
-    /// The loss may count as a crash at the verdict: the host could not send a heartbeat before it.
+    /// True if the loss may count as a crash at the verdict, because the host could not send a heartbeat before it.
     fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
         self.is_crash(known)
             || (self.is_disturbed(known)
@@ -156,7 +156,7 @@ pub(super) fn ends_as_decided(known: &Known<'_>) -> Found {
         };
         let tried = job.attempt - job.uncounted;
         let max = spec.attempts_max();
-        // It decides at its end whether it fails for now.
+        // The attempt decides at its end whether it fails this time.
         let fails_for_now = spec
             .fails_until_us
             .is_some_and(|until_us| job.claimed_us < Some(until_us));

@@ -15,7 +15,7 @@ const SLACK_US: i64 = 50_000;
 const AT_ONCE_MAX: usize = 20;
 
 /// All failed connection attempts of a host with one login share one backoff: 1, 2, 4 … 60 s between tries, of which
-/// jitter leaves at least half, whatever waits for a connection. A stopping host may retry sooner.
+/// jitter leaves at least half, no matter which task waits for a connection. A stopping host may retry sooner.
 pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut of_hosts: HashMap<(&str, &str), Vec<&Try>> = HashMap::new();
@@ -30,8 +30,8 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
         let mut last: Option<&Try> = None;
         let mut at_once = 0;
         for failed in tries {
-            // The first failure of a series restarts the backoff: the host had reached the server in between, or it is
-            // another host.
+            // The first failure of a series restarts the backoff: the host had reached the server in between, or the
+            // failure is that of a different host.
             let last_us = last.filter(|_| failed.failures > 1).map(|last| last.at_us);
             match (failed.counted, last_us) {
                 (false, _) => {

@@ -9,14 +9,14 @@ use super::{Found, Known};
 /// For a host that listens. The notification is sent with the commit, and a claim that was notified about starts only
 /// after the database has answered. The limit covers the delivery of the notification (a few milliseconds), the time
 /// from the start of an attempt to its evidence, and a machine whose cores are all busy. A claim without a notification
-/// starts when a slot comes free, up to a second later: without notifications 20 of 33 started, 19 of them after more
-/// than 300 ms; with notifications none did.
+/// starts when a slot comes free, up to a second later: without notifications, 20 of 33 started, 19 of them after more
+/// than 300 ms; with notifications, none did.
 const STARTS_WITHIN_US: i64 = 250_000;
-/// For a host that was not notified: by then its claim has started or was released. A claim that was notified about
-/// waits a second more for a response.
+/// For a host that was not notified: by then, its claim has started or was released. A claim whose host was notified
+/// waits one more second for a response.
 pub(super) const RELEASED_WITHIN_US: i64 = IN_LINE_US + 1_000_000;
 /// A host that was cut off listens again within a second, and then queries all its running jobs. A host that does not
-/// would notice at the renewal, after 0.4 of the lease (8 s for the cancelled jobs).
+/// listen again would notice only at the renewal, after 0.4 of the lease (8 s for the cancelled jobs).
 const STOPS_WITHIN_US: i64 = 2_500_000;
 
 /// A claimed job that an admin action has ended, with the call and the claim.

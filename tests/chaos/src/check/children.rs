@@ -9,7 +9,7 @@ use super::super::world::Job;
 use super::known::{ended_by_an_admin, has_continued};
 use super::{Found, Known};
 
-/// The jobs whose handler enqueues others, with what was requested of it.
+/// The jobs whose handler enqueues other jobs, with what their payload requests.
 fn suspending<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Job, &'a Suspending)> {
     let jobs = known.world.jobs.iter();
     jobs.filter_map(|job| Some((job, known.spec(job)?.suspending.as_ref()?)))
@@ -27,8 +27,8 @@ fn first_start_us(known: &Known<'_>, job: &Job) -> Option<i64> {
     known.evidence(job.id).first().map(|e| e.started_us)
 }
 
-/// A job that has succeeded has the children that its result announces, and any other job has none, however many of its
-/// attempts have enqueued some. A child starts after the success.
+/// A job that has succeeded has the children that its result announces, and any other job has none, no matter how many
+/// of its attempts have enqueued some. A child starts after the success.
 pub(super) fn only_of_successes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let is_child = |part| matches!(part, Part::Child(_));

@@ -8,7 +8,7 @@ use super::super::world::Call;
 use super::{Found, Known};
 
 /// A job of bursts starts no earlier than a period after each enqueue that was merged into it, or the maximum duration
-/// of a burst after the first; and it has the payload of the last one. A case is an enqueue.
+/// of a burst after the first; and it has the payload of the last of these enqueues. A case is an enqueue.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut merged: BTreeMap<i64, Vec<(&Call, i64)>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Whether jobs that wait for others run after them, and none is left waiting.
+//! Whether jobs that wait for others run after them, and no job is left waiting.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ struct Parent<'a> {
 
 impl Parent<'_> {
     /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another
-    /// job continues the chain. `None`: it never did.
+    /// job continues the chain. `None`: it never let the job run.
     fn released_us(&self) -> Option<i64> {
         let ended = self.jobs.iter().filter(|job| !has_continued(job));
         let ended =
@@ -29,7 +29,7 @@ impl Parent<'_> {
         ended.filter_map(|job| job.finished_us).min()
     }
 
-    /// When a job of the chain first ended without success. `None`: none did.
+    /// When a job of the chain first ended without success. `None`: no job did.
     fn failed_us(&self) -> Option<i64> {
         let failed = self.jobs.iter().filter(|job| job.state != "succeeded");
         failed.filter_map(|job| job.finished_us).min()
@@ -67,7 +67,7 @@ fn parents<'a>(known: &Known<'a>, job: &Job) -> Vec<Parent<'a>> {
         .collect()
 }
 
-/// Jobs with their parents, and the latest time at which their first claim can have found them.
+/// Jobs with their parents, and the latest time at which their first claim may have found them.
 fn children<'a>(
     known: &Known<'a>,
 ) -> impl Iterator<Item = (&'a Job, Vec<Parent<'a>>, Option<i64>)> {

@@ -14,7 +14,7 @@ fn payments<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Job, &'a Payment
 }
 
 /// A job that has succeeded has the effects of its last attempt once, and any other job has none. The effects of a step
-/// exist once if the step is recorded, whatever becomes of the job, and are those of the attempt that has recorded it.
+/// exist once if the step is recorded, whatever happens to the job, and are those of the attempt that has recorded it.
 pub(super) fn once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut attributed = 0;
@@ -48,7 +48,7 @@ pub(super) fn once(known: &Known<'_>) -> Found {
                  }| (part.as_str(), *attempt, *amount),
             )
             .collect();
-        // The step is before the end.
+        // The step comes before the end.
         there.sort_by(|one, other| other.0.cmp(one.0));
         found.case(job.id, there != expected, || {
             format!(
@@ -67,7 +67,7 @@ pub(super) fn once(known: &Known<'_>) -> Found {
     found
 }
 
-/// The balance of each account is what the committed transactions of jobs add up to.
+/// The balance of each account is the sum of the committed transactions of jobs.
 pub(super) fn sums_are_exact(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut sums: BTreeMap<i64, i64> = BTreeMap::new();

@@ -1,6 +1,7 @@
 //! Whether flows are enqueued as a whole, run in their order, and are cancelled, retried and deleted as requested.
 //!
-//! The ledger says which jobs a flow has and which of them wait for others, whatever the database says about it.
+//! The ledger determines which jobs a flow has and which of them wait for others, regardless of what the database
+//! contains.
 
 use std::collections::HashSet;
 
@@ -80,8 +81,8 @@ pub(super) fn made(known: &Known<'_>) -> Vec<(i64, i64)> {
     made
 }
 
-/// Each job of a flow that was accepted exists once, and none of one that was refused or rolled back. Without an
-/// response, all of them exist or none. One with a unique key may be the job of another flow.
+/// Each job of a flow that was accepted exists once, and none of one that was refused or rolled back. Without a
+/// response, all of them exist or none. A job with a unique key may be the job of another flow.
 pub(super) fn whole(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (call, spec) in known.flow_specs() {
@@ -118,8 +119,8 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
     found
 }
 
-/// No job of a flow starts before each job that it waits for has ended in a way that lets it run. One that was retried
-/// without having run waits again for those that are live by then.
+/// No job of a flow starts before each job that it waits for has ended in a way that lets it run. A job that was
+/// retried without having run waits again for those that are live by then.
 pub(super) fn in_order(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for Flow { spec, .. } in flows(known) {
@@ -219,7 +220,7 @@ fn late_start<'a>(known: &'a Known<'a>, job: &Job, at_us: i64) -> Option<&'a Evi
 }
 
 /// Each retry within a flow was requested, and repeats a job that had failed or was cancelled, at most once; none
-/// repeats one that has succeeded. A call makes as many jobs as it returns, and when it returns 0, each job that had
+/// repeats a job that has succeeded. A call makes as many jobs as it returns, and when it returns 0, each job that had
 /// failed before was retried, unless it would be cancelled at once.
 pub(super) fn retries(known: &Known<'_>) -> Found {
     let mut found = Found::default();
@@ -306,13 +307,13 @@ fn latest<'a>(jobs: &[&'a Job], at_us: i64) -> Option<&'a Job> {
     requested.max_by_key(|job| job.id).copied()
 }
 
-/// No job of a flow waits at the end, unless one has failed and it waits for the retry of that one, or for a job that
-/// does.
+/// No job of a flow waits at the end, unless one of its jobs has failed and this job waits for the retry of that job,
+/// or for a job that does.
 pub(super) fn not_stranded(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let end_us = known.world.dumped_us;
     for Flow { spec, .. } in flows(known) {
-        // Each after those that it waits for.
+        // Each job comes after those that it waits for.
         let mut held: Vec<bool> = Vec::new();
         for node in &spec.nodes {
             let has_reason = node.after.iter().any(|edge| {
@@ -361,7 +362,7 @@ pub(super) fn deleted(known: &Known<'_>) -> Found {
             let is_live = job.finished_us.is_none_or(|at| at > call.answered_us);
             let mut dependencies = known.world.dependencies.iter();
             let waits = dependencies.any(|dependency| dependency.job == job.id);
-            // No job ran, but the claim of one that was cancelled just before may still be in line.
+            // No job was running, but the claim of a job that was cancelled just before may still be in line.
             let late = late_start(known, job, call.answered_us + RELEASED_WITHIN_US);
             found.case(job.id, is_live || waits || late.is_some(), || {
                 format!(

@@ -24,7 +24,7 @@ fn freezes<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Happened, &'a str
 /// Each job runs on another host, or has ended, within the lease plus 2 s of the freeze. The cases are the jobs that
 /// the frozen host had claimed. If its claim was not committed, the database does not know them, and any job that waits
 /// longer breaks the rule, whichever host seems to hold it. Left out are jobs that an admin action ended, that waited
-/// for another reason (the server was down, the queue was paused), or that were lost elsewhere too.
+/// for another reason (the server was down, the queue was paused), or that were also lost elsewhere.
 pub(super) fn claims_run(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (freeze, worker, jobs) in freezes(known) {
@@ -64,7 +64,7 @@ pub(super) fn claims_run(known: &Known<'_>) -> Found {
     )
 }
 
-/// A call about one of the jobs is answered while the host is frozen.
+/// A call about one of the jobs gets its response while the host is frozen.
 pub(super) fn blocks_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (freeze, worker, jobs) in freezes(known) {

@@ -11,8 +11,8 @@ use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, BankLine, Call, Evidence, Job, Record, Step, World};
 
-/// A claim commits asynchronously, and the server writes commits to disk within a few tenths of a second. A crash
-/// forgets claims that were not written yet.
+/// A claim commits asynchronously, and the server writes commits to disk within a few tenths of a second. In a crash,
+/// claims that were not yet written are lost.
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
 /// A claim that has not started within a second is released; a host checks for such claims every quarter of a second.
 pub(super) const IN_LINE_US: i64 = 1_500_000;
@@ -151,7 +151,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// What its producer, or the payload of the job that has enqueued it, requests.
+    /// What the producer of the job requests, or the payload of the job that has enqueued it.
     pub(super) fn spec(&self, job: &Job) -> Option<&'a JobSpec> {
         self.specs.get(&job.n).copied()
     }
@@ -273,11 +273,11 @@ impl<'a> Known<'a> {
     /// Whether this host has crashed in this interval.
     pub(super) fn crashed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| match &h.event {
-            // It may be killed at the start of the entry or at its end.
+            // The host may be killed at the start of the entry or at its end.
             Event::HostKilled { worker: killed } => {
                 killed == worker && h.from_us <= until_us && h.until_us >= from_us
             }
-            // A host that gives up exits with a code instead of a signal.
+            // A host that gives up exits with a status code instead of being killed by a signal.
             Event::HostEnded {
                 worker: ended,
                 status,
@@ -291,7 +291,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// Whether this host had some time in which nothing prevented a heartbeat.
+    /// Whether there was some time in which nothing prevented this host from sending a heartbeat.
     pub(super) fn could_heartbeat(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         let all = self.world.happened.iter();
         let prevents = |h: &&Happened| match &h.event {
@@ -410,7 +410,7 @@ pub(super) fn is_suspended(job: &Job) -> bool {
     job.finished_us.is_none() && job.wait.is_some()
 }
 
-/// Whether another job continues the chain of this one, by its own account.
+/// Whether another job continues the chain of this one, according to its result.
 pub(super) fn has_continued(job: &Job) -> bool {
     let result = job.result.as_ref();
     job.state == "succeeded" && result.is_some_and(|result| result["continued"] == true)

@@ -6,13 +6,13 @@ use super::super::gates::{Gated, RUNNING_MAX};
 use super::super::world::{Evidence, Job};
 use super::{Found, Known};
 
-/// No more jobs of a tenant run at the same time than the gate permits. That jobs are not kept from running either is
-/// checked by `nothing_stuck`.
+/// No more jobs of a tenant run at the same time than the gate permits. `nothing_stuck` checks that jobs are not kept
+/// from running either.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     at_once(known, RUNNING_MAX, |_, gated| Some(&gated.tenant))
 }
 
-/// No more than `max` jobs with the same key run at the same time. A case is a start by which as many run.
+/// No more than `max` jobs with the same key run at the same time. A case is a start after which exactly that many run.
 ///
 /// An attempt runs from its evidence of the start to its evidence of the end. It ends earlier if its host was killed,
 /// or if the job was taken from it: an admin action ends a job before its attempt learns of it, and the guest of a host

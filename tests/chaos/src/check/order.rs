@@ -9,7 +9,7 @@ use super::{Found, Known};
 /// jobs; and the expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
 
-/// The transaction of a host that was frozen before COMMIT locks the job for so long (`NEXT_MESSAGE_TIMEOUT` of the
+/// The transaction of a host that was frozen before COMMIT locks the job for this long (`NEXT_MESSAGE_TIMEOUT` of the
 /// host).
 const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 
@@ -17,8 +17,8 @@ const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 type Claim = (i64, i32, i64);
 
 /// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption, while it
-/// serves the orphan's handler: one with SQL statements is parked on a new worker until they are checked. Intervals
-/// with a crash of the server are left out: it may have forgotten claims and adoptions.
+/// serves the orphan's handler: a handler with SQL statements is parked on a new worker until they have been checked.
+/// Intervals with a crash of the server are left out: the server may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);
@@ -51,7 +51,7 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
         let is_same = |claim: &&Claim| handlers.get(&claim.0) == handlers.get(&lost.job);
         let served_from = claimed.iter().filter(is_same).map(|claim| claim.2).min();
         let mut from_us = served_from.unwrap_or_default().max(ended_us + LATE_US);
-        // It may have been about to commit its effects.
+        // The attempt may have been about to commit its effects.
         let has_effects = known.rows(lost.job).iter().any(|job| job.handler == PAY);
         let worker = known.worker_id(lost.worker);
         if has_effects && known.is_frozen(worker, lost.claimed_us, ended_us) {

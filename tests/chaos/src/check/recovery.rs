@@ -142,7 +142,7 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
 }
 
 /// A host may give up while it starts if it cannot read the schema from the server, or if another host has its id.
-/// Otherwise it exits only on request, with a clean status if the server was up.
+/// Otherwise, it exits only on request, with a clean status if the server was up.
 pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {

@@ -23,7 +23,7 @@ pub(super) fn once(known: &Known<'_>) -> Found {
         for attempt in known.attempts(job.id) {
             let number = attempt.attempt;
             let again = !numbers.insert(number);
-            // If the job ended during its last attempt, that end is the end of the attempt too.
+            // If the job ended during its last attempt, that end is also the end of the attempt.
             let twice =
                 job.finished_us.is_some() && job.claimed_us.is_some() && job.attempt == number;
             found.case(job.id, again || twice, || {
@@ -133,7 +133,7 @@ pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
-    // From the last start to the first.
+    // In order from the last start to the first.
     for evidence in known.world.evidence.iter().rev() {
         let Some(next) = next.insert(evidence.job, evidence) else {
             continue;

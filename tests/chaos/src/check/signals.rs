@@ -15,9 +15,9 @@ fn mark(step: &Step) -> Option<i64> {
     step.result["payload"]["mark"].as_i64()
 }
 
-/// A signal whose send was answered with true was taken by one wait, or is still kept. A signal that was refused, or
-/// answered with false because the job had ended, is nowhere. No wait times out while a signal is there, and the
-/// handler has received what its waits have taken.
+/// If the response to a sent signal was true, the signal was taken by one wait, or is still kept. If the signal was
+/// refused, or the response was false because the job had ended, it does not exist anywhere. No wait times out while a
+/// signal is there, and the handler has received what its waits have taken.
 pub(super) fn not_lost(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {

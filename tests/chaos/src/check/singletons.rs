@@ -12,8 +12,8 @@ const COMMITS_WITHIN_US: i64 = 1_000_000;
 /// Allowed in addition to the lease until the claims of a host that does not respond have ended.
 const LATE_US: i64 = 2_000_000;
 
-/// While a job of a key waits, or has not ended, no other one of that key is enqueued. Retries of ended jobs pass no
-/// singleton.
+/// While a job of a key waits, or has not ended, no other job of that key is enqueued. Retries of ended jobs do not
+/// pass through singletons.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = waiting(known);
     let until_ended = |job: &Job, gated: &Gated| {
@@ -65,7 +65,7 @@ fn waiting(known: &Known<'_>) -> Found {
     found
 }
 
-/// Whether this job certainly waited during the whole call that has enqueued another one. `next`: the one after that.
+/// Whether this job certainly waited during the whole call that enqueued another job. `next`: the call after that.
 fn waits(
     known: &Known<'_>,
     enqueues: &HashMap<i64, Vec<&Call>>,
@@ -79,7 +79,7 @@ fn waits(
     let mut records = known.records(id).iter();
     let given_back =
         records.any(|r| r.event == "released" && (call.sent_us..=gone_us).contains(&r.at_us));
-    // The last one that was let through counts.
+    // Only the last job that was let through counts.
     let overtaken = next.is_some_and(|next| next.requested_us <= call.answered_us);
     let responses = enqueues.get(&id).into_iter().flatten();
     let Some(enqueued_us) = responses.map(|call| call.answered_us).min() else {
@@ -114,7 +114,7 @@ fn enqueues<'a>(known: &Known<'a>) -> HashMap<i64, Vec<&'a Call>> {
     enqueues
 }
 
-/// Whether this call has created the job, and not another one before.
+/// Whether this call created the job, and not an earlier call.
 fn enqueues_itself(call: &Call, job: &Job) -> bool {
     matches!(&call.request, Request::Enqueue { spec, .. } if spec.n == job.n)
 }

@@ -6,7 +6,7 @@ use super::super::world::Evidence;
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
-/// The database takes the time before it waits for locks.
+/// The database reads the time before it waits for locks.
 const LOCK_US: i64 = 1_000_000;
 
 /// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held
@@ -86,8 +86,8 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
 }
 
 /// No progress of a stale attempt is accepted. The attempt that wrote a row of rouse.progress held the job at that
-/// time, and a row under the job's fence comes from the running attempt. A row outlives its attempt for a moment: its
-/// presence proves nothing.
+/// time, and a row under the job's fence comes from the running attempt. A row outlives its attempt for a moment, so
+/// its presence does not prove anything.
 pub(super) fn stale_progress(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();

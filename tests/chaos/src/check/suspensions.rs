@@ -6,7 +6,7 @@ use super::super::world::Job;
 use super::known::{ended_by_an_admin, is_suspended, kind};
 use super::{Found, Known};
 
-/// Allowed after the end of a sleep or a timeout.
+/// The time that is allowed after the end of a sleep or a timeout.
 const LATE_US: i64 = 2_000_000;
 
 /// The jobs that were suspended at least once.
@@ -63,7 +63,7 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
         let Some(spec) = known.spec(job) else {
             continue;
         };
-        // The last loss of a job that has failed for it is in its own row.
+        // The last loss of a job that failed because of it is in the job's own row.
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
         let attempts = known.attempts(job.id).iter();
         let free = attempts.filter(|a| a.lost || a.wait.is_some()).count();

@@ -14,8 +14,9 @@ struct Times {
     starts: Vec<(i64, i64)>,
 }
 
-/// No more jobs of an API are claimed in any period than the gate permits, by the rows of the database; and by the
-/// evidence no more start in any period that is as much shorter as a start may follow its claim.
+/// According to the rows of the database, no more jobs of an API are claimed in any period than the gate permits.
+/// According to the evidence, no more jobs start in any period that is shorter by the time that may pass between a
+/// claim and its start.
 ///
 /// A job that is adopted is not counted, and a claim that was given back has left no row. A host that was frozen
 /// between its last look at the clock and the start of the guest starts it late.
@@ -44,7 +45,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
     found
 }
 
-/// A case is a start after as many others within two periods.
+/// A case is a start that follows that many other starts within two periods.
 fn in_windows(
     found: &mut Found,
     key: &str,

@@ -32,7 +32,7 @@ pub(super) fn no_early_start(known: &Known<'_>) -> Found {
     found
 }
 
-/// The earliest permitted start of the job, as known at `at_us`. During a reschedule, either time may hold.
+/// The earliest permitted start of the job, as known at `at_us`. During a reschedule, either time may apply.
 fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 {
     let mut earliest = run_at_us;
     for call in known.calls(job.id) {

@@ -25,7 +25,7 @@ fn spec(world: &mut World, flow: i64) -> &mut FlowSpec {
     }
 }
 
-/// Its attempt starts at this time, whatever the database knows about its parents.
+/// Makes its attempt start at this time, regardless of what the database knows about its parents.
 fn starts(world: &mut World, id: i64, at_us: i64) {
     let attempt = evidence(world, id);
     (attempt.started_us, attempt.ended_us) = (at_us + 1_000, Some(at_us + 2_000));
@@ -219,7 +219,7 @@ fn two_live_jobs_of_flows_with_the_same_key_are_found() {
     // Retries.
     breaks("unique_key", |world| share(world, REPEATED));
     let mut world = healthy();
-    // One after the other.
+    // One after another.
     share(&mut world, [REPEATED[0], HELD[0]]);
     breaks_nothing(&world);
 }

@@ -424,7 +424,7 @@ pub(super) fn healthy() -> World {
         11 * S,
     );
 
-    // One after the other with the same key.
+    // One after another with the same key.
     let keyed = JobSpec {
         unique_key: Some("k".into()),
         ..plain()
@@ -435,7 +435,7 @@ pub(super) fn healthy() -> World {
         b.succeed(id, (at + 2) * S);
     }
 
-    // Retries of the first job, one after the other.
+    // Retries of the first job, one after another.
     for (id, at) in AGAIN.into_iter().zip([30, 40]) {
         b.call(at * S, Request::Retry { job: QUICK }, Response::Ok(id));
         b.0.jobs.push(Job {

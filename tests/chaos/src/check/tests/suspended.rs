@@ -1,4 +1,4 @@
-//! Violated guarantees about suspended jobs, and of the jobs that attempts enqueue.
+//! Violated guarantees about suspended jobs, and about the jobs that attempts enqueue.
 
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use super::super::super::super::load::{JobSpec, Kind, WORK};
 use super::super::super::super::world::{Dependency, Job};
 use super::{A, B, Builder, S, nonce};
 
-/// Of a diamond, the second job failed and the last one was cancelled because of it.
+/// A diamond, of which the second job failed and the last job was cancelled because of that.
 pub(crate) const DIAMOND: [i64; 4] = [70, 71, 72, 73];
 /// The retries of these two.
 pub(crate) const REPEATED: [i64; 2] = [74, 75];
@@ -16,7 +16,7 @@ pub(crate) const REPEATED: [i64; 2] = [74, 75];
 pub(crate) const STOPPED_FLOW: [i64; 2] = [80, 81];
 /// The second one waited for a retry of the first one when its flow was deleted.
 pub(crate) const DELETED: [i64; 2] = [82, 83];
-/// As this one does at the end.
+/// The second job waits for a retry of the first job at the end of the run.
 pub(crate) const HELD: [i64; 2] = [84, 85];
 /// The ids of these flows.
 pub(crate) const FLOWS: [i64; 4] = [7_001, 7_002, 7_003, 7_004];

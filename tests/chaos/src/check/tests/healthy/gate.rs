@@ -1,4 +1,4 @@
-//! Jobs behind gates in the healthy world, each as much as its gate permits.
+//! Jobs behind gates in the healthy world, which use exactly as much as their gates permit.
 
 use super::super::super::super::gates::{Door, Gated};
 use super::super::super::super::ledger::{Request, Response};
@@ -7,14 +7,14 @@ use super::{A, B, Builder, S};
 
 /// Two run at a time, and the last one is claimed a period after the first one.
 pub(crate) const LIMITED: [i64; 7] = [50, 51, 52, 53, 54, 55, 56];
-/// The second one was enqueued when the first one had started, which had kept another one out before.
+/// The second one was enqueued when the first one had started, which had kept another job out before.
 pub(crate) const QUEUED: [i64; 2] = [57, 58];
 /// The second one was enqueued when the first one had ended.
 pub(crate) const RUNNING: [i64; 2] = [59, 60];
 /// Two jobs were enqueued as this one.
 pub(crate) const CALM: i64 = 61;
 
-/// A job with keys that no other one has.
+/// A job with keys that no other job has.
 pub(crate) fn spec(id: i64, door: Door) -> JobSpec {
     let gated = Gated {
         door,
@@ -45,7 +45,7 @@ impl Builder {
         (job.handler, job.queue) = (handler, queue);
     }
 
-    /// An enqueue that got this job, which an earlier one had created.
+    /// An enqueue that got this job, which an earlier enqueue had created.
     fn merged(&mut self, id: i64, n: i64, at_us: i64, spec: JobSpec) {
         let spec = JobSpec { n, ..spec };
         let request = Request::Enqueue {
