@@ -179,7 +179,7 @@ async fn a_running_job_can_be_completed_or_failed_but_not_rescheduled_deleted_or
     }
     assert!(is_true(&client, COMPLETE, &[&a, &json!(1)]).await);
     assert!(is_true(&client, FAIL, &[&b, &"no"]).await);
-    // The outcomes of the attempts are refused.
+    // The outcomes of these attempts are refused.
     let late = store
         .settle(&[succeeded(a), succeeded(b)], Locked::Wait)
         .await

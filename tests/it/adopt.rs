@@ -32,7 +32,7 @@ async fn adopt(store: &Store) -> AdoptionResult {
         .unwrap()
 }
 
-/// The adoptions that `last` decides on for the orphans that it has listed.
+/// Makes `last` decide this for all orphans, and returns its adoptions.
 async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     let lanes: Vec<LaneId> = orders(last, 60_000)
         .await
@@ -183,7 +183,7 @@ async fn orphans_left_by_a_truncated_adoption_precede_queued_jobs() {
         )
         .await
         .unwrap();
-    // Room for more jobs than there are orphans.
+    // There is room for more jobs than there are orphans.
     let settings = Settings {
         slots: 16,
         ..Settings::default()
@@ -258,7 +258,7 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
     assert!(until > ended);
     let waits = show(&client, queued).await;
     assert_eq!((waits.state.as_str(), waits.attempt), ("queued", 0));
-    // A claim that knows of this lease proceeds: perhaps this host cannot adopt the job.
+    // A claim that knows about this lease proceeds: this host may not be able to adopt the job.
     let claimed = ask(Some(until)).await.jobs();
     assert_eq!(claimed[0].id.0, queued);
     assert!(
@@ -267,7 +267,7 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
     );
 }
 
-/// As `rouse.clear_timeouts` locks it, in a transaction that stays open.
+/// The row is locked as by `rouse.clear_timeouts`, in a transaction that stays open.
 #[tokio::test]
 async fn a_worker_whose_row_is_locked_does_not_wait_to_adopt_its_own_orphans() {
     let db = TestDb::new().await;

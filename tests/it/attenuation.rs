@@ -175,7 +175,7 @@ async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
         "{job:?}"
     );
     assert!(names_the_job(&job, "memory_mb"), "{job:?}");
-    // A job that asks for 4 GiB gets no more than the handler's 32 MiB.
+    // A job that requests 4 GiB gets no more than the handler's 32 MiB.
     let job = run(
         &client,
         "test.alloc",

@@ -74,7 +74,7 @@ async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
     }
     let why = refusal(&client, "DELETE FROM rouse.finished").await;
     assert!(why.contains("rouse.unlock_history('why')"), "{why}");
-    // Partitions of later days are protected too, and old ones can still be dropped.
+    // Partitions of later days are also protected, and old partitions can still be dropped.
     client
         .batch_execute("SELECT rouse.prepare_partitions(9)")
         .await
@@ -312,8 +312,8 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard
-    // itself is renewed at once.
+    // A claim may have waited in line until it was released, and a lease that was taken before the listener had
+    // received its own test notification is renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())

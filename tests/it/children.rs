@@ -50,7 +50,7 @@ async fn two_settlements_of_one_job_in_one_call_leave_no_jobs() {
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue_sql(&client, "'x'").await;
     let job = claim_one(&store).await;
-    // The attempt before: its lease has ended, and its outcome was not refused yet.
+    // The previous attempt: its lease has ended, and its outcome has not been refused yet.
     let mut stale = job.clone();
     stale.fence.0 ^= 1;
     let both = [&stale, &job].map(|job| settlement_with(job, result("1"), vec![child(json!(1))]));
@@ -189,7 +189,7 @@ async fn the_next_job_continues_the_chain_and_its_end_releases_those_that_wait()
     let job = claim_one(&store).await;
     let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
     assert_eq!(succeed(&store, &job, vec![next(json!(2))]).await, Ok(1));
-    // The predecessor has ended, the chain has not.
+    // The predecessor has ended, but the chain has not.
     let later = enqueue_sql(&client, &format!("'later', after => '[{first}]'")).await;
     let second = claim_one(&store).await;
     assert_eq!(second.payload.0, "2");
@@ -333,7 +333,7 @@ async fn a_tree_of_jobs_is_limited_in_number_and_depth() {
     let first = claim_one(&store).await;
     let refused = succeed(&store, &first, many(3)).await.unwrap_err();
     assert!(refused.contains("at most 2 more descendants"), "{refused}");
-    // To continue a chain costs nothing, and keeps the rest.
+    // Continuing a chain does not use up the limit, and keeps what is left of it.
     assert_eq!(
         succeed(
             &store,
@@ -407,7 +407,7 @@ async fn values_that_only_the_database_checks_refuse_the_settlement() {
         assert!(refused.contains(why), "{refused}");
     }
     assert!(children(&client, parent).await.is_empty());
-    // A child with a unique key that is taken is the live job.
+    // If the unique key of a child is taken, the child is the live job with that key.
     let taken = new(
         NewJobKind::Child,
         "y",

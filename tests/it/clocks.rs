@@ -70,7 +70,7 @@ async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothi
             .unwrap();
         assert!(row.get::<_, bool>(0), "a retry started early");
         assert_eq!(events(&client, in_an_hour).await, ["requested"]);
-        // Nothing that it writes uses its own time, and it is not declared dead.
+        // The host does not use its own time for anything that it writes, and it is not declared dead.
         until_true(
             &client,
             "SELECT count(*) = 1 AND bool_and(state = 'active' AND seen_at BETWEEN now() - interval '1 minute' AND now()) FROM rouse.workers",

@@ -80,7 +80,7 @@ async fn a_granted_directory_is_visible_to_its_handler_only() {
     drop(host);
 }
 
-/// Otherwise it would count as unset, and another database could be used.
+/// Otherwise, the variable would count as unset, and another database could be used.
 #[test]
 fn a_variable_that_is_not_utf_8_is_refused_by_name() {
     let mut command = rouse();

@@ -1,4 +1,4 @@
-//! Modules are compiled in a child process with limits, and no failure of the child reaches the host.
+//! Modules are compiled in a child process with limits, and no failure of the child affects the host.
 
 mod line_tables;
 
@@ -33,7 +33,7 @@ fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
 }
 
 /// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand
-/// values: the compiler's work grows with the product of all these numbers, and the file does not.
+/// values: the compiler's work grows with the product of all these numbers, but the size of the file does not.
 fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     const VALUES: usize = 1000;
     let values = "i64 ".repeat(VALUES);
@@ -208,7 +208,7 @@ async fn a_compile_bomb_yields_to_the_other_modules_and_is_retried_after_them() 
     assert!(handlers.refused.is_empty(), "{:?}", handlers.refused);
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
 
-    // One of the bombs has the only place now, and a module that comes later does not wait for it.
+    // One of the bombs now occupies the only place, and a module that arrives later does not wait for it.
     fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
     let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
@@ -231,7 +231,7 @@ async fn modules_that_wait_in_describe_yield_to_the_other_modules() {
     assert!(handlers.refused.is_empty(), "{:?}", handlers.refused);
     assert_eq!(handlers.slow, ["a-waits.wasm", "b-waits.wasm"]);
 
-    // One of them waits again now, for 15 s.
+    // One of them is now waiting again, for 15 s.
     fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
     let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
     assert_eq!(handlers.slow, ["a-waits.wasm", "b-waits.wasm"]);
@@ -355,7 +355,7 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_permanently() {
 
 #[tokio::test]
 async fn the_last_good_version_serves_if_the_compiler_of_the_next_one_is_killed() {
-    // The compiler compiles the first module and no later one.
+    // The compiler compiles the first module and no later module.
     let scratch = scratch("once");
     let pid = scratch.join("pid");
     let compiler = compiler_that(&format!(

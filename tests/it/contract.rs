@@ -90,7 +90,7 @@ async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     }
     let (end, _) = run_end(&handlers, "test.typed", "18446744073709551617").await;
     assert!(refused(end).contains("18446744073709551617"));
-    // The command line shows the numbers unchanged too.
+    // The command line also shows the numbers unchanged.
     let db = TestDb::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("typed.wasm"), &typed_input).unwrap();

@@ -145,7 +145,7 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
         2
     );
 
-    // Another payload is checked too, and that of the job which replaces the first.
+    // Other payloads are also checked, including that of the job that replaces the first.
     let mut edited: i64 = id;
     for _ in 0..2 {
         let wrong = format!("SELECT rouse.replace_payload({edited}, '{{}}')");

@@ -17,7 +17,7 @@ use crate::support::database::registration;
 use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb};
 
-/// A text that a browser would run, that turns the direction of what follows, and that a terminal would obey.
+/// A text that a browser would run, that changes the direction of the text after it, and that a terminal would obey.
 const HOSTILE: &str = "</td></pre><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\u{202e}\u{1b}[31m";
 
 /// `rouse ui` on a database.
@@ -27,7 +27,7 @@ struct Dashboard {
 }
 
 impl Dashboard {
-    /// On any port of this machine.
+    /// Starts it on a free port of this machine.
     fn start(db: &TestDb, variables: &[(&str, &str)]) -> Self {
         Self::start_at(db, "127.0.0.1:0", variables)
     }
@@ -51,12 +51,12 @@ impl Dashboard {
         format!("http://{}/ui{path}", self.address)
     }
 
-    /// A page, as a browser on this machine gets it.
+    /// Gets a page, like a browser on this machine.
     async fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], "").await
     }
 
-    /// A form, as a page of the dashboard sends it.
+    /// Sends a form, like a page of the dashboard.
     async fn post(&self, path: &str, form: &str) -> Response {
         self.send("POST", path, &[("Sec-Fetch-Site", "same-origin")], form)
             .await
@@ -105,7 +105,7 @@ impl Dashboard {
         stream
     }
 
-    /// Follows a page until it has this text.
+    /// Follows a page until it contains this text.
     async fn until(&self, path: &str, wanted: &str) {
         let mut stream = self.follow(path).await;
         read_until(&mut stream, &mut String::new(), wanted).await;
@@ -148,7 +148,7 @@ impl Response {
     }
 }
 
-/// Reads a stream until the text has come.
+/// Reads a stream until the text has arrived.
 async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
     let reading = async {
         let mut part = [0; 4096];

@@ -64,7 +64,8 @@ async fn a_count_that_takes_too_long_is_cancelled_in_the_database() {
     store.depths().await.unwrap();
 }
 
-/// Asserts that this transaction is reported, and no longer once it has ended; three transactions came after it.
+/// Asserts that this transaction is reported, and is no longer reported once it has ended; three transactions came
+/// after it.
 async fn assert_reported_until_its_end(store: &Store, open: Transaction<'_>) {
     let database_metrics = store.database_metrics().await.unwrap();
     assert!(

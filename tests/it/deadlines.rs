@@ -20,17 +20,18 @@ use crate::support::claims::{
 };
 use crate::support::worker::{enqueue_sql, events, show};
 
-/// What an error says about a job timeout of three days.
+/// The error message for a job timeout of three days.
 const MESSAGE: &str =
     "the job had not ended within 3 days, the job timeout that it was enqueued with";
 
-/// Lets the deadline of a job pass, as time does.
+/// Moves the deadline of a job into the past, as if time had passed.
 async fn pass(client: &Client, id: i64) {
     let sql = "UPDATE rouse.deadline SET deadline_at = clock_timestamp(), try_at = clock_timestamp() WHERE job = $1";
     assert_eq!(client.execute(sql, &[&id]).await.unwrap(), 1);
 }
 
-/// Enforces all deadlines, as a host does; returns how many were handled, and the jobs that it has ended.
+/// Enforces all deadlines, as a host does; returns the number of deadlines that were handled, and the jobs that were
+/// ended.
 async fn enforce(store: &Store) -> (i32, Vec<MissedDeadline>) {
     let (mut handled, mut ended) = (0, Vec::new());
     loop {
@@ -55,7 +56,7 @@ async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(client: &Client, sql
         .get(0)
 }
 
-/// How long after this moment a job has its deadline, as text; empty if it has none.
+/// The time from this moment to the deadline of a job, as text; empty if it has none.
 async fn deadline_after(client: &Client, id: i64, moment: &str) -> String {
     let sql = format!(
         "SELECT coalesce((deadline_at - {moment})::text, '') FROM rouse.jobs WHERE id = {id}"

@@ -25,7 +25,7 @@ async fn direct(settings: &str) -> (TestDb, Client) {
     (db, client)
 }
 
-/// What a worker registers for a handler.
+/// The capability that a worker registers for a handler.
 fn capability() -> Value {
     json!({"sha256": "0".repeat(64), "grants": []})
 }
@@ -57,14 +57,14 @@ async fn workers(db: &TestDb, ids: &[&str]) -> Vec<Store> {
     workers
 }
 
-/// Declares a worker dead, as the heartbeat of another one does, but leaves its inboxes to recoveries.
+/// Declares a worker dead, as the heartbeat of another worker does, but leaves its inboxes to recoveries.
 async fn declare_dead(client: &Client, worker: &Store) {
     let dead = "UPDATE rouse.worker SET dead_at = now() WHERE incarnation = $1";
     let incarnation = worker.incarnation().unwrap().0;
     client.execute(dead, &[&incarnation]).await.unwrap();
 }
 
-/// Enqueues a job in `q` with these further arguments, and returns the worker in whose inbox it is; empty for the
+/// Enqueues a job in `q` with these additional arguments, and returns the worker in whose inbox it is; empty for the
 /// shared lane.
 async fn enqueue(client: &Client, arguments: &str) -> String {
     let id = enqueue_sql(client, &format!("'greet', queue => 'q'{arguments}")).await;
@@ -102,13 +102,13 @@ async fn round_robin_gives_each_worker_as_many_jobs() {
     let mut chosen = Vec::new();
     for _ in 0..30 {
         chosen.push(enqueue(&client, "").await);
-        // Another lane counts for itself.
+        // Another lane has its own turn count.
         enqueue_sql(&client, "'test.sleep', queue => 'q'").await;
     }
     let first: BTreeSet<&String> = chosen[..3].iter().collect();
     assert_eq!(first.len(), 3, "{chosen:?}");
     assert!((3..30).all(|n| chosen[n] == chosen[n - 3]), "{chosen:?}");
-    // Many jobs of one call are spread too.
+    // The jobs of one call are also spread.
     let many =
         "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[30]), queue => 'q')";
     client
@@ -162,10 +162,10 @@ async fn a_hash_keeps_keys_on_their_workers_and_moves_only_those_of_a_worker_tha
             "tenant {tenant} moved from {old} to {new}"
         );
     }
-    // The same id: a new incarnation has the same keys.
+    // With the same id, a new incarnation gets the same keys.
     worker(&db, "b").await;
     assert_eq!(tenants(&client).await, before);
-    // A further worker takes keys from the others, and they exchange none.
+    // An additional worker takes keys from the others, and the others do not exchange any.
     worker(&db, "e").await;
     let with = tenants(&client).await;
     let moved = before.iter().zip(&with).filter(|(old, new)| old != new);
@@ -277,7 +277,7 @@ async fn only_live_workers_that_take_such_jobs_are_chosen() {
         "",
         "their login has no tags"
     );
-    // A worker that gets the handler is chosen from its next heartbeat on, and one that loses it is not.
+    // A worker that gets the handler is chosen from its next heartbeat on, and a worker that loses it is not.
     client
         .batch_execute("SET ROLE rouse_owner; DELETE FROM rouse.worker_login; RESET ROLE")
         .await
@@ -321,7 +321,7 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
         .await
         .unwrap();
     for _ in 0..100 {
-        // As long as the statistics of a host.
+        // A value as long as the statistics of a host.
         let heartbeats = "UPDATE rouse.worker SET seen_at = clock_timestamp(), stats = jsonb_build_object('text', repeat('x', 1000))";
         client.batch_execute(heartbeats).await.unwrap();
     }
@@ -358,7 +358,7 @@ async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lan
     for _ in 0..20 {
         assert_ne!(enqueue(&client, "").await, "b");
     }
-    // Another queue, and the same one once it is shared again, are as before.
+    // Another queue, and this queue once it is shared again, work as before.
     let other = enqueue_sql(&client, "'greet'").await;
     assert_eq!(inbox(&client, other).await, "");
     client
@@ -369,7 +369,7 @@ async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lan
     let divided = "SELECT count(*) FROM rouse.lane WHERE divided_by IS NOT NULL";
     let divided: i64 = client.query_one(divided, &[]).await.unwrap().get(0);
     assert_eq!(divided, 0);
-    // Inboxes take no room from the keys of other queues.
+    // Inboxes do not reduce the room for the keys of other queues.
     let fair = "SELECT rouse.set_fair_share('fair', policy => 'drr')";
     client.batch_execute(fair).await.unwrap();
     enqueue_sql(&client, "'greet', queue => 'fair', tenant => 't'").await;
@@ -487,7 +487,7 @@ async fn only_the_chosen_worker_is_notified_and_only_if_it_sleeps() {
             ),
         }
     }
-    // A job of the shared lane wakes all.
+    // A job in the shared lane wakes all workers.
     enqueue(&client, "").await;
     let notified = received(&mut listeners, &client).await;
     assert_eq!(notified.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);

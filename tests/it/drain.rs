@@ -87,7 +87,7 @@ async fn a_drain_shows_a_progress_bar_on_a_terminal_and_clears_it_at_the_end() {
         .await
         .unwrap();
     let drain = format!("{} queue drain mail", rouse_binary().display());
-    // A terminal of its own, by `script` (util-linux).
+    // A terminal of its own, created with `script` (util-linux).
     let mut script = Command::new("script");
     script
         .args(["--quiet", "--return", "--command", &drain, "/dev/null"])
@@ -266,7 +266,7 @@ async fn a_drain_leases_its_claims_for_five_minutes_by_default() {
         let lease = "SELECT extract(epoch FROM lease_until - claimed_at)::float8 FROM rouse.job";
         let lease: f64 = client.query_one(lease, &[]).await.unwrap().get(0);
         assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
-        // An admin action ends the job, and with it the queue is empty.
+        // An admin action ends the job, after which the queue is empty.
         cancel(&client, id).await;
         let (status, output) = drain.exit(TIMEOUT);
         assert_eq!(status.code(), Some(0), "{output}");

@@ -175,7 +175,7 @@ async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
             "rouse.enqueue('x', unique_key => repeat('€', 342))",
             "at most 1024 bytes",
         ),
-        // By accident, it would enqueue each job again.
+        // A key that is null by accident would enqueue each job again.
         (
             "rouse.enqueue_unique('x', NULL)",
             "unique_key must not be null (22023)",

@@ -22,7 +22,7 @@ async fn a_message_without_a_remedy_has_a_hint() {
         let refused = refusal(&client, &format!("SELECT rouse.{call}")).await;
         assert!(refused.contains(hint), "{call}: {refused}");
     }
-    // It lacks a setting.
+    // The gate lacks a setting.
     let refused = refusal(&client, "SELECT rouse.set_gate('g', 'singleton')").await;
     assert!(!refused.contains("Leave out"), "{refused}");
 }

@@ -135,7 +135,7 @@ async fn the_shares_are_kept_on_three_hosts_and_after_one_of_them_has_died() {
         "SELECT count(DISTINCT worker_id) = 3 FROM rouse.handlers WHERE handler = 'test.sleep'",
     )
     .await;
-    // At once: hosts that see the first tenant alone give it everything.
+    // All jobs are enqueued at once: hosts that see only the first tenant give it everything.
     client.batch_execute("BEGIN").await.unwrap();
     for tenant in ["a", "b"] {
         enqueue(&client, "mail", tenant, "test.sleep", 5, 4000).await;
@@ -179,7 +179,7 @@ async fn keys_share_the_cpu_if_the_queue_charges_it() {
                 FROM (SELECT * FROM rouse.finished WHERE cpu_us IS NOT NULL ORDER BY claimed_at, id OFFSET 100 LIMIT 2000) AS f";
     let row = client.query_one(used, &[]).await.unwrap();
     let (ratio, heavy): (f64, i64) = (row.get(0), row.get(1));
-    // By jobs it would be 2:4.
+    // Counted by jobs, it would be 2:4.
     assert!(
         (1.8..2.2).contains(&ratio),
         "{ratio} with {heavy} heavy jobs of 2000"
@@ -209,7 +209,7 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
         until_true(&client, &ended).await;
     }
     worker.stop_now().await;
-    // How many jobs of the flood have started between the enqueue of each and its start.
+    // For each job, the number of jobs of the flood that started between its enqueue and its start.
     let overtaken = "
         SELECT count(f.id) FROM rouse.jobs AS c
         LEFT JOIN rouse.jobs AS f ON f.tenant = 'flood' AND f.started_at BETWEEN c.requested_at AND c.started_at
@@ -217,8 +217,8 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
     let rows = client.query(overtaken, &[]).await.unwrap();
     let counts: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(counts.len(), 8);
-    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line. One of each four may
-    // have met a busy machine.
+    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line. One of every four
+    // may have been delayed by a busy machine.
     for lanes in counts.chunks(4) {
         let late = lanes.iter().filter(|count| **count >= 60).count();
         assert!(late <= 1, "{counts:?}");
@@ -235,7 +235,7 @@ async fn the_first_job_of_a_tenant_starts_soon_if_its_transaction_was_open_durin
         slots: 2,
         intervals: Intervals {
             look_back: Duration::from_secs(60),
-            // No sweep finds it.
+            // The sweep is too rare to find it.
             sweep: Duration::from_secs(600),
             ..Intervals::default()
         },

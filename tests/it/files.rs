@@ -113,7 +113,7 @@ async fn opening_a_pipe_or_a_socket_does_not_wait_for_its_other_end() {
     let granted = Granted::to(&body).await;
     make_pipe(&granted.at("pipe"));
     assert_eq!(granted.run().await, [NOT_SUPPORTED; 4]);
-    // A link does not get around the check.
+    // A link does not bypass the check.
     std::fs::rename(granted.at("pipe"), granted.at("else")).unwrap();
     std::os::unix::fs::symlink("else", granted.at("pipe")).unwrap();
     assert_eq!(granted.run().await, [NOT_SUPPORTED; 4]);

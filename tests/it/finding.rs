@@ -32,7 +32,7 @@ async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
     id
 }
 
-/// Inserts history from this many days ago: jobs of handler x in this state, with these ids.
+/// Inserts history that is this many days old: jobs of handler x in this state, with these ids.
 async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeInclusive<i64>) {
     let (result, error) = match state {
         "succeeded" => ("'1'", "NULL"),
@@ -300,7 +300,7 @@ async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue()
     let found = search(&client, rare, None, 100, 50).await;
     assert_eq!(found, (vec![], 50, Some(2_004_954), Some(2_004_954)));
 
-    // Live jobs count too, including jobs that were enqueued earlier.
+    // Live jobs also count, including jobs that were enqueued earlier.
     client
         .batch_execute(
             "SELECT rouse.enqueue_many('x', array_fill('1'::jsonb, ARRAY[5]));

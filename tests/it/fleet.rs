@@ -73,7 +73,7 @@ async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers(
     let unknown = run_rouse(&db, &["workers", "show", "nobody"]).await;
     unknown.exits(3).prints("no worker nobody is listed");
 
-    // A worker that stopped normally is listed only with `--all`.
+    // A worker that has stopped normally is listed only with `--all`.
     worker.drain().await;
     assert_eq!(
         run_rouse(&db, &["workers", "ls", "--json"]).await.json()["workers"],
@@ -134,7 +134,7 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
         .await
         .exits(0)
         .prints("mail");
-    // It may be alive after all: then its write is refused as unknown, and it registers again.
+    // The worker may be alive after all: in that case, its write is refused as unknown, and it registers again.
     let refused = store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await;
@@ -358,7 +358,7 @@ async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
         .prints("the manifest is not shown, because handlers-wasm cannot be opened: rouse.toml");
 }
 
-/// An attempt that is retried after its timeout flags its worker too; one whose outcome is refused does not.
+/// An attempt that is retried after its timeout also flags its worker; an attempt whose outcome is refused does not.
 #[tokio::test]
 async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     let db = TestDb::new().await;

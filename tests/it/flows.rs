@@ -385,7 +385,7 @@ async fn a_flow_is_cancelled_in_batches_that_leave_records() {
     );
 }
 
-/// The deletion waits for the row of a job that another one is about to continue.
+/// The deletion waits for the row of a job whose chain another job is about to continue.
 #[tokio::test]
 async fn a_job_that_replaces_another_while_its_flow_is_deleted_is_deleted_too() {
     let db = TestDb::new().await;
@@ -591,7 +591,7 @@ async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() 
     assert_eq!(act(&client, "retry_flow", flow).await, 1);
 }
 
-/// Begins to cancel the flow, and returns once that waits for a lock.
+/// Starts to cancel the flow, and returns once the cancellation waits for a lock.
 async fn cancel_until_it_waits(db: &TestDb, flow: i64) -> tokio::task::JoinHandle<i32> {
     let (operator, client) = (db.client().await, db.client().await);
     let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });

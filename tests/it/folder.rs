@@ -148,7 +148,7 @@ async fn a_describe_that_loops_waits_traps_or_returns_garbage_is_refused_and_the
         ("zecho.wasm", &echo("test.echo", "1")),
     ])
     .await;
-    // Reaching this point shows that none of them held up the loading.
+    // Reaching this point shows that none of them delayed the loading.
     for (file, words) in [
         ("bad-name.wasm", "Bad Name"),
         ("greedy.wasm", "more than 32 MiB"),
@@ -232,7 +232,7 @@ async fn a_file_that_may_still_be_there_is_not_withdrawn() {
         ("linked.wasm", &echo("test.linked", "1")),
     ])
     .await;
-    // An error that root gets too, and that does not mean that the file was removed: the link's name is too long.
+    // An error that even root gets, and that does not mean that the file was removed: the link's name is too long.
     std::os::unix::fs::symlink("x".repeat(300), handlers.path(".link")).unwrap();
     fs::hard_link(handlers.path("echo.wasm"), handlers.path(".echo")).unwrap();
     fs::rename(handlers.path(".link"), handlers.path("echo.wasm")).unwrap();
@@ -243,7 +243,7 @@ async fn a_file_that_may_still_be_there_is_not_withdrawn() {
     assert!(why.starts_with("it cannot be read: "), "{why}");
     handlers.handler("test.echo");
     handlers.handler("test.linked");
-    // A link that leads nowhere is no file.
+    // A link that leads nowhere does not count as a file.
     std::os::unix::fs::symlink("nowhere", handlers.path(".link")).unwrap();
     fs::rename(handlers.path(".link"), handlers.path("linked.wasm")).unwrap();
     handlers

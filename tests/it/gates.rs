@@ -31,7 +31,7 @@ async fn set_gate(client: &Client, arguments: &str) {
         .unwrap();
 }
 
-/// Enqueues a job with these further arguments, and returns its id.
+/// Enqueues a job with these additional arguments, and returns its id.
 async fn enqueue(client: &Client, handler: &str, arguments: &str) -> i64 {
     let sql = format!("SELECT rouse.enqueue('{handler}'{arguments})");
     client.query_one(&sql, &[]).await.unwrap().get(0)

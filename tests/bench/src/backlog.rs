@@ -30,7 +30,7 @@ pub(super) struct Work {
     pub(super) queues: Option<i64>,
     /// All jobs are in this queue, and each belongs to a tenant: SQL over `n`.
     pub(super) tenants: Option<(&'static str, String)>,
-    /// How the jobs wait for each other; `None`: not at all.
+    /// How the jobs wait for each other; `None`: they do not wait.
     pub(super) graph: Option<Graph>,
     /// The number of jobs that each enqueued job becomes: itself, and those with which it continues its chain.
     pub(super) chain: i64,

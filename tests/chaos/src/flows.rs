@@ -18,7 +18,7 @@ const KEYS: u64 = 3;
 /// retry of a hopeless one keeps its key, and each flow that uses this job waits too.
 const KEYS_LAST: i64 = 20;
 
-/// What the failure of a job does to one that waits for it.
+/// The effect of a job's failure on a job that waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum OnFailure {
@@ -28,7 +28,7 @@ pub(super) enum OnFailure {
     Wait,
 }
 
-/// A job that another one waits for.
+/// A job that another job waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Edge {
     /// Its place in the flow.
@@ -49,20 +49,20 @@ pub(super) struct FlowSpec {
     pub(super) nodes: Vec<Node>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
-    /// The caller hangs up after this many microseconds, with or without a response.
+    /// The caller disconnects after this many microseconds, with or without a response.
     pub(super) hangs_up_us: Option<u64>,
 }
 
-/// What is done to a flow after its enqueue.
+/// The actions on a flow after its enqueue.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
     /// It is cancelled after this time.
     pub(super) cancel_ms: Option<u64>,
-    /// How often it is retried, if it has not succeeded by then.
+    /// The number of times that it is retried, if it has not succeeded by then.
     pub(super) retries: u32,
-    /// How many jobs a call cancels or retries.
+    /// The number of jobs that one call cancels or retries.
     pub(super) max: i32,
-    /// The first call of each retry gets no response after this many microseconds.
+    /// The first call of each retry does not wait for a response for longer than this many microseconds.
     pub(super) hangs_up_us: Option<u64>,
     /// Whether it is deleted in the end.
     pub(super) deletes: bool,
@@ -137,7 +137,7 @@ impl FlowSpec {
 }
 
 impl Plan {
-    /// What is done to the flow with this index.
+    /// The actions on the flow with this index.
     pub(super) fn nth(seed: u64, index: i64) -> Self {
         let mut random = Random::new(seed, &format!("plan of flow {index}"));
         Self {

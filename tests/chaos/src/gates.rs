@@ -1,7 +1,8 @@
 //! Gates of a run, and the keys of the jobs behind them.
 //!
-//! All jobs of the handler pass two gates in their claim, whatever their queue is: one limits how many jobs of a tenant
-//! run, the other one how many of two tenants start. Each queue has a gate of its own in the enqueue.
+//! All jobs of the handler pass two gates when they are claimed, whatever their queue is: one limits how many jobs of a
+//! tenant run, and the other limits how many jobs of two tenants start. Each queue also has a gate of its own, which
+//! acts when a job is enqueued.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -10,10 +11,10 @@ use tokio_postgres::Client;
 use super::load::GATED;
 use super::random::Random;
 
-/// How many jobs of a tenant may run at the same time.
+/// The maximum number of jobs of a tenant that run at the same time.
 pub(super) const RUNNING_MAX: usize = 2;
-/// How many jobs of an API may start in a period. Two tenants share an API, and want to start more than that, so that
-/// jobs wait for this gate as well as for the other one.
+/// The maximum number of jobs of an API that start in a period. Two tenants share an API, and want to start more than
+/// that, so that jobs wait for this gate as well as for the other gate.
 pub(super) const STARTS_MAX: usize = 6;
 pub(super) const STARTS_PERIOD_US: i64 = 4_000_000;
 /// A burst ends when no job was enqueued for this long, or after the other time.
@@ -21,7 +22,7 @@ pub(super) const BURST_PERIOD_US: i64 = 2_000_000;
 pub(super) const BURST_MAX_WAIT_US: i64 = 5_000_000;
 /// Less than `keyed_lanes_max` with three queues and two priorities, so that no two keys share a lane.
 const TENANTS: u64 = 1_000;
-/// All jobs of one moment have few tenants, so that they compete.
+/// At any moment, the jobs belong to only a few tenants, so that they compete.
 const TENANTS_AT_ONCE: u64 = 6;
 /// After this many jobs of a producer, five of these tenants are replaced: the jobs that wait for their gates can then
 /// run, and a long run has many keys.
@@ -29,7 +30,7 @@ const REPLACED_AFTER: u64 = 300;
 const REPLACED: u64 = 5;
 const DOCS: u64 = 2;
 
-/// The gate of a queue that acts in the enqueue.
+/// The gate of a queue that acts when a job is enqueued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Door {

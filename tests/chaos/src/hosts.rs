@@ -24,7 +24,7 @@ const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Covers the drain timeout, the grace, and a database that does not answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) const POLL_EVERY: Duration = Duration::from_millis(100);
-/// The supervisor's pause before a restart, so that a host which exits at once is not restarted in a tight loop.
+/// The supervisor's pause before a restart, so that a host that exits at once is not restarted in a tight loop.
 pub(super) const RESTART_AFTER: Duration = Duration::from_millis(500);
 /// How long a fault waits for a host that no other fault uses.
 const HOST_AVAILABLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -276,7 +276,7 @@ impl Hosts {
         Ok(Some(from_us))
     }
 
-    /// Stops all hosts in order, in parallel.
+    /// Stops all hosts gracefully, in parallel.
     pub(super) async fn stop_all(self: &Arc<Self>) -> Result<()> {
         let processes: Vec<Process> = self
             .lock()

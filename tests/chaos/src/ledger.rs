@@ -1,6 +1,7 @@
 //! Requests, responses and faults: lines of JSON outside the database.
 //!
-//! A request is written before it is sent, so the ledger has it even if the request or its response is lost.
+//! A request is written to the ledger before it is sent, so the ledger contains it even if the request or its response
+//! is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -88,7 +89,8 @@ pub(super) enum Request {
     EnqueueFlow {
         spec: FlowSpec,
     },
-    /// The responses to this and the next two count the jobs that were cancelled, retried or deleted.
+    /// The responses to this request and to the next two contain the number of jobs that were cancelled, retried or
+    /// deleted.
     CancelFlow {
         flow: i64,
     },
@@ -167,8 +169,7 @@ pub(super) enum Event {
         job: i64,
         kills: u64,
     },
-    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not
-    /// requested.
+    /// Two hosts shared this id, from the start of the second one. `exits` contains the unrequested exits of both.
     IdShared {
         worker: String,
         exits: Vec<Exit>,
@@ -198,7 +199,7 @@ pub(super) enum Event {
     LoadEnded,
 }
 
-/// An exit, not requested, of one of two hosts that share an id.
+/// An unrequested exit of one of two hosts that share an id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Exit {
     /// 0 or 1.

@@ -13,7 +13,7 @@ pub(super) const QUEUES: [&str; 3] = ["default", "mail", "bulk"];
 pub(super) const TAG: &str = "blue";
 pub(super) const WORK: &str = "chaos.work";
 pub(super) const SPIN: &str = "chaos.spin";
-/// Its lease is long enough that an attempt of a few seconds ends before the first renewal.
+/// Its lease is so long that an attempt of a few seconds ends before the first renewal.
 pub(super) const PATIENT: &str = "chaos.patient";
 /// Its attempts are suspended, and it enqueues others.
 pub(super) const SUSPENDING: &str = "chaos.suspending";
@@ -49,7 +49,7 @@ pub(super) enum Kind {
     FailsTooOften,
     IsHopeless,
     IsScheduled,
-    /// Scheduled so far ahead that it is live at the end of the run.
+    /// Scheduled so far ahead that it is still live at the end of the run.
     IsFarAhead,
     HasKey,
     IsRolledBack,
@@ -109,7 +109,7 @@ impl Kind {
 /// A job as its producer enqueues it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct JobSpec {
-    /// Unique in the run, and part of the payload, so that the job is recognised whatever its id is.
+    /// Unique in the run, and part of the payload, so that the job can be recognised regardless of its id.
     pub(super) n: i64,
     pub(super) kind: Kind,
     pub(super) handler: String,
@@ -131,7 +131,7 @@ pub(super) struct JobSpec {
     /// Size in bytes of an incompressible part of the payload.
     #[serde(default)]
     pub(super) pad_bytes: usize,
-    /// How many of the last jobs of its producer it waits for.
+    /// The number of recent jobs of its producer that it waits for.
     #[serde(default)]
     pub(super) parents: usize,
     /// Whether it runs if one of these fails; otherwise it is cancelled.
@@ -158,7 +158,7 @@ pub(super) struct JobSpec {
     pub(super) gated: Option<Gated>,
     /// Whether the enqueueing transaction is rolled back.
     pub(super) rolled_back: bool,
-    /// The producer hangs up after this many microseconds, with or without a response.
+    /// The producer disconnects after this many microseconds, with or without a response.
     pub(super) hangs_up_us: Option<u64>,
 }
 

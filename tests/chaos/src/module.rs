@@ -36,7 +36,7 @@ impl Module {
     }
 }
 
-/// The module with an additional custom section that has the number of the build.
+/// The module with an additional custom section that contains the number of the build.
 fn variant(module: &[u8], build: u64) -> Vec<u8> {
     const SECTION: &[u8] = b"build";
     let text = build.to_string();

@@ -22,7 +22,7 @@ const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2, queue => $3, priority => $4,
 /// Maximum number of recent jobs that admin actions choose from.
 const RECENT_MAX: usize = 300;
 
-/// The largest number of jobs that a job waits for.
+/// The maximum number of jobs that a job waits for.
 const PARENTS_MAX: usize = 4;
 
 /// Recently accepted jobs.
@@ -108,7 +108,7 @@ impl Producer {
         let mut last = VecDeque::new();
         let mut signals = JoinSet::new();
         for index in 0.. {
-            // Jobs missed during an outage are not made up for: that would be a different load.
+            // Jobs that were missed during an outage are not enqueued later: that would be a different load.
             next = next.max(Instant::now() - self.every * 20)
                 + self.every * random.between(0, 200) as u32 / 100;
             if next >= until {

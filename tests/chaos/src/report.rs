@@ -35,7 +35,7 @@ pub(super) struct Report {
     cuts: BTreeMap<(At, How), u64>,
     rules: Vec<(&'static Rule, u64, usize)>,
     counts: Vec<(&'static str, u64)>,
-    /// The measurements of rules that have any.
+    /// The measurements of rules that measure something.
     times: Vec<(&'static Rule, &'static str, Percentiles)>,
     pub(super) violations: Vec<(&'static str, Violation)>,
     first_in_full: Option<String>,
@@ -84,7 +84,7 @@ impl Report {
         report
     }
 
-    /// A run without its load, or without its faults, proves nothing.
+    /// A run without its load, or without its faults, does not prove anything.
     fn check_coverage(&mut self, world: &World) {
         let accepted = world.calls.iter().filter(|call| {
             // Jobs that faults enqueue do not count as load.

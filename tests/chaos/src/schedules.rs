@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 pub(super) const SOURCE: &str = "chaos-schedule";
 const COUNT: i32 = 3;
 
-/// Creates them.
+/// Creates the schedules.
 pub(super) async fn create(client: &Client) -> Result<()> {
     let sql = "SELECT count(rouse.schedule('chaos-' || n, 'chaos.nothing', cron => '* * * * * *', overlap => 'allow', catch_up => 'all',
                                            queue => 'schedules', source => $2))
@@ -17,7 +17,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Pauses them at the end of the load.
+/// Pauses the schedules at the end of the load.
 pub(super) async fn pause(client: &Client) -> Result<()> {
     let paused = client
         .execute("SELECT rouse.pause_schedule(name) FROM rouse.schedule", &[])

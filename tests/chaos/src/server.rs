@@ -15,7 +15,7 @@ use super::ledger::now_us;
 /// Recovery replays the WAL since the last checkpoint.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(20);
-/// By then the server has noticed a killed backend, and refuses connections until it has recovered.
+/// By then, the server has noticed a killed backend, and refuses connections until it has recovered.
 const NOTICED_AFTER: Duration = Duration::from_millis(200);
 
 pub(super) struct Server {

@@ -18,9 +18,9 @@ pub(super) const LINE_SLOTS: usize = 8;
 const PATIENT_LEASE: Duration = Duration::from_secs(20);
 /// Every host in this seat has the same id and key, and takes over the jobs of its predecessor at once.
 const KEEPS_ITS_ID: usize = 1;
-/// The host in this seat polls only.
+/// The host in this seat only polls.
 const POLLS: usize = 2;
-/// Hosts of the queue [`LINE`]: one listens, one polls only.
+/// The number of hosts of the queue [`LINE`]: one listens, and one only polls.
 pub(super) const LINE_HOSTS: usize = 2;
 const LINE_POLLS: usize = 1;
 
@@ -57,7 +57,7 @@ pub(super) fn listens(worker: &str) -> bool {
 }
 
 /// `login` is the connection string of the handler with effects. The seats differ: the first two have the tag, the
-/// second keeps its id, the third polls only, and every other one has a short drain timeout.
+/// second keeps its id, the third only polls, and every second one has a short drain timeout.
 pub(super) fn for_role(role: Role, evidence: &str, login: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),

@@ -1,4 +1,4 @@
-//! Jobs that are suspended, and that enqueue others: what they do, and the signals that they get.
+//! Jobs that are suspended and that enqueue others: what they do, and the signals that they receive.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use super::random::Random;
 const PART_STRIDE: i64 = 1_000_000_000_000;
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', $2)::int::bigint";
 
-/// The role of a job that such a job enqueues. Its number shows it, whatever the database says.
+/// The role of a job that such a job enqueues. The job's number shows its role, regardless of what the database
+/// contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Child(u8),
@@ -28,7 +29,7 @@ pub(super) enum Part {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Suspending {
     pub(super) nap_ms: u64,
-    /// How many signals it waits for.
+    /// The number of signals that it waits for.
     pub(super) waits: u32,
     pub(super) timeout_ms: Option<u64>,
     /// The load sends signals this long after the job was accepted.
@@ -117,7 +118,7 @@ impl Suspending {
         n % PART_STRIDE
     }
 
-    /// A job that this one enqueues, as its attempt does it.
+    /// The job that this job enqueues, exactly as its attempt enqueues it.
     pub(super) fn part(spec: &JobSpec, part: Part) -> JobSpec {
         let suspending = spec.suspending.as_ref();
         JobSpec {
@@ -164,7 +165,7 @@ pub(super) async fn signal(
     tokio::time::sleep(delay).await;
     let mut caller = Caller::new(url, ledger);
     let payload = Json(json!({ "mark": mark }));
-    // Without a connection nothing is sent: the wait times out.
+    // Without a connection, nothing is sent: the wait times out.
     caller
         .call(Request::Signal { job, mark }, SIGNAL, &[&job, &payload])
         .await?;

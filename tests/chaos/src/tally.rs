@@ -108,8 +108,8 @@ pub(super) fn cuts(world: &World) -> BTreeMap<(At, How), u64> {
     counts
 }
 
-/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is
-/// enough.
+/// The kinds of jobs in the run. A job that was rolled back, or whose producer disconnected, need not exist: its
+/// request is enough.
 pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let specs = world.calls.iter().filter_map(|call| match &call.request {

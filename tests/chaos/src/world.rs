@@ -18,7 +18,7 @@ use super::suspending::Suspending;
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
 
-/// A request with its response. A request that was never answered counts as unknown at the end of the run.
+/// A request with its response. The response to a request that never got one counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) number: u64,
@@ -171,7 +171,7 @@ pub(super) struct BankLine {
     pub(super) attempt: i32,
     /// `step` or `end`.
     pub(super) part: String,
-    /// The amount that it has moved; 0 if another one of the job moves the money.
+    /// The amount that it has moved; 0 if another transaction of the job moves the money.
     pub(super) amount: i64,
 }
 
@@ -188,7 +188,7 @@ pub(super) struct Due {
     pub(super) schedule: String,
     pub(super) due_us: Option<i64>,
     pub(super) job: Option<i64>,
-    /// How many jobs have this id.
+    /// The number of jobs that have this id.
     pub(super) jobs: i64,
 }
 

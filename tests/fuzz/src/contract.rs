@@ -21,7 +21,7 @@ use super::schema::{schema, text, value};
 /// Values for each schema.
 const VALUES: usize = 20;
 
-/// The value as Postgres stores it, which is what a host gets, and whether the predicate refuses it.
+/// The value as Postgres stores it, which is what a host receives, and whether the predicate refuses it.
 const CHECK: &str = "SELECT $1::text::jsonb::text, coalesce(jsonb_path_match($1::text::jsonb, ('strict ' || $2::text)::jsonpath, '{}', true), false)";
 
 /// A private Postgres, and what both have refused so far.
@@ -148,7 +148,7 @@ impl Contracts {
         }
     }
 
-    /// Stops Postgres, and prints how much of what hosts refuse it has refused.
+    /// Stops Postgres, and prints how many of the values that hosts refuse it has also refused.
     pub(crate) fn finish(mut self) -> Result<()> {
         let only_host = self.refused_by_host - self.refused_by_both;
         println!(

@@ -31,7 +31,7 @@ use host::Host;
 /// sooner.
 const CASE_SECONDS_MAX: u64 = 60;
 
-/// If any module can run, some of a hundred do.
+/// The maximum number of cases without a run: if modules can run at all, a few of a hundred do.
 const CASES_WITHOUT_A_RUN_MAX: u64 = 200;
 
 /// Memory of this process, with two attempts of 128 MiB and everything that the host keeps.
@@ -82,7 +82,7 @@ static CASE_STARTED: AtomicU64 = AtomicU64::new(0);
 fn main() -> Result<()> {
     let options = Options::parse();
     let start = Instant::now();
-    // Whichever thread it is in: the host must not panic.
+    // The hook applies to every thread: the host must not panic.
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         default_hook(panic);

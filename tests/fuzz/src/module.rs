@@ -14,13 +14,13 @@ use wasmparser::{FunctionBody, Parser, Payload, TypeRef};
 use wit_component::{StringEncoding, dummy_module, embed_component_metadata};
 use wit_parser::{LiftLowerAbi, ManglingAndAbi, Resolve};
 
-/// How many random bytes are used for the code of one module.
+/// The number of random bytes that are used for the code of one module.
 const RANDOM_BYTES: usize = 8 << 10;
 
 const MANIFEST: &str = r#"{"handlers":[{"name":"fuzz","output_schema":{"type":"object"}}]}"#;
 
-/// A core module as for wasm32-wasip1. Everything except its `describe` and its allocator is random: with random code
-/// there too, no module could run.
+/// A core module as for wasm32-wasip1. Everything except its `describe` and its allocator is random: if these were also
+/// random, no module could run.
 pub(crate) fn generate(random: &mut StdRng) -> Result<Vec<u8>> {
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/wit");

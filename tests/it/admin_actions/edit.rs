@@ -1,4 +1,4 @@
-//! Changes of queued jobs: their priority, and their payload.
+//! Changes to queued jobs: their priority, and their payload.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn a_queued_job_can_be_given_another_priority() {
         (&detail["from"], &detail["to"]),
         (&json!("normal"), &json!("high"))
     );
-    // What was not ready is not ready.
+    // Jobs that were not ready are still not ready.
     let ready = "SELECT array_agg(id ORDER BY id) FROM rouse.job WHERE turn IS NOT NULL";
     let ready: Vec<i64> = client.query_one(ready, &[]).await.unwrap().get(0);
     assert_eq!(ready, [first, second]);
@@ -113,7 +113,7 @@ async fn another_payload_makes_a_new_job_that_replaces_the_old_one() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let done = ended(&client, new).await;
     assert_eq!(done.result, Some(json!({"n": 7})));
-    // It has waited for the new one.
+    // This job has waited for the new job.
     assert_eq!(ended(&client, after).await.state, "succeeded");
     worker.drain().await;
 }
@@ -324,7 +324,7 @@ async fn a_job_with_another_payload_replaces_the_old_one_in_gates() {
         .unwrap();
     let old = enqueue(&client, "x", json!({"n": 1, "v": 1})).await;
     let new = replace(&client, old, json!({"n": 1, "v": 2})).await;
-    // The gate returns the job that it has let through.
+    // The gate returns the job that it let through.
     assert_eq!(enqueue(&client, "x", json!({"n": 1})).await, new);
     let (code, text) = refusal(&client, REPLACE, &[&new, &json!({"n": 2})]).await;
     assert!(

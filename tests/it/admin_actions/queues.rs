@@ -1,4 +1,4 @@
-//! Admin actions on queues: pause, resume, purge; and the views of what waits in them.
+//! Admin actions on queues: pause, resume, purge; and the views of the jobs that wait in them.
 
 use std::time::{Duration, SystemTime};
 
@@ -88,7 +88,7 @@ async fn a_pause_stops_new_claims_and_does_not_wait_for_a_claim_in_progress() {
     let db = TestDb::new().await;
     let (mut claimer, client, store) = (db.client().await, db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    // A claim that has its jobs but is not committed yet.
+    // A claim that has locked its jobs but is not committed yet.
     let transaction = claimer.transaction().await.unwrap();
     transaction
         .batch_execute(
@@ -258,7 +258,7 @@ async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run()
     assert!(is_true(&client, shown, &[]).await, "the jobs are shown");
     enqueue_sql(&client, "'x', queue => 'q', tags => '{gpu}'").await;
     assert_eq!(hosts().await, "1");
-    // The worker has stopped, so another one would help.
+    // The worker has stopped, so another worker would help.
     store.unregister().await.unwrap();
     assert_eq!(hosts().await, "1");
     client

@@ -1,4 +1,4 @@
-//! Which losses count as crashes of the worker, and what they lead to.
+//! Which losses count as crashes of the worker, and what effect they have.
 
 use std::time::Duration;
 
@@ -241,8 +241,8 @@ async fn a_loss_that_would_fail_a_job_is_judged_after_its_worker_has_been_silent
     assert_eq!(crashes(1).await, [0], "the worker is alive");
 }
 
-/// The orphan has killed its worker as often as it may. It waits until it is certain that its worker is dead; the only
-/// slot of the other worker does not.
+/// The orphan has killed its worker as often as is permitted. It waits until it is certain that its worker is dead; the
+/// only slot of the other worker does not.
 #[tokio::test]
 async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
     let db = TestDb::new().await;

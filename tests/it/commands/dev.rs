@@ -31,7 +31,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
     let id = enqueue(&client, "text.stats", json!({"text": "hello"})).await;
     let job = ended(&client, id).await;
     assert_eq!(job.result.unwrap()["words"], 1);
-    // It publishes the contracts automatically.
+    // `rouse dev` publishes the contracts automatically.
     let published = "SELECT count(*) = 1 FROM rouse.contracts WHERE function = 'jobs.text_stats'";
     until_true(&client, published).await;
     client

@@ -137,8 +137,8 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let successor = serve(&db, &config, &["--worker-id", "successor"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
-    // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops
-    // the attempt first, or the database refuses the outcome.
+    // According to its own clock, its leases have ended while it was frozen, and the guest's sleep may also have ended:
+    // either the host stops the attempt first, or the database refuses the outcome.
     frozen.line(TIMEOUT, |line| {
         // The guest, the check of the leases or the database may notice it first.
         [
@@ -232,7 +232,8 @@ fn serve_unread(db: &TestDb, config: &Path, address: &str) -> Host {
     Host::spawn_with_unread_stderr(command)
 }
 
-/// Enqueues jobs whose log lines are several times what a pipe holds (64 KiB), and less than what may wait.
+/// Enqueues jobs whose log lines are several times as large as a pipe (64 KiB), and smaller than the maximum that may
+/// wait.
 async fn enqueue_for_a_full_pipe(client: &Client) {
     client
         .query(
@@ -279,7 +280,7 @@ async fn a_panic_is_reported_and_stops_the_host_although_the_log_is_not_read() {
     let mut host = serve_unread(&db, &config(""), "off");
     enqueue_for_a_full_pipe(&client).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    // The claimer panics when it reads this answer.
+    // The claimer panics when it reads this response.
     client.batch_execute(UNREADABLE_PEEK).await.unwrap();
     until_true(
         &client,
@@ -316,7 +317,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     );
     host.line(TIMEOUT, |line| line.contains("worker started"));
     let client = connect(&url).await;
-    // By then the connections that test for a pooler are closed.
+    // By then, the connections that test for a pooler are closed.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let rows = client
         .query(

@@ -41,7 +41,7 @@ async fn text_of_a_module_is_never_executed() {
     let folder = folder_of("", &[("bad.wasm", guest(&manifest.to_string(), ECHO))]);
     let changes = publish(&db, &folder);
     assert_eq!(changes[0]["change"], "new", "{changes}");
-    // The required three are given, the others have their defaults.
+    // The three required parameters are given; the others have their defaults.
     let id = one(&client, "SELECT jobs.bad_one('x', 'x', 'x')").await;
     let payload = payload(&client, id).await;
     for (place, text) in HOSTILE.iter().enumerate() {
@@ -126,7 +126,7 @@ async fn handlers_whose_functions_would_have_one_name_get_two() {
         .await;
         assert_eq!(handler, change["handler"].as_str().unwrap());
     }
-    // They keep their names, whatever is published later.
+    // The functions keep their names, whatever is published later.
     let (code, output) = contract(&db, &folder, &["diff", "a.b"]);
     assert_eq!(code, 0, "{output}");
 }

@@ -45,7 +45,7 @@ async fn what_a_version_in_use_accepts_is_accepted() {
         "{hint}"
     );
 
-    // It is removed with its last worker.
+    // The old version is removed with its last worker.
     worker.drain().await;
     until_true(
         &client,
@@ -78,11 +78,11 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_dropped()
         "jobs.mail_send: handler mail.send was removed: no worker has it"
     );
     assert!(hint.contains("rouse contract drop mail.send"), "{hint}");
-    // A publication of some handlers removes none.
+    // A publication of some handlers does not remove any others.
     let (code, output) = contract(&db, &folder, &["publish", "x.*"]);
     assert_eq!((code, output.trim()), (0, "nothing changed (1 unchanged)"));
 
-    // It comes back with its module, and goes with drop.
+    // The contract comes back with its module, and is removed by drop.
     std::fs::write(
         folder.join("handlers-wasm/mail.wasm"),
         module(&[("mail.send", MAIL)]),
@@ -153,7 +153,7 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
             message,
             "rouse.enqueue: handler no.such is unknown: it has no contract, and no live worker has it"
         );
-        // Neither with a lane that exists already.
+        // The same applies to a lane that already exists.
         assert!(
             one::<bool>(
                 &client,
@@ -162,7 +162,7 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
             .await
         );
     }
-    // One that a worker has is known.
+    // A handler that a worker has is known.
     let catalog = catalog_of(&[("n.wasm", &module(&[("no.such", "true")]))]).await;
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
     until_true(
@@ -172,7 +172,7 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
     .await;
     assert!(client.query(calls[0], &[]).await.is_ok());
     worker.drain().await;
-    // Without any contract nothing is checked.
+    // Without any contract, nothing is checked.
     run(&db, &["contract", "drop", "--all"]);
     assert!(
         client
@@ -203,7 +203,7 @@ async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_
         .unwrap();
     assert!(bad("after").await);
 
-    // A new version accepts what the old one has refused.
+    // A new version accepts payloads that the old version refused.
     std::fs::write(
         folder.join("handlers-wasm/mail.wasm"),
         module(&[(
@@ -215,7 +215,7 @@ async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_
     publish(&db, &folder);
     assert!(!bad("before").await && !bad("after").await);
 
-    // Removed, it is an unknown handler, with a lane too.
+    // After it was removed, it is an unknown handler, even if it has a lane.
     client
         .batch_execute("UPDATE rouse.limits SET unknown_handlers = 'error'")
         .await

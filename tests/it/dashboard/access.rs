@@ -16,7 +16,7 @@ const TOKENS: &[(&str, &str)] = &[
     ("ROUSE_UI_VIEWER_TOKEN", VIEWER),
 ];
 
-/// The cookie that a sign-in with this token gives.
+/// The cookie that a sign-in with this token returns.
 async fn sign_in(dashboard: &Dashboard, token: &str) -> String {
     let response = dashboard
         .post("/sign-in", &format!("token={token}&next=%2Fjobs"))
@@ -192,7 +192,7 @@ async fn without_tokens_others_see_no_contents_and_change_nothing() {
         )
         .await;
     assert_eq!(raw.status, 403);
-    // What a filter finds would show contents, too.
+    // The matches of a filter would also reveal contents.
     for query in ["error=h", "payload=%2Fn%3D1", "kind=admin"] {
         let page = dashboard
             .send("GET", &format!("/jobs?{query}"), &[], "")

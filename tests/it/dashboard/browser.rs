@@ -10,7 +10,7 @@ use crate::support::browser::Browser;
 use crate::support::worker::TIMEOUT;
 use crate::support::{TestDb, free_port, scratch, skip};
 
-/// Where the pictures of the pages are left, outside of the tree.
+/// The folder for the pictures of the pages, outside the source tree.
 fn pictures() -> PathBuf {
     let folder = std::env::var_os("ROUSE_TEST_SCREENSHOTS")
         .map_or_else(|| scratch("dashboard-pictures"), PathBuf::from);
@@ -18,7 +18,7 @@ fn pictures() -> PathBuf {
     folder
 }
 
-/// axe-core, which checks what screen readers need; `None`, after a message, if it is not there.
+/// axe-core, which checks what screen readers need; `None`, after a message, if it is not installed.
 fn axe() -> Option<String> {
     let file = std::env::var_os("ROUSE_TEST_AXE").map(PathBuf::from);
     let text = file.and_then(|file| std::fs::read_to_string(file).ok());
@@ -95,7 +95,7 @@ async fn found_by(axe: &str, browser: &Browser) -> Value {
         .await
 }
 
-/// What the page sees if its reader goes to another tab, or comes back.
+/// Makes the page believe that its reader has switched to another tab, or has come back.
 async fn hide(browser: &Browser, is_hidden: bool) {
     let script = format!(
         "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {is_hidden}}});
@@ -143,21 +143,21 @@ async fn a_job_changes_while_its_page_is_open_and_what_was_typed_stays() {
         .await;
     assert_eq!(kept, json!(["a.", 1, true]));
 
-    // Paused, nothing changes; then everything comes at once.
+    // While the page is paused, nothing changes; then all changes arrive at once.
     browser.click("button.live").await;
     client
         .batch_execute("SELECT rouse.enqueue('second.one', '{}')")
         .await
         .unwrap();
-    // Others get the update.
+    // Other readers get the update.
     dashboard.until("/jobs", "second.one").await;
     assert!(!browser.text().await.contains("second.one"));
     browser.click("button.live").await;
     browser.wait_for("second.one").await;
 
-    // The same while it is hidden.
+    // The same applies while the page is hidden.
     hide(&browser, true).await;
-    // It would have the first one before others have the second.
+    // If the page were updated, it would show the first job before other readers see the second.
     for handler in ["third.one", "fourth.one"] {
         let enqueue = "SELECT rouse.enqueue($1, '{}')";
         client.execute(enqueue, &[&handler]).await.unwrap();
@@ -252,7 +252,7 @@ async fn a_page_reports_that_its_host_has_stopped_and_continues_when_it_is_back(
     let old = browser.run(token).await;
     let _dashboard = Dashboard::start_at(&db, &address, &[]);
     browser.wait_for("live").await;
-    // The forms of the page become those of the new process.
+    // The page now has the forms of the new process.
     let until = tokio::time::Instant::now() + TIMEOUT;
     while browser.run(token).await == old {
         assert!(

@@ -119,7 +119,7 @@ async fn an_open_page_is_updated_when_something_changes() {
         .unwrap();
     read_until(&mut stream, &mut seen, "the mill is broken").await;
 
-    // A page that does not exist is not waited for.
+    // Readers do not wait for a page that does not exist.
     dashboard.until("/jobs/999999", "event: gone").await;
 }
 
@@ -153,7 +153,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
     let refused = dashboard.get("/live/jobs?handler=other").await;
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert!(refused.body.contains("too many pages"), "{}", refused.body);
-    // Readers of a page that is open already are no further page, until there are too many of them.
+    // Readers of a page that is already open do not count as another page, until there are too many readers.
     for _ in 64..80 {
         let mut stream = dashboard.follow("/jobs?handler=h0").await;
         read_until(&mut stream, &mut String::new(), "event: page").await;
@@ -279,7 +279,7 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         .split_once(r#"name="until-now" value=""#)
         .unwrap();
     let until = until.split_once('"').unwrap().0;
-    // One that fails after the question is not retried after its answer.
+    // A job that fails after the question is asked is not retried when it is confirmed.
     client.batch_execute("SELECT rouse.fail(max(id), 'later') FROM rouse.jobs WHERE state = 'queued' AND queue = 'mail'").await.unwrap();
     let form = format!("csrf={token}&state=failed&do=retry-all&sure=yes&until-now={until}");
     let started = dashboard.post("/jobs/change", &form).await;
@@ -296,7 +296,7 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
     )
     .await[0];
     assert_eq!(made, 3);
-    // The number does not count those that were retried.
+    // The number does not include jobs that were retried.
     let again = dashboard
         .post(
             "/jobs/change",
@@ -348,7 +348,7 @@ async fn queued_jobs_that_match_are_made_due_or_deleted() {
     );
     let waiting = ids(&client, &waiting).await[0];
     let asleep = ids(&client, "SELECT rouse.enqueue('a.b', queue => 'waits')").await[0];
-    // As if it had been suspended.
+    // Makes the job look suspended.
     let suspended = "UPDATE rouse.job SET turn = NULL, wait = '{\"kind\": \"sleep\", \"step\": \"s\"}' WHERE id = $1";
     client.execute(suspended, &[&asleep]).await.unwrap();
     let chosen = format!(
@@ -557,7 +557,7 @@ async fn a_host_with_a_catalog_serves_the_dashboard_alongside_its_metrics() {
     };
     let page = dashboard.get("/workers").await;
     assert_eq!(page.status, 200, "{}", page.body);
-    // A host on loopback without a token lets this machine read, not change.
+    // A host on loopback without a token lets this machine read, but not change anything.
     assert!(page.body.contains("change nothing"), "{}", page.body);
     assert_eq!(dashboard.post("/queues/a/pause", "").await.status, 403);
 }

@@ -1,4 +1,4 @@
-//! Deadlines on hosts: idle ones, and ones whose slots are all taken.
+//! Deadlines on hosts that are idle, and on hosts whose slots are all taken.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::support::{Host, TestDb};
 async fn an_idle_host_ends_a_job_for_which_no_worker_has_a_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Without notifications: its looks notice it.
+    // Without notifications: the host detects the deadline in its looks.
     let settings = Settings {
         notify: false,
         intervals: Intervals {

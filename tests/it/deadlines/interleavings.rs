@@ -23,7 +23,7 @@ async fn peek(store: &Store) -> Peek {
     store.peek(&looking).await.unwrap()
 }
 
-/// Makes the next try of each deadline due, as time does.
+/// Makes the next try of each deadline due, as if time had passed.
 async fn try_again(client: &Client) {
     let sql = "UPDATE rouse.deadline SET try_at = clock_timestamp()";
     client.batch_execute(sql).await.unwrap();
@@ -55,7 +55,8 @@ async fn a_locked_job_does_not_hold_up_others_and_ends_once_it_is_free() {
             at,
             "it is shown as before"
         );
-        // It is tried again after a second, and then at growing intervals: no host looks for it in a loop.
+        // The deadline is tried again after a second, and then at growing intervals: no host looks for it in a tight
+        // loop.
         for (passed, again) in [
             (
                 "clock_timestamp()",
@@ -99,7 +100,7 @@ async fn more_locked_jobs_than_one_call_takes_do_not_hold_up_others() {
         .await
         .unwrap();
     let free = enqueue_sql(&observer, HOUR).await;
-    // All at the same time, the free one last.
+    // All deadlines are at the same time, with the one of the unlocked job last.
     let sql = "UPDATE rouse.deadline SET deadline_at = now(), try_at = now() - CASE WHEN job = $1 THEN interval '0' ELSE interval '1 s' END";
     observer.execute(sql, &[&free]).await.unwrap();
     assert_eq!(enforced(&store).await, [free]);

@@ -70,7 +70,7 @@ impl Crashing {
         }
     }
 
-    /// A connection, as soon as the server takes one again.
+    /// Connects as soon as the server accepts connections again.
     async fn client(&self) -> Client {
         let began = Instant::now();
         loop {
@@ -85,7 +85,7 @@ impl Crashing {
         }
     }
 
-    /// Tries until the server answers.
+    /// Retries until the server responds.
     async fn retry<T, E: std::fmt::Display>(
         &self,
         mut action: impl AsyncFnMut() -> Result<T, E>,
@@ -100,7 +100,7 @@ impl Crashing {
         }
     }
 
-    /// Lets the server crash after statement number `at` of the action. False if it has fewer.
+    /// Makes the server crash after statement number `at` of the action. False if the action has fewer statements.
     async fn crash_after<T, E>(&self, at: i32, action: impl Future<Output = Result<T, E>>) -> bool {
         let (holder, watcher) = (self.client().await, self.client().await);
         holder
@@ -108,7 +108,7 @@ impl Crashing {
             .await
             .unwrap();
         let set = "UPDATE public.halt SET at = $1";
-        // Committed with a flush, so that the claims before are not lost.
+        // Committed with a flush, so that earlier claims are not lost.
         watcher.execute(set, &[&at]).await.unwrap();
         let has_halted = tokio::select! {
             ended = action => {

@@ -27,7 +27,7 @@ async fn enqueue_in(transaction: &Transaction<'_>, parent: i64) -> i64 {
     transaction.query_one(sql, &[&parent]).await.unwrap().get(0)
 }
 
-/// Makes all noted releases due, as time does.
+/// Makes all noted releases due, as if time had passed.
 async fn make_releases_due(client: &Client) {
     let sql = "UPDATE rouse.pending_release SET try_at = clock_timestamp()";
     client.batch_execute(sql).await.unwrap();
@@ -232,7 +232,7 @@ async fn a_child_locked_for_a_long_time_does_not_hold_up_the_release_of_others()
         .unwrap();
     settle_ready(&store, &[ok()]).await;
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [free]);
-    // A host asks again after a second, and not in a loop.
+    // A host tries again after a second, and not in a tight loop.
     assert!(!store.continue_releases().await.unwrap());
     other.rollback().await.unwrap();
     make_releases_due(&client).await;
@@ -379,7 +379,7 @@ async fn a_job_does_not_wait_for_a_retry_that_succeeds_while_it_is_enqueued() {
     assert!(ready, "its parent has succeeded");
 }
 
-/// A chain for which 1,500 jobs wait, and of which the first call of a deletion has cancelled 1,000.
+/// A chain for which 1,500 jobs were waiting, of which the first call of a deletion has cancelled 1,000.
 async fn half_deleted(client: &Client) -> i64 {
     let parent = enqueue(client, "x", json!(1)).await;
     let many = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint)) FROM generate_series(1, 1500)";
@@ -420,7 +420,7 @@ async fn between_two_calls_that_delete_a_chain_it_is_live_and_the_next_deletes_w
     for id in [late, again, parent] {
         assert_eq!(show(&client, id).await.state, "cancelled");
     }
-    // It has ended like any chain that was cancelled.
+    // The chain has ended like any chain that was cancelled.
     let sql = "SELECT rouse.retry($1)";
     let error = client.query_one(sql, &[&cancelled]).await.unwrap_err();
     assert_eq!(

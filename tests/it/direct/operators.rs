@@ -1,4 +1,4 @@
-//! How operators set direct dispatch, and what they see of it.
+//! How operators set direct dispatch, and what they can see of it.
 
 use serde_json::{Value, json};
 

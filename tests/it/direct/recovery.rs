@@ -1,4 +1,4 @@
-//! The jobs in the inbox of a worker that has stopped, and those whose attempt has not ended them.
+//! Jobs in the inbox of a worker that has stopped, and jobs whose attempt did not end them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ async fn the_inbox_of_a_dead_worker_is_recovered_once_by_any_number_of_workers()
     let many =
         "SELECT rouse.enqueue_many('greet', array_fill('{}'::jsonb, ARRAY[900]), queue => 'q')";
     client.batch_execute(many).await.unwrap();
-    // These have waited for others, and become ready later.
+    // These jobs have waited for others, and become ready later.
     for _ in 0..10 {
         let first = enqueue_sql(&client, "'greet'").await;
         let waiting = enqueue_sql(
@@ -151,7 +151,7 @@ async fn a_recovery_continues_where_its_last_call_has_stopped() {
     let first = store.recover_direct(1, None).await.unwrap();
     let (lane, turn) = first.next.expect("there are more");
     assert_eq!(turn, jobs[0]);
-    // It is there again, as if it were committed late.
+    // The job is back in the inbox, as if it had been committed late.
     client
         .execute(
             "UPDATE rouse.job SET lane = $2, turn = id WHERE id = $1",
@@ -268,7 +268,7 @@ async fn a_job_that_its_attempt_does_not_end_leaves_the_inbox() {
         );
         client.batch_execute("DELETE FROM rouse.job").await.unwrap();
     }
-    // A retry of an operator.
+    // A retry by an operator.
     let id = enqueue_sql(&client, "'greet', queue => 'q', tenant => 'acme'").await;
     client
         .batch_execute(&format!("SELECT rouse.fail({id}, 'no')"))
@@ -338,7 +338,7 @@ async fn inboxes_of_ended_workers_leave_the_catalog_before_other_lanes() {
     assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);
 }
 
-/// They stay in the catalog as long as ended jobs refer to them.
+/// Inboxes stay in the catalog as long as ended jobs refer to them.
 #[tokio::test]
 async fn an_inbox_that_was_closed_for_a_day_is_recovered_after_maintenance_has_opened_it() {
     let (db, client) = direct("'random'").await;

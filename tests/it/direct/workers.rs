@@ -203,7 +203,7 @@ async fn the_retry_of_a_job_runs_on_any_worker() {
     other.drain().await;
 }
 
-/// An inbox belongs to no shard: its worker claims from it, whoever has leased what.
+/// An inbox does not belong to a shard: its worker claims from it, no matter which shards are leased by which worker.
 #[tokio::test]
 async fn a_queue_may_have_direct_dispatch_and_shards() {
     let (db, client) = direct("'round-robin'").await;

@@ -1,4 +1,4 @@
-//! Unique keys: one live job per key and tenant.
+//! Unique keys: at most one live job per key and tenant.
 
 use tokio_postgres::IsolationLevel;
 

@@ -22,7 +22,7 @@ async fn jobs_get_lanes_by_the_key_of_their_queue() {
             ["", r#"{"tenant": "a"}"#].as_slice(),
         ),
     ] {
-        // An open lane from before, whose jobs stay in it.
+        // A lane that was open before the change, whose jobs stay in it.
         let enqueue = format!(
             "SELECT rouse.enqueue('greet', queue => '{queue}', tenant => 'a', source => 'x'),
                     rouse.enqueue('greet', queue => '{queue}')"
@@ -54,7 +54,7 @@ async fn jobs_get_lanes_by_the_key_of_their_queue() {
         let keyed = all.last().unwrap();
         let jobs = if expected.len() == 2 { "4" } else { "7" };
         assert_eq!(keyed.rsplit_once(' ').unwrap().1, jobs, "{queue}: {all:?}");
-        // Back again.
+        // Changes the setting back.
         client
             .batch_execute(&format!(
                 "SELECT rouse.set_fair_share('{queue}', policy => 'fifo')"

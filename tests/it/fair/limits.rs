@@ -55,7 +55,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
     assert_eq!((running("a").await, running("b").await), (3, 3));
     let all: usize = claimed.iter().map(Vec::len).sum();
     assert_eq!(all, 26, "the other queue has no limit");
-    // Each end lets one more start, of whichever handler.
+    // Each end lets one more job start, of any handler.
     for (store, jobs) in stores.iter().zip(&claimed) {
         for job in jobs.iter().filter(|job| job.tenant.as_deref() == Some("a")) {
             let done = settlement(job, result("1"));

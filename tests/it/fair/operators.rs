@@ -1,4 +1,4 @@
-//! How operators set a fair share, and what they see of it.
+//! How operators set a fair share, and what they can see of it.
 
 use serde_json::{Value, json};
 
@@ -190,7 +190,8 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         json!({"mail": ["drr", "tenant", {"a": 2.0}, 300], "bulk": ["drr", "source", {}, 60]})
     );
 
-    // All tenants have jobs at the first claim, which takes nothing of most: there are more tenants than slots.
+    // All tenants have jobs at the first claim, which does not take any jobs from most of them: there are more tenants
+    // than slots.
     client
         .batch_execute("SELECT rouse.pause_queue('mail')")
         .await
@@ -238,7 +239,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
     host.signal(libc::SIGTERM);
     host.exit(TIMEOUT);
 
-    // What the database refuses stops the start.
+    // A setting that the database refuses prevents the start.
     let wrong = r#"{"bulk": {"max_in_flight": -1}}"#;
     let host = Host::rouse(
         &args,

@@ -129,7 +129,7 @@ async fn jobs_of_newer_batches_are_retried_after_the_failed_job_that_they_wait_f
         .unwrap();
     let fail = "SELECT rouse.fail($1, 'why')";
     client.query(fail, &[&parent]).await.unwrap();
-    // This one is refused for good.
+    // This job is refused permanently.
     failed(&client, "'x', unique_key => 'k'", "why").await;
     enqueue_sql(&client, "'x', unique_key => 'k'").await;
     let args = ["job", "retry", "--state", "failed,cancelled", "--confirm"];

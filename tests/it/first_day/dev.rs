@@ -45,7 +45,7 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     CommandOutput::run(&mut rouse(&named)).exits(0).prints("23");
     dev.signal(libc::SIGTERM);
     assert!(dev.exit(TIMEOUT).0.success());
-    // The folder is not served any more.
+    // The folder is no longer served.
     let gone = CommandOutput::run(&mut rouse(&["handlers"]));
     gone.exits(1).prints("there is no folder handlers-wasm");
 }
@@ -174,7 +174,7 @@ async fn dev_prints_the_progress_of_jobs() {
                 line(fails, "attempt 2 of 2: guest_error: ");
             }
         }
-        // A flood is reported by a few lines and by counts of the others.
+        // A flood is reported with a few lines and with counts of the other jobs.
         let flood = "SELECT count(rouse.enqueue('noop')) FROM generate_series(1, 2000)";
         client.query(flood, &[]).await.unwrap();
         dev.line(TIMEOUT, |line| match json {

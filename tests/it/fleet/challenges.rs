@@ -141,7 +141,7 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
         .await
         .exits(4)
         .prints("its file was removed");
-    // A pipe that nothing writes to.
+    // A pipe to which nothing writes.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());
     let no_file = "it cannot be read: it is not a regular file";
@@ -200,7 +200,7 @@ async fn a_worker_has_at_most_a_hundred_open_challenges() {
     let answer = json!({"has": true});
     assert!(worker.answer_challenge(&nonces[0], &answer).await.unwrap());
     worker.challenge("w-1", "noop").await.unwrap();
-    // Challenges that have expired for it do not count.
+    // Challenges that have expired for the worker do not count.
     client
         .batch_execute("UPDATE rouse.challenge SET asked_at = now() - interval '11 minutes'")
         .await

@@ -1,4 +1,4 @@
-//! What `rouse.flows` counts.
+//! The counts of `rouse.flows`.
 
 use serde_json::json;
 use tokio_postgres::Client;
@@ -50,7 +50,7 @@ async fn the_counts_of_a_flow_are_those_of_the_latest_job_of_each_name() {
 #[tokio::test]
 async fn counting_a_flow_reads_each_of_its_jobs_once() {
     const JOBS: i64 = 300;
-    // Counted by this session since it last reported to the server.
+    // The rows that this session has read since it last reported to the server.
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.job'::regclass";
     let db = TestDb::new().await;

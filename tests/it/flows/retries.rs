@@ -1,4 +1,4 @@
-//! A retry of a flow goes in batches, each in a transaction of its own.
+//! A flow is retried in batches, each in a transaction of its own.
 
 use rouse::store::Locked;
 use serde_json::{Value, json};
@@ -48,7 +48,8 @@ async fn a_retry_that_was_interrupted_between_two_batches_is_completed_by_the_ne
             "4 cancelled"
         ]
     );
-    // The operator's session has ended, and the jobs continue in the meantime: the first has ended, the second runs.
+    // The operator's session has ended, and the jobs continue in the meantime: the first job has ended, and the second
+    // is running.
     drop(client);
     settle_ready(&store, &[]).await;
     let running = claim(&store, 1).await.remove(0);
@@ -129,7 +130,7 @@ async fn a_batch_ends_before_a_job_whose_parent_is_locked_and_waits_only_if_it_i
     )
     .await;
     act(&client, "cancel_flow", flow).await;
-    // As its settlement would.
+    // Locks the job, as its settlement would.
     let settling = other.transaction().await.unwrap();
     lock_job(&settling, outside).await;
     assert_eq!(retry(&client, flow, 1000).await, 1);

@@ -18,7 +18,7 @@ use crate::support::worker::{
 
 use super::set_gate;
 
-/// The handler that takes batches: of four jobs, or those that there are after 400 ms.
+/// The handler that takes batches: of four jobs, or of the jobs that are ready after 400 ms.
 async fn catalog() -> Arc<Catalog> {
     let folder = guests_dir().with_file_name("batch");
     let catalog = Catalog::open(sandbox(), folder).await;
@@ -123,7 +123,7 @@ async fn jobs_of_a_tenant_run_in_one_attempt_each_with_its_own_outcome() {
     worker.drain().await;
 }
 
-/// A job that ends the whole attempt is found by running each alone.
+/// A job that ends the whole attempt is found by running each job alone.
 #[tokio::test]
 async fn one_bad_job_does_not_fail_the_others() {
     let (_db, client, worker) = started(2).await;
@@ -147,7 +147,7 @@ async fn one_bad_job_does_not_fail_the_others() {
         }
     }
     worker.drain().await;
-    // The first job has the lines of the batch, and those of its own run after them.
+    // The log of the first job has the lines of the batch, followed by those of its own run.
     let numbered =
         "SELECT count(*) > 0 AND count(*) = count(DISTINCT (job, attempt, line)) FROM rouse.log";
     let row = client.query_one(numbered, &[]).await.unwrap();
@@ -173,7 +173,7 @@ async fn payloads_are_checked_job_by_job() {
             (&json!(2), &json!(ids[1]))
         );
     }
-    // One that is left runs alone, and so do none.
+    // A single remaining job runs alone; if none remain, nothing runs.
     let ids = enqueue_all(
         &client,
         &[bad.clone(), bad.clone(), bad.clone(), does("fails")],
@@ -269,13 +269,13 @@ async fn cancelled_jobs_leave_a_running_batch() {
     worker.drain().await;
 }
 
-/// A stop gives the jobs of a batch back, and a deploy costs no attempt.
+/// A stop releases the jobs of a batch, so that a deployment does not cost an attempt.
 #[tokio::test]
 async fn a_stop_releases_all_jobs_of_a_batch() {
     let (db, client, first) = started(1).await;
     let sleeps = json!({"does": "sleeps", "ms": 60_000});
     let mut ids = enqueue_all(&client, &vec![sleeps.clone(); 4], "").await;
-    // In line behind it.
+    // These jobs are in line behind the batch.
     ids.extend(enqueue_all(&client, &vec![sleeps; 4], "").await);
     // The first four have started, and are not only claimed.
     let sleeping = format!(
@@ -291,7 +291,7 @@ async fn a_stop_releases_all_jobs_of_a_batch() {
         .await
         .unwrap();
     let second = worker(&db, 1).await;
-    // Those that had started run alone.
+    // The jobs that had started run alone.
     for (ids, size) in [(&ids[..4], 1), (&ids[4..], 4)] {
         for result in results(&client, ids).await {
             assert_eq!(result["size"], json!(size));
@@ -300,7 +300,8 @@ async fn a_stop_releases_all_jobs_of_a_batch() {
     second.drain().await;
 }
 
-/// Jobs with limits of their own, and those that were enqueued before the gate was set, share no attempt with others.
+/// Jobs with limits of their own, and those that were enqueued before the gate was set, do not share an attempt with
+/// others.
 #[tokio::test]
 async fn jobs_with_limits_of_their_own_run_alone() {
     let (_db, client, worker) = started(1).await;
@@ -324,7 +325,7 @@ async fn jobs_with_limits_of_their_own_run_alone() {
     worker.drain().await;
 }
 
-/// What the operator sets takes precedence over the module.
+/// The operator's settings take precedence over those of the module.
 #[tokio::test]
 async fn an_operator_sets_the_size_of_batches() {
     let (_db, client, worker) = started(2).await;
@@ -351,7 +352,7 @@ async fn an_operator_sets_the_size_of_batches() {
     worker.drain().await;
 }
 
-/// Says of the first attempt that its job was cancelled.
+/// Reports that the job of the first attempt was cancelled.
 #[derive(Default)]
 struct Pretends(std::sync::atomic::AtomicBool);
 
@@ -367,7 +368,7 @@ impl Middleware for Pretends {
     }
 }
 
-/// Otherwise a batch would start again forever.
+/// Otherwise, a batch would be started again forever.
 #[tokio::test]
 async fn a_batch_that_ends_for_a_job_which_it_has_not_lost_runs_one_by_one() {
     let db = TestDb::new().await;

@@ -1,4 +1,4 @@
-//! Which jobs a claim of batches takes, and when it is worth to look again.
+//! Which jobs a claim of batches takes, and when it is worth looking again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,7 @@ async fn without_a_period_a_claim_takes_what_is_ready() {
     assert_eq!(sizes, [3, 3]);
 }
 
-/// The time after which it is worth to look again is estimated from how fast jobs have come.
+/// The time after which it is worth looking again is estimated from how fast jobs have arrived.
 #[tokio::test]
 async fn a_batch_is_looked_for_again_when_it_may_be_full() {
     let (db, client) = gate(GATE).await;
@@ -114,7 +114,7 @@ async fn a_batch_is_looked_for_again_when_it_may_be_full() {
     );
 }
 
-/// Two workers never divide a batch among them.
+/// Two workers never divide a batch between them.
 #[tokio::test]
 async fn workers_that_claim_at_once_get_whole_batches() {
     let (db, client) = gate(GATE).await;
