@@ -327,7 +327,7 @@ fn rouse_handlers_fails_on_errors_that_keep_a_host_from_starting() {
             ],
             "OTEL_EXPORTER_OTLP_PROTOCOL is",
         ),
-        // The states of jobs need the token too.
+        // The states of jobs also need the token.
         (
             "invoke_max = 0\n",
             &[("ROUSE_INVOKE_TOKEN", "")],
@@ -353,7 +353,7 @@ fn rouse_handlers_fails_on_errors_that_keep_a_host_from_starting() {
             assert!(output.contains(wanted), "{args:?}: {output}");
         }
     }
-    // The host creates a missing key, the check does not.
+    // The host creates a missing key; the check does not.
     let dir = folder("worker_key_file = \"key\"\n", &[]);
     rouse_without_database(&["handlers"], &dir).exits(0);
     assert!(!dir.join("key").exists());

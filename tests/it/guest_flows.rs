@@ -247,7 +247,7 @@ async fn signals_end_waits_before_and_after_they_start() {
     send(json!("early")).await;
     let _worker = start(&db).await;
     until_suspended(&client, id).await;
-    // No digit is lost on the way.
+    // No digit is lost.
     send(json!({"n": 12_345_678_901_234_567_890_u64})).await;
     send(json!(null)).await;
     let result = ended(&client, id).await.result.unwrap();

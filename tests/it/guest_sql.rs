@@ -45,7 +45,7 @@ async fn effects_run_in_order_and_count_their_rows() {
         ]))
         .await;
     assert_eq!(paid.state, "succeeded", "{:?}", paid.error);
-    // The second effect of the same kind finds no row, so the first one is undone too.
+    // The second effect of the same kind does not find a row, so the first effect is also undone.
     let twice = shop
         .run(json!([
             {"sql": call("mark_paid", json!([2]))},
@@ -135,7 +135,7 @@ async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
         ]))
         .await;
     let result = done.result.unwrap();
-    // The second attempt has the result of the first one, and has tried the failed step again.
+    // The second attempt has the result of the first attempt, and has tried the failed step again.
     assert_eq!(
         result[0],
         1,

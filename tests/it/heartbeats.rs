@@ -112,8 +112,7 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     worker.drain().await;
 }
 
-/// Its leases last for an hour. The database would wait for the end of them, because it does not count the worker as
-/// dead.
+/// Its leases last for an hour. The database would wait until they end, because it does not count the worker as dead.
 #[tokio::test]
 async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     let db = TestDb::new().await;
@@ -138,7 +137,7 @@ async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     worker.stop_now().await;
 }
 
-/// As `rouse.clear_timeouts` locks it, in a transaction that stays open.
+/// The row is locked as by `rouse.clear_timeouts`, in a transaction that stays open.
 #[tokio::test]
 async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
     let db = TestDb::new().await;

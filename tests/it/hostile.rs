@@ -1,4 +1,4 @@
-//! Untrusted modules: what a guest may try, and what the host guarantees.
+//! Untrusted modules: what guests may try, and what the host guarantees.
 //!
 //! Each case is a name, a guarantee, and a module in WebAssembly text. All cases run on one host in parallel with a
 //! harmless neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that
@@ -25,8 +25,8 @@ use crate::sanitize::is_unsafe;
 use crate::support::attempt;
 
 /// The factor by which the neighbour's median duration may grow while a hostile guest runs. [`ALWAYS_ALLOWED`] is
-/// allowed in any case: a guest that computes yields only at each tick of 10 ms, and the test machines have two
-/// cores, shared with other tests.
+/// allowed in any case: a CPU-bound guest yields only at each tick of 10 ms, and the test machines have two cores,
+/// shared with other tests.
 const SLOWDOWN_MAX: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
@@ -127,7 +127,7 @@ impl Neighbour {
     }
 }
 
-/// Runs one case after the other, each in parallel with the neighbour.
+/// Runs one case after another, each in parallel with the neighbour.
 pub(super) async fn run(cases: Vec<Case>) {
     let harmless = echo("test.echo", "1");
     let handlers = Handlers::with(&[("harmless.wasm", &harmless)]).await;

@@ -42,7 +42,7 @@ async fn start_at(address: &str) -> Running {
     };
     let (stop, stopped) = oneshot::channel();
     let server = tokio::spawn(serve(listener, pages, async {
-        // Dropping the sender stops the server too.
+        // Dropping the sender also stops the server.
         let _ = stopped.await;
     }));
     Running {
@@ -156,7 +156,7 @@ async fn an_address_in_use_is_an_error_that_names_the_remedy() {
 #[tokio::test]
 async fn the_server_stops_despite_an_idle_connection() {
     let running = start().await;
-    // Kept alive, and answered once, so the server knows of it.
+    // Kept alive, and answered once, so that the server knows about this connection.
     let mut idle = TcpStream::connect(running.address).await.unwrap();
     idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         .await

@@ -25,7 +25,7 @@ use crate::support::web::web;
 use crate::support::worker::guests_dir;
 use crate::support::{attempt, scratch};
 
-/// A public address that these tests treat as one of this machine's own.
+/// A public address that these tests treat as an address of this machine.
 const OWN: &str = "93.184.215.14";
 
 /// The name lookups of these tests. `rebound.test` resolves to a different address each time.

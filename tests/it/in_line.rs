@@ -88,11 +88,12 @@ async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
             )
             .await
             .unwrap();
-        // Notifications arrive in the order of their commits: once this job is aborted, the worker knows of the others.
+        // Notifications arrive in the order of their commits: once this job is aborted, the worker knows about the
+        // others.
         assert!(cancel(&client, long).await);
         for row in waiting {
             let id: i64 = row.get(0);
-            // A job that had been released by then had no attempt.
+            // A job that had been released by then did not have an attempt.
             if show(&client, id).await.attempt == 1 {
                 cancelled.push(id);
             }
@@ -132,7 +133,7 @@ async fn a_job_cancelled_before_the_response_to_its_claim_arrives_never_starts()
     response.caught().await;
     until(&client, id, |job| job.state == "running").await;
     assert!(cancel(&client, id).await, "cancelled by this call");
-    // The notification for this job comes later: once it is aborted, the worker knows of the other too.
+    // The notification for this job comes later: once it is aborted, the worker also knows about the other job.
     assert!(cancel(&client, running).await, "cancelled by this call");
     until_recorded(&recording.ended, running).await;
     response.release();

@@ -195,7 +195,7 @@ async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() 
         .await;
     assert_eq!(response.status, 413, "{}", response.body);
     assert_eq!(response.body["error"]["kind"], "too_large");
-    // All of it in one chunk, so that nothing is left unread when the response comes.
+    // All of it in one chunk, so that nothing is left unread when the response arrives.
     let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
     let chunked = [JSON, ("transfer-encoding", "chunked")];
     let response = Call::send(address, "noop", &chunked, &chunk)

@@ -10,7 +10,7 @@ use crate::support::worker::{TIMEOUT, TestWorker, cancel, enqueue, enqueue_sql, 
 
 /// Marks every lane as unused for two days.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
-/// Marks the lanes as closed two days ago, too.
+/// Also marks the lanes as closed two days ago.
 const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
 
 /// The numbers of rows of the catalog that were closed, opened again, and removed.
@@ -173,7 +173,7 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     let late: i64 = transaction.query_one(sql, &[]).await.unwrap().get(0);
     client.batch_execute(RETIRED).await.unwrap();
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // It has read the catalog and done the work of its start.
+    // The worker has read the catalog and completed its startup.
     let other = enqueue_sql(&client, "'noop', queue => 'other'").await;
     until(&client, other, |job| job.state == "succeeded").await;
     transaction.commit().await.unwrap();

@@ -172,7 +172,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     ] {
         others.push(enqueue_sql(&client, call).await);
     }
-    // It has registered one of its two queues, and no tag.
+    // The worker has registered one of the login's two queues, and no tag.
     let limited = login.worker("w", &["mail"]).await;
     let all = orders(&limited, 60_000).await;
     let lanes: Vec<_> = all.iter().map(|order| order.lane).collect();
@@ -199,7 +199,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .unwrap();
     assert_eq!(ids(&adopted.claimed), [allowed], "only its own lanes");
     assert!(adopted.lost.is_empty(), "no job of another lane fails");
-    // Nor by their ids and fences, which it cannot know.
+    // It cannot adopt them by their ids and fences either, which it cannot know.
     let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
     let orphans = free.orphans(&lanes, None, 100, None, 3).await.unwrap();
     assert_eq!(orphans.len(), others.len());
@@ -238,7 +238,7 @@ async fn limits_apply_at_once_to_live_workers_and_end_with_their_row() {
         enqueue_sql(&client, "'x', queue => 'mail'").await,
     );
     assert_eq!(claimed(&worker).await, [allowed]);
-    // The login keeps its limits under another name, too.
+    // The login also keeps its limits under another name.
     client
         .batch_execute("ALTER ROLE logins_later RENAME TO logins_latest")
         .await

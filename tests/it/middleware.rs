@@ -38,7 +38,7 @@ impl Middleware for Noting {
     }
 }
 
-/// Runs no guest in the first attempt: returns this end instead, or panics.
+/// Does not run a guest in the first attempt: returns this end instead, or panics.
 struct Substitute(Option<RunEnd>);
 
 impl Middleware for Substitute {
@@ -98,7 +98,7 @@ async fn a_worker_whose_settler_has_ended_waits_for_its_attempts_before_it_unreg
     let worker = TestWorker::start_with_middlewares(&db, settings, around).await;
     enqueue(&client, "test.ignore-abort", json!({})).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.progress)").await;
-    // The settler panics when it reads this answer.
+    // The settler panics when it reads this response.
     client
         .batch_execute(
             "CREATE OR REPLACE FUNCTION rouse.settle(
@@ -218,7 +218,7 @@ async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
             .filter(|line| line["target"] == "rouse::job" && line["job.id"] == id)
             // The cancellation itself is an admin action, and its event comes from the audit outbox.
             .filter(|line| line["by"].is_null())
-            // A promotion belongs to no attempt yet.
+            // A promotion does not belong to an attempt yet.
             .filter(|line| line["event"] != "promoted")
             .map(|line| {
                 assert_eq!(line["worker.id"], "seen", "{line}");
@@ -383,7 +383,7 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
         .unwrap();
     let third = host_that_logs(&db, "third");
     until_true(&client, outbox_is_empty).await;
-    // A host logs what it has taken a moment later.
+    // A host logs the actions that it has taken a moment later.
     let hosts = [one, other, third];
     let written = || -> usize {
         let actions = hosts
@@ -474,7 +474,7 @@ async fn a_host_that_cannot_read_the_audit_outbox_keeps_working() {
     assert_eq!(ended(&client, id).await.state, "succeeded");
 }
 
-/// `examples/embed`: a middleware of its own, with the command line and the settings of the shipped binary.
+/// `examples/embed`: a custom middleware, with the command line and the settings of the shipped binary.
 #[tokio::test]
 async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
     let db = TestDb::new().await;

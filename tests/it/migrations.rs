@@ -20,7 +20,7 @@ fn all() -> Vec<String> {
     names.chain(["functions"]).map(str::to_string).collect()
 }
 
-/// The migrations of this host, and one more.
+/// The migrations of this host, and one additional migration.
 fn with_additional(name: &'static str, sql: &'static str) -> Vec<Migration> {
     let mut migrations = ALL.migrations.to_vec();
     migrations.push(Migration {

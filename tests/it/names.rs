@@ -67,7 +67,7 @@ impl Machine {
     }
 }
 
-/// The file that serves a handler.
+/// Returns the file that serves a handler.
 fn server(set: &HandlerSet, handler: &str) -> Option<String> {
     Some(set.get(handler)?.module.file.clone())
 }
@@ -259,7 +259,7 @@ async fn a_name_dropped_by_a_version_stays_with_its_file() {
     assert_eq!(server(&set, "mail.send").as_deref(), Some("0.wasm"));
 }
 
-/// The handlers folder is a link to the present release.
+/// The handlers folder is a link to the current release.
 #[tokio::test]
 async fn a_new_release_behind_a_linked_folder_keeps_the_names() {
     let mut machine = Machine::new(Settings::default());
@@ -276,7 +276,7 @@ async fn a_new_release_behind_a_linked_folder_keeps_the_names() {
     drop(machine.start().await);
     fs::remove_file(&machine.folder).unwrap();
     std::os::unix::fs::symlink("2", &machine.folder).unwrap();
-    // However the path is spelled.
+    // Regardless of how the path is spelled.
     machine.folder = releases.join("./modules/");
     let catalog = machine.start().await;
     until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
@@ -290,7 +290,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     machine.put("mail.wasm", echo("mail.send", "1"));
     let catalog = machine.start().await;
     let put = |file: usize| {
-        // With `mail.send`, the first twenty of these files have as many names as a host keeps.
+        // Together with `mail.send`, the first twenty of these files have exactly as many names as a host keeps.
         let count = if file == 0 { 999 } else { 1_000 };
         let names: Vec<Value> = (0..count)
             .map(|n| json!({ "name": format!("f{file}.n{n}") }))
@@ -453,7 +453,7 @@ async fn an_older_signed_module_is_not_served_again() {
     machine.put("0.wasm", &old);
     until_refused(&catalog, "0.wasm", "version_min").await;
     machine.put("1.wasm", echo("mail.send", "3.0.0"));
-    // The refusal asks for the signature, not for a weaker binding.
+    // The refusal requires the signature, not a weaker binding.
     let unsigned = "1.wasm.sig, a signature by that key, is missing or does not match the file";
     let printed = until_refused(&catalog, "1.wasm", unsigned).await;
     assert_eq!(printed, "");

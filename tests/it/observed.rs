@@ -174,7 +174,7 @@ async fn a_slot_waits_between_jobs_as_configured_for_the_worker_or_the_handler()
     };
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    // The delay after the last job does not have to be waited for.
+    // The test does not wait for the delay after the last job.
     let started = Instant::now();
     worker.drain().await;
     assert!(started.elapsed() < TIMEOUT);

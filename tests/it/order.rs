@@ -66,7 +66,7 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     }
 }
 
-/// Neither a queue nor a handler has to wait for the older jobs of another one.
+/// Queues and handlers do not have to wait for the older jobs of other queues and handlers.
 #[tokio::test]
 async fn a_short_lane_has_its_turns_alongside_a_long_older_one() {
     let db = TestDb::new().await;
@@ -80,9 +80,9 @@ async fn a_short_lane_has_its_turns_alongside_a_long_older_one() {
         .await
         .unwrap();
     run_all_in_one_slot(&db, &client).await;
-    // The queues take turns, and within queue other its handlers do: every other job is one of this queue, every fourth
-    // one of each handler. A claim takes the part of one lane after that of the other. The first claims take whole
-    // lanes in the order in which they were found.
+    // The queues take turns, and within the queue `other`, so do its handlers: every other job is one of this queue,
+    // every fourth one of each handler. A claim takes its share of one lane, and then its share of the next lane. The
+    // first claims take whole lanes in the order in which they were found.
     let rows = client
         .query(
             &format!(
@@ -172,11 +172,11 @@ async fn run_flood(db: &TestDb, promote_share: u8) -> Flooded {
 }
 
 struct Flooded {
-    /// High jobs that were claimed among the 40, without those of their first and last claim.
+    /// High jobs that were claimed among the 40, except those of their first and last claims.
     between: i64,
     /// High jobs that were claimed among the 40 or together with them.
     beside: i64,
-    /// High jobs that were claimed before the first of the 40, although that one had waited for two seconds.
+    /// High jobs that were claimed before the first of the 40, although that job had waited for two seconds.
     late: i64,
 }
 
@@ -195,7 +195,7 @@ async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_sett
 #[tokio::test]
 async fn with_a_share_of_half_new_high_jobs_run_next_to_overdue_ones() {
     let db = TestDb::new().await;
-    // The claims are few and large: without the first and the last one, half of the jobs may be missing.
+    // The claims are few and large: without the first and the last claim, half of the jobs may be missing.
     let Flooded { beside, .. } = run_flood(&db, 50).await;
     assert!(
         (20..=3 * 40).contains(&beside),

@@ -170,7 +170,7 @@ async fn a_host_finds_its_database_at_another_address() {
     host.line(TIMEOUT, |line| {
         line.contains("the database is reachable again")
     });
-    // The attempt continued in the meantime: its lease was good for a minute.
+    // The attempt continued in the meantime: its lease was valid for a minute.
     let job = ended(&client, running).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
@@ -322,7 +322,7 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
             .map_err(no_room)
             .unwrap_err();
     }
-    // The producer gets the error, at the latest when the last page of the table is full too.
+    // The producer gets the error, at the latest when the last page of the table is also full.
     loop {
         let payload = json!({"pad": "y".repeat(1900)});
         match client

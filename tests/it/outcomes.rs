@@ -210,7 +210,7 @@ async fn an_outcome_that_cannot_be_written_does_not_block_others_and_ends_with_i
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // Its lease is not renewed forever: another attempt starts.
+    // The lease is not renewed forever: another attempt starts.
     until(&client, refused, |job| job.attempt > 1).await;
     worker.drain().await;
 }
@@ -336,7 +336,7 @@ async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
     until_true(&client, "SELECT last_value >= 200 FROM public.held_up").await;
     for n in 0..5 {
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
-        // To try each of the 200 would take 20 s.
+        // Trying each of the 200 outcomes would take 20 s.
         let soon = Duration::from_secs(10);
         until_within(&client, id, soon, |job| job.state == "succeeded").await;
     }
@@ -361,7 +361,7 @@ async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end()
     until_true(&client, "SELECT last_value >= 3 FROM public.held_up").await;
     let no_room = enqueue(&client, "noop", json!({"n": 2})).await;
     until_true(&client, "SELECT last_value >= 2 FROM public.tries").await;
-    // Without an end, their leases would be renewed for ever.
+    // Without an end, their leases would be renewed forever.
     worker.drain().await;
     for id in [held_up, no_room] {
         assert_ne!(show(&client, id).await.state, "succeeded");
@@ -651,7 +651,7 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     let health = Health::default();
     let worker = TestWorker::start_sharing(parts, small, health.clone());
     let settling = proxy.hold("rouse.settle(", Side::Statement);
-    // One of them fits.
+    // One of the outcomes fits.
     let mut ids = Vec::new();
     for _ in 0..3 {
         ids.push(enqueue(&client, "test.big-result", json!({"bytes": 600_000})).await);

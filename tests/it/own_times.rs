@@ -1,4 +1,4 @@
-//! Jobs that are enqueued with a lease or a run timeout of their own.
+//! Jobs that are enqueued with their own lease or run timeout.
 
 use std::time::Duration;
 

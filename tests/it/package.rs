@@ -1,4 +1,4 @@
-//! The .deb is installed into a Debian that has nothing else, and the host in it runs a job.
+//! The .deb is installed into a Debian that contains nothing else, and the host in it runs a job.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -33,7 +33,7 @@ fn prepared(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// A Debian of this test's own; removed when dropped.
+/// A Debian system for this test only; removed when dropped.
 struct Debian {
     root: PathBuf,
 }
@@ -209,7 +209,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
         .unwrap();
 }
 
-/// `systemd-analyze` with these arguments, on the unit with the binary that is tested; None where there is no systemd.
+/// `systemd-analyze` with these arguments, on the unit with the binary that is tested; `None` if there is no systemd.
 fn analyze(args: &[&str]) -> Option<CommandOutput> {
     let version = Command::new("systemd-analyze").arg("--version").output();
     if !version.is_ok_and(|output| output.status.success()) {

@@ -1,5 +1,5 @@
-//! Changes of gates while claims wait for them. The claim has found out which gates its lanes are behind, and waits for
-//! their locks: it goes by what they are then.
+//! Changes to gates while claims wait for them. The claim has determined which gates its lanes are behind, and waits
+//! for their locks: it uses the gates as they are after the wait.
 
 use tokio_postgres::Client;
 

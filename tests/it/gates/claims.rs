@@ -86,7 +86,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
         counts(&[("", 3), ("x", 8), ("y", 3)]),
         "three of each, jobs without a tenant are one key, and handler b has no gate"
     );
-    // Each end lets one more start.
+    // Each end lets one more job start.
     for (store, jobs) in &claimed {
         for job in jobs.iter().filter(|job| job.tenant.as_deref() == Some("y")) {
             let done = settlement(job, result("1"));
@@ -158,7 +158,7 @@ async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
     }
     let claimed = claim_at_once(&db).await;
     assert_eq!(by_tenant(&claimed), counts(&[("x", 5), ("y", 5)]));
-    // Their ends change nothing.
+    // Their ends do not change anything.
     for (store, jobs) in &claimed {
         for job in jobs {
             let done = settlement(job, result("1"));
@@ -207,7 +207,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
         enqueue(&client, "a", ", tenant => 't'").await;
     }
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
-    // A bucket that is empty is full a minute later, and not a day.
+    // An empty bucket is full after a minute, not after a day.
     set_gate(
         &client,
         "'rate', 'throttle', max => 10, period => '1 minute', burst => 10",
@@ -236,7 +236,7 @@ async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_p
     assert_eq!(claim(&store, 1).await.len(), 1);
     let mut other = db.client().await;
     let changing = other.transaction().await.unwrap();
-    // Starts that are not forgotten count as made just now.
+    // Starts that are not forgotten count as having just been made.
     let change = "SELECT rouse.set_gate('rate', 'throttle', max => 2, period => '1 day')";
     changing.query(change, &[]).await.unwrap();
     let claiming = {
@@ -275,8 +275,8 @@ async fn a_job_passes_all_gates_or_none() {
     assert_eq!(number(&client, waiting).await, 1);
 }
 
-/// The lane in the middle has no room at the second limit, so it takes none of the first. Postgres 16 and later sort
-/// the input of aggregates that have an order.
+/// The lane in the middle has no room at the second limit, so it does not take any of the room at the first. Postgres
+/// 16 and later sort the input of aggregates that have an order.
 #[tokio::test]
 async fn a_lane_without_room_at_one_limit_leaves_that_of_another_to_the_next_lane() {
     let (db, client) = gate("'all', 'max_concurrent', max => 2").await;
@@ -375,7 +375,7 @@ async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
         keys.contains(r#"{"$.user.id": "1"} {"$.user.id": "2"} {"$.user.id": "sha256:"#),
         "{keys}"
     );
-    // Many payloads in one call have the lanes of their keys too.
+    // The payloads of one call also go to the lanes of their keys.
     let many = r#"SELECT max(e) FROM rouse.enqueue_many('a', ARRAY['{"user": {"id": 8}}', '{"user": {"id": 9}}']::jsonb[]) AS e"#;
     let last = number(&client, many).await;
     let lanes =
@@ -410,7 +410,7 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
     for tenant in ["a", "b", "c", "d", "a", "c"] {
         enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
     }
-    // There is room again, but the keys that share a lane keep to it.
+    // There is room again, but the keys that share a lane stay in it.
     client
         .batch_execute(
             "UPDATE rouse.limits SET keyed_lanes_max = 100; SET rouse.count_keyed_lanes_at = ''",
@@ -524,7 +524,7 @@ async fn an_orphan_that_stays_behind_still_counts() {
     assert_eq!(claimed.jobs().len(), 0);
 }
 
-/// The jobs of other sources take no room of a key.
+/// The jobs of other sources do not take up room of a key.
 #[tokio::test]
 async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -565,7 +565,8 @@ async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
     assert_eq!((of(lanes[0]), of(lanes[1])), (1, 2));
 }
 
-/// A claim that has waited for another one sees what has happened in the meantime: its time is that after the wait.
+/// A claim that has waited for another claim sees what has happened in the meantime: its time is the time after the
+/// wait.
 #[tokio::test]
 async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
     let (db, client) = gate("'many', 'max_concurrent', max => 100").await;

@@ -37,7 +37,7 @@ fn end(host: Host) {
     assert!(host.exit(TIMEOUT).0.success());
 }
 
-/// The gates in the database by name, without what they have not set; each with the transaction that wrote it.
+/// The gates in the database by name, without the settings that are not set; each with the transaction that wrote it.
 async fn gates(client: &Client) -> HashMap<String, (Value, String)> {
     let sql =
         "SELECT name, jsonb_strip_nulls(to_jsonb(g) - 'name'), xmin::text FROM rouse.gate AS g";
@@ -123,7 +123,7 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
     of_second.remove("mail.wait/max_concurrent");
     assert_eq!(of_second, of_first);
 
-    // The host that loads its version last decides, also while another one has gates. A handler that it does not have
+    // The host that loads its version last decides, even while another host has gates. A handler that it does not have
     // keeps its own.
     let third = host(&db, &module(&[("mail.send", json!([]))]));
     until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
@@ -137,7 +137,7 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes
     assert_eq!(changes(&client).await, 11);
 }
 
-/// As an operator's transaction that sets a gate and stays open.
+/// The transaction acts like that of an operator who sets a gate and leaves the transaction open.
 #[tokio::test]
 async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     let db = TestDb::new().await;
@@ -153,7 +153,7 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     end(host);
 }
 
-/// Otherwise each could hold a lock that the other waits for.
+/// Otherwise, each could hold a lock that the other waits for.
 #[tokio::test]
 async fn a_declaration_locks_its_gates_in_the_order_in_which_claims_do() {
     let db = TestDb::new().await;
@@ -266,7 +266,7 @@ async fn a_limited_worker_declares_only_gates_of_handlers_that_it_may_serve() {
     }
     let declared = store.handlers_with_declared_gates().await.unwrap();
     assert_eq!(declared, ["mail.send", "other"].map(str::to_owned).into());
-    // Its handlers are all, and its queues are not: a gate is one of all queues.
+    // The login may serve all handlers, but not all queues: a gate applies to all queues.
     client
         .batch_execute("UPDATE rouse.worker_login SET handlers = '{*}', queues = '{mail}'")
         .await
@@ -279,7 +279,7 @@ async fn a_limited_worker_declares_only_gates_of_handlers_that_it_may_serve() {
 async fn names_of_gates_are_shown_as_the_database_gives_them() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // As long as the name of a handler may be.
+    // The maximum length of the name of a handler.
     let handler = format!("mail.{}", "x".repeat(123));
     let max = |max: u32| json!({"kind": "max_concurrent", "max": max});
     let gates_of = json!([max(1), {"kind": "singleton"}, max(2), max(3)]);

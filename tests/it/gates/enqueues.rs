@@ -88,7 +88,7 @@ async fn a_new_job_may_replace_what_waits_or_be_refused() {
         1,
         "it has the lane of the newer one"
     );
-    // It has started, so the next one is a job of its own, as it is if the earlier one is retried.
+    // The job has started, so the next enqueue adds a separate job; the same applies if the earlier job is retried.
     let second = enqueue(&client, "a", "").await;
     assert_ne!(second, first);
     client
@@ -115,7 +115,7 @@ async fn a_new_job_may_replace_what_waits_or_be_refused() {
     enqueue(&client, "a", "").await;
 }
 
-/// What a schedule would enqueue gives way without an error, and a chain continues in any case.
+/// A job that a schedule would enqueue gives way without an error, and a chain continues in any case.
 #[tokio::test]
 async fn schedules_and_chains_are_never_refused() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', on_conflict => 'refuse'").await;
@@ -185,7 +185,7 @@ async fn a_producer_waits_for_another_that_enqueues_the_same_key() {
 async fn of_a_burst_the_last_one_runs_when_no_more_come() {
     let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', max_wait => '25 s'").await;
     let store = db.worker().await;
-    // How long its burst lasts, from the first job on: whole seconds, and the time that the test takes.
+    // The duration of its burst, from the first job on: whole seconds, plus the time that the test takes.
     let lasts = async |id: i64| {
         let lasts = format!(
             "SELECT floor(extract(epoch FROM k.until - k.since))::bigint FROM rouse.gate_key AS k
@@ -340,7 +340,7 @@ async fn a_key_that_is_renewed_during_maintenance_stays() {
     assert_eq!(enqueue(&client, "a", newest).await, renewed, "it waits");
 }
 
-/// A settlement holds the row of its job, and may enqueue another one of the same key.
+/// A settlement holds the row of its job, and may enqueue another job of the same key.
 #[tokio::test]
 async fn a_producer_does_not_wait_for_the_row_of_a_running_job() {
     let (db, client) = gate("'last', 'singleton', handler => 'a', on_conflict => 'replace'").await;

@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// A time, microseconds since 1970.
+/// A time, in microseconds since 1970.
 fn time(us: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(us.unsigned_abs())
 }

@@ -1,4 +1,4 @@
-//! How operators set and drop gates, and what they see of them.
+//! How operators set and drop gates, and what they can see of them.
 
 mod keys;
 
@@ -92,7 +92,7 @@ async fn the_command_line_sets_lists_and_drops_gates() {
         "during": null, "on_conflict": null, "edge": "leading", "max_wait_ms": 60000, "declared_by": null});
     assert_eq!(index.exits(0).json(), expected);
 
-    // Options that are left out have their defaults, also in a gate that exists.
+    // Options that are left out have their defaults, even if the gate already exists.
     gate(
         &db,
         &[

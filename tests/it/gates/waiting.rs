@@ -20,7 +20,7 @@ async fn worker(db: &crate::support::TestDb, slots: usize) -> TestWorker {
 
 const SLEEP: &str = r#", '{"ms": 1}'"#;
 
-/// The end of a job starts the next one of its key at once, and not with the next sweep.
+/// The end of a job starts the next job of its key at once, and not with the next sweep.
 #[tokio::test]
 async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
     let (db, client) = gate("'one', 'max_concurrent', key => '{handler}', max => 1").await;
@@ -89,7 +89,7 @@ async fn a_throttled_key_continues_when_its_gate_opens() {
     assert!(number(&client, closest).await >= 700);
 }
 
-/// The job of another worker ends, which nobody announces.
+/// The job of another worker ends, and nothing announces this.
 #[tokio::test]
 async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -111,7 +111,7 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
     worker.drain().await;
 }
 
-/// Jobs of other lanes were cancelled. Each sweep opens a few lanes, and those that are empty make way all at once.
+/// Jobs of other lanes were cancelled. Each sweep opens a few lanes, and all empty lanes make way at once.
 #[tokio::test]
 async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -176,7 +176,7 @@ fn without_sweeps() -> Settings {
 }
 
 const RUNS: &str = "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')";
-/// The worker has found that there is nothing to do for now.
+/// The worker has found that there is currently nothing to do.
 const WAITS: &str = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
 
 #[tokio::test]
@@ -210,7 +210,7 @@ async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room
     assert_eq!(number(&client, ran).await, 1);
 }
 
-/// However many of the others a claim finds closed.
+/// No matter how many of the other lanes a claim finds closed.
 #[tokio::test]
 async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_theirs_up() {
     let (db, client) =
@@ -219,7 +219,7 @@ async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_th
         FROM generate_series(1, 251) AS n"#;
     client.batch_execute(enqueue_all).await.unwrap();
     let other = db.worker().await;
-    // In whatever order lanes are tried, this one is far from the first.
+    // Regardless of the order in which lanes are tried, this lane is far from the first.
     let below = "SELECT id FROM rouse.lane WHERE key <> '' ORDER BY id OFFSET 125 LIMIT 1";
     let below = number(&client, below).await;
     let mut others = orders(&other, 3_600_000).await;
@@ -252,7 +252,7 @@ async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_th
     assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
-/// Whoever has ended the job, its end opens the gate.
+/// The end of a job opens the gate, no matter what ended the job.
 #[tokio::test]
 async fn a_cancelled_job_opens_the_gate_for_the_next_one() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -286,7 +286,7 @@ async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
 /// From the first start of a job to the last end, milliseconds.
 const RAN_FOR_MS: &str = "SELECT (extract(epoch FROM max(f.finished_at) - min(f.started_at)) * 1000)::bigint FROM rouse.finished AS f";
 
-/// `concurrency` of a handler: on each host, whatever the keys of its jobs are.
+/// `concurrency` of a handler: on each host, regardless of the keys of its jobs.
 #[tokio::test]
 async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;
@@ -321,7 +321,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
         JOIN rouse.finished AS b ON b.started_at <= a.started_at AND b.started_at + interval '30 ms' > a.started_at
         JOIN rouse.jobs AS jb ON jb.id = b.id AND jb.handler = 'test.sleep' GROUP BY a.id) AS c";
     assert_eq!(number(&client, most).await, 2);
-    // A job that waits in line for longer than a second is given back. The next one starts at the end of another. The
+    // A job that waits in line for longer than a second is released. The next one starts at the end of another. The
     // time counts from the first start: before that, the worker compiles its modules.
     let took = number(&client, RAN_FOR_MS).await;
     assert!(took < 5_000, "30 jobs of 50 ms, two at a time: {took} ms");

@@ -59,7 +59,7 @@ async fn a_connection_that_is_cut_at_any_message_commits_once() {
         let id = shop.enqueue(pays()).await;
         held.caught().await;
         if side == Side::Response {
-            // The server has done it, and the host does not know.
+            // The server has committed, but the host does not know this.
             proxy.go_down();
             proxy.come_up();
         }
@@ -155,8 +155,8 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     second.drain().await;
 }
 
-/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. Nobody could adopt the
-/// job.
+/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. No other worker could
+/// adopt the job.
 #[tokio::test]
 async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job() {
     let (shop, proxy) = through_a_proxy().await;

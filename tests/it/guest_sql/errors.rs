@@ -119,7 +119,7 @@ async fn a_lock_that_is_free_soon_costs_no_attempt() {
     assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
 }
 
-/// As it delays a settlement without effects.
+/// The same lock would delay a settlement without effects.
 #[tokio::test]
 async fn a_producer_that_names_the_job_delays_its_effects_and_costs_no_attempt() {
     let shop = Shop::open().await;
@@ -134,7 +134,7 @@ async fn a_producer_that_names_the_job_delays_its_effects_and_costs_no_attempt()
     .await;
     let enqueue = format!("SELECT rouse.enqueue('x', after => '[{id}]')");
     let other = lock(&shop, &enqueue).await;
-    // More often than a transaction is tried that meets the locks of others.
+    // More often than the number of tries of a transaction that has to wait for the locks of others.
     let waits = format!(
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock'",
         shop.role
@@ -187,7 +187,7 @@ async fn a_cancelled_job_has_no_effects() {
     assert!(shop.holds("SELECT NOT paid FROM orders").await);
 }
 
-/// Other attempts use the connections of the login at once.
+/// Other attempts can use the connections of the login at once.
 #[tokio::test]
 async fn a_step_that_is_aborted_while_it_waits_for_a_lock_leaves_no_open_transaction() {
     let shop = Shop::open().await;

@@ -7,7 +7,7 @@ use rouse::worker::Settings;
 use super::shop::{MODULE, Shop, call, folder_of_guests, guests_in};
 use crate::support::worker::{TestWorker, enqueue};
 
-/// Why a handler is parked, as the fleet shows it.
+/// The reason why a handler is parked, as shown by the fleet.
 fn parked(handler: &str) -> String {
     format!(
         "SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = '{handler}'"
@@ -223,7 +223,7 @@ async fn jobs_wait_for_a_login_that_does_not_answer_and_take_no_slots_of_others(
         .await;
     let other = enqueue(&shop.client, "flow.square", json!({"n": 3})).await;
     assert_eq!(shop.ended(other).await.state, "succeeded");
-    // Fewer on a slow machine, on which the login counts as away before.
+    // On a slow machine, there are fewer, because the login counts as away earlier.
     shop.until("SELECT count(*) <= 512 FROM rouse.job WHERE state = 'running'")
         .await;
     shop.sql(&limit(-1)).await;

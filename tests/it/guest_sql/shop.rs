@@ -28,7 +28,7 @@ pub(super) struct Shop {
     pub(super) role: String,
 }
 
-/// A call of a statement.
+/// A call to a statement.
 pub(super) fn call(statement: &str, params: Value) -> Value {
     json!({"statement": statement, "params": params})
 }

@@ -24,7 +24,7 @@ impl Gathered {
         let lock = "BEGIN; UPDATE orders SET paid = true WHERE id = 1";
         other.batch_execute(lock).await.unwrap();
         let settings = Settings {
-            // One attempt starts after the one before has passed its effects on.
+            // An attempt starts after the previous attempt has passed on its effects.
             slots: 1,
             ..Settings::default()
         };
@@ -50,12 +50,12 @@ impl Gathered {
         Self { worker, ids, other }
     }
 
-    /// Lets the two fail, without a COMMIT.
+    /// Makes the two fail, without a COMMIT.
     async fn go_on(&self) {
         self.other.batch_execute("COMMIT").await.unwrap();
     }
 
-    /// All of them but these succeed, at the first attempt.
+    /// Waits until all of them except these have succeeded, each in its first attempt.
     async fn succeed(&self, shop: &Shop, except: &[usize]) {
         for (number, id) in self.ids.iter().enumerate() {
             if !except.contains(&number) {
@@ -76,7 +76,7 @@ fn lines(count: usize) -> Vec<Value> {
     (0..count).map(|number| json!([line(number)])).collect()
 }
 
-/// The lines are there once each, in fewer transactions.
+/// Each line exists once, and there are fewer transactions than lines.
 async fn are_shared(shop: &Shop, count: usize) {
     let sql = format!("SELECT count(*) = {count} AND count(DISTINCT job) = {count} FROM ledger");
     assert!(shop.holds(&sql).await);
@@ -88,7 +88,7 @@ async fn are_shared(shop: &Shop, count: usize) {
 async fn a_bad_effect_fails_only_its_own_job_of_its_transaction() {
     let shop = Shop::open().await;
     let mut scripts = lines(8);
-    // There is such an order already.
+    // Such an order already exists.
     scripts[2] = json!([line(2), {"sql": call("add_order", json!([1]))}]);
     let gathered = Gathered::of(&shop, shop.login(), scripts).await;
     gathered.go_on().await;
@@ -124,7 +124,7 @@ async fn a_job_that_waits_for_a_lock_does_not_hold_up_others_of_its_transaction(
 #[tokio::test]
 async fn settings_of_one_job_are_reset_for_the_next_one_of_its_transaction() {
     let shop = Shop::open().await;
-    // A line gets the amount 1 if a setting of another one is left.
+    // A line gets the amount 1 if a setting of another statement is left over.
     shop.sql(
         "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              NEW.amount := (coalesce(current_setting('shop.tenant', true), '') <> ''
@@ -187,7 +187,7 @@ async fn a_shared_commit_whose_response_is_lost_is_looked_up_for_each_job() {
         gathered.go_on().await;
         held.caught().await;
         if side == Side::Response {
-            // The server has committed, and the host does not know.
+            // The server has committed, but the host does not know this.
             proxy.go_down();
             proxy.come_up();
         }
@@ -211,7 +211,7 @@ async fn effects_that_wait_when_their_host_stops_are_committed_before_it_ends() 
     are_shared(&shop, 8).await;
 }
 
-/// As many as the login has connections, and more.
+/// At least as many as the login has connections.
 #[tokio::test]
 async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_handler() {
     let shop = Shop::open().await;

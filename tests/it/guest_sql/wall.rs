@@ -1,4 +1,4 @@
-//! What a handler's login allows does not reach Rouse, nor other transactions of the session.
+//! Privileges of a handler's login do not extend to Rouse, or to other transactions of the session.
 
 use serde_json::{Value, json};
 

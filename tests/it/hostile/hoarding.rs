@@ -37,7 +37,7 @@ const IMPORTS: &str = r#"
     (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write (param i32 i32 i32 i32)))
     (import "wasi:io/streams@0.2.0" "[resource-drop]output-stream" (func $drop_stream (param i32)))"#;
 
-/// Makes this many sets of fields, one after the other, and runs this for each; `$fields` is its handle.
+/// Makes this many sets of fields, one after another, and runs this for each; `$fields` is its handle.
 fn make_sets(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     let value: String = "v".repeat(1024);
     let imports = format!(
@@ -307,7 +307,7 @@ async fn an_idle_instance_holds_no_memory_of_its_last_job() {
 
 #[tokio::test]
 async fn values_that_are_refused_are_not_counted() {
-    // 60 MB of values under a name that no field may have; each is refused.
+    // 60 MB of values under a name that fields may not have; each is refused.
     let fill = fill_loop(
         60,
         "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))

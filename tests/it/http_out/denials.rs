@@ -112,7 +112,7 @@ async fn private_names_cannot_reach_metadata_services_and_listed_addresses_are_r
 #[tokio::test]
 async fn the_connection_goes_to_the_address_that_was_checked() {
     let guests = guests().await;
-    // A second lookup would lead elsewhere, and none is made.
+    // A second lookup would lead elsewhere, but there is no second lookup.
     let request = json!({"url": http("rebound.test", "/rebound")});
     let echo = guests.echo("test.http.private", request).await;
     assert_eq!(echo["path"], "/rebound");
@@ -146,7 +146,7 @@ async fn a_redirect_is_checked_like_any_other_request() {
             "{denial}"
         );
     }
-    // A redirect is not followed unless the guest asks for it.
+    // A redirect is not followed unless the guest requests it.
     let request = json!([{"url": http("localhost", "/redirect/307?to=/x")}]);
     let responses = guests.responses("test.http.private", request).await;
     assert_eq!(responses[0]["status"], 307);

@@ -40,7 +40,7 @@ async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and
     assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
     assert_eq!(call(&[JSON, ("host", "evil.example")]).await, 403);
     assert_eq!(call(&[JSON, ("origin", "http://evil.example")]).await, 403);
-    // A proxy on this machine, which may forward calls of anyone.
+    // A proxy on this machine, which may forward calls from anyone.
     assert_eq!(call(&[JSON, ("x-forwarded-for", "192.0.2.1")]).await, 403);
     assert_eq!(call(&[]).await, 415);
     assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
@@ -75,7 +75,7 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
     host.signal(libc::SIGTERM);
     assert!(host.exit(TIMEOUT).0.success());
 
-    // Without a queue it would have nothing to do.
+    // Without a queue, it would have nothing to do.
     let (status, output) =
         spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(TIMEOUT);
     assert!(!status.success(), "{output}");

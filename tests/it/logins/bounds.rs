@@ -250,7 +250,7 @@ async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_t
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     let settled = mine.settle(&[done], Locked::Wait).await.unwrap();
     assert!(settled.accepted.contains(&job.id));
-    // The owning login can take the id over at once.
+    // The login that owns the id can take it over at once.
     owner
         .store()
         .register(&registration("w", key))

@@ -77,7 +77,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
         );
         migrate_with(&url, sources(&migrations), TIMEOUT).await
     });
-    // It tries at least twice.
+    // The migration tries at least twice.
     let watch = db.client().await;
     let is_waiting = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
                  WHERE d.datname = current_database() AND NOT l.granted AND l.relation = 'rouse.job'::regclass AND l.mode = 'AccessExclusiveLock')";

@@ -73,7 +73,7 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
     machine.put("other.wasm", echo("test.other", "1"));
     let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
     let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
-    // The last of the three is loaded, and so is the first; the second may have the name too.
+    // The last of the three is loaded, and so is the first; the second may also have the name.
     let set = catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(set.loading, ["mail.wasm"]);
     assert_eq!(set.names(), ["test.other"]);
@@ -87,7 +87,7 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
     assert_eq!(catalog.current().names(), ["test.other"]);
 }
 
-/// The last file that is still being compiled is removed: all others were tried.
+/// The last file that is still being compiled is removed: all others have been tried.
 #[tokio::test]
 async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     let go_on = scratch("go-on").join("go-on");
@@ -109,7 +109,7 @@ async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     served.expect("mail.send is served once loading is over");
 }
 
-/// A file that failed to load for a transient reason may have the name too.
+/// A file that failed to load for a transient reason may also have the name.
 #[tokio::test]
 async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
     let mut machine = Machine::new(with_grants("mail.send"));

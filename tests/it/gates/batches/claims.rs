@@ -160,7 +160,7 @@ async fn a_limit_of_several_lanes_does_not_divide_batches() {
     assert_eq!(sizes.iter().sum::<usize>(), 25, "{sizes:?}");
 }
 
-/// Lanes that nothing may be claimed from take no batches from others.
+/// Lanes from which nothing may be claimed do not take batches from other lanes.
 #[tokio::test]
 async fn paused_queues_take_no_batches_from_others() {
     let (db, client) = gate(GATE).await;
@@ -171,7 +171,7 @@ async fn paused_queues_take_no_batches_from_others() {
             enqueue(&client, "a", &arguments).await;
         }
     }
-    // Whatever their order is.
+    // Regardless of their order.
     client
         .batch_execute("SELECT rouse.pause_queue('a'), rouse.pause_queue('c')")
         .await
@@ -180,7 +180,7 @@ async fn paused_queues_take_no_batches_from_others() {
     assert_eq!(claim(&store, 1).await.0, [10]);
 }
 
-/// Jobs that cannot share an attempt take one each.
+/// Jobs that cannot share an attempt take one attempt each.
 #[tokio::test]
 async fn no_more_attempts_are_claimed_than_wanted() {
     let (db, client) = gate(GATE).await;

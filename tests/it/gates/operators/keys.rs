@@ -1,4 +1,4 @@
-//! What operators see of the keys of gates.
+//! What operators can see of the keys of gates.
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -58,7 +58,7 @@ async fn a_gate_of_running_jobs_shows_each_key_with_running_and_waiting_jobs() {
         "the third gate has no keys"
     );
 
-    // Fewer than run.
+    // The limit is lower than the number of running jobs.
     run(
         &client,
         "SELECT rouse.set_gate('tenants', 'max_concurrent', key => '{tenant,$.region}', max => 1)",
