@@ -23,7 +23,7 @@ fn component_with(parts: ModuleParts) -> Vec<u8> {
     let tables = "(table 10 funcref)".repeat(parts.tables as usize - 1);
     let module = guest(
         &manifest("test.parts", "1"),
-        // They come after the guest's own: the host reads the first memory. The last function has no body.
+        // These parts come after the guest's own: the host reads the first memory. The last function has no body.
         &format!(
             "(call $return_ok (local.get $payload) (local.get $payload_len))) {memories} {tables} (func"
         ),

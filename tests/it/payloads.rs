@@ -17,7 +17,7 @@ async fn query_number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// The number in the payload of a job, as any reader sees it; `None` if there is no payload.
+/// The number in the payload of a job, as every reader sees it; `None` if there is no payload.
 async fn payload_number(client: &Client, id: i64) -> Option<i64> {
     let sql = "SELECT (payload ->> 'n')::bigint FROM rouse.job($1)";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
@@ -244,8 +244,8 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 1}");
 }
 
-/// A gate that merges jobs writes the payload of the newer one in addition to that of the older one. An enqueue that
-/// has started first may be the last to pass.
+/// A gate that merges jobs writes the payload of the newer job in addition to that of the older one. An enqueue that
+/// started first may be the last to pass.
 #[tokio::test]
 async fn a_merged_job_keeps_its_last_payload_when_the_partition_is_dropped() {
     let db = TestDb::new().await;
@@ -278,7 +278,7 @@ async fn a_payload_that_was_replaced_after_midnight_is_not_read_when_the_day_bef
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 2}");
 }
 
-/// The partition of its day was dropped, and that of the copy has a payload that was replaced, too.
+/// The partition of its day was dropped, and that of the copy also contains a payload that was replaced.
 #[tokio::test]
 async fn a_copy_of_a_payload_is_copied_again_and_a_replaced_one_is_not() {
     let db = TestDb::new().await;

@@ -107,7 +107,8 @@ async fn modules_start_to_serve_when_the_lock_lists_them_and_the_last_listed_ver
         .await;
     assert!(handlers.catalog.current().refused.is_empty());
 
-    // Without its line it continues to serve, with a warning: the files of one deployment arrive one after the other.
+    // Without its line, the module continues to serve, with a warning: the files of one deployment arrive one after
+    // another.
     put(&lock, line(&versions[0], "echo.wasm"));
     handlers
         .until("the file is refused with a warning", |set| {
@@ -322,7 +323,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
         output.contains("changed ") && output.contains("2 modules"),
         "{output}"
     );
-    // A file name that would forge a line of its own.
+    // A file name that would forge an additional line.
     let lock = fs::read(deployment.path("handlers.lock")).unwrap();
     let line = format!("\n{}  evil.wasm", Digest::compute(b"evil"));
     let evil = deployment.path("handlers-wasm").join(format!("a{line}"));

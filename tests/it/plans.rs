@@ -1,4 +1,4 @@
-//! The rows that a statement reads depend on its arguments, and not on the statistics of Postgres.
+//! The rows that a statement reads depend on its arguments, not on the statistics of Postgres.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
@@ -54,7 +54,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let orders: [&(dyn ToSql + Sync); 5] = [&FENCE, &lanes, &cursors, &leases, &wanted];
     let (mut ids, rows) = run(client, CLAIM, &orders).await;
     read.push(("claim", rows));
-    // If there are fewer, placeholders fill up the list: the plans are the same.
+    // If there are fewer, placeholders fill the list: the plans are the same.
     ids.resize(JOBS, -1);
     let (_, rows) = run(client, CLAIMED, &[&FENCE, &ids]).await;
     read.push(("claimed", rows));
@@ -70,7 +70,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("orphans", rows));
     let (_, rows) = run(client, ADOPT, &[&FENCE, &FENCE, &orphans]).await;
     read.push(("adopt", rows));
-    // A few of each: a retry, a release, and the others succeed.
+    // There are a few retries and a few releases; the other jobs succeed.
     let states: Vec<&str> = (0..JOBS)
         .map(|n| if n < 2 { "queued" } else { "succeeded" })
         .collect();
@@ -218,7 +218,7 @@ async fn deadlines_handled_long_ago_are_not_read_again_while_a_transaction_is_op
     client.query(REGISTER, &[]).await.unwrap();
     client
         .batch_execute(
-            // Inserted as they are: an update would leave entries that a concurrent test can keep as well.
+            // Inserted as they are: an update would leave entries that a concurrent test can also keep.
             "INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms)
              SELECT n, p.passed_at, p.passed_at, 1000
              FROM generate_series(1, 1000) AS n, (SELECT clock_timestamp() - interval '1 hour') AS p(passed_at)",
@@ -228,7 +228,7 @@ async fn deadlines_handled_long_ago_are_not_read_again_while_a_transaction_is_op
     old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM rouse.deadline LIMIT 1")
         .await
         .unwrap();
-    // The number of deadlines that a call has handled, and that of the index entries that it has read.
+    // The number of deadlines that a call has handled, and the number of index entries that it has read.
     let enforce = async |within_ms: Option<i64>| -> (i32, i64) {
         const READ: &str =
             "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'deadline_due'";
@@ -376,7 +376,8 @@ async fn a_claim_counts_the_starts_of_a_throttle_once_for_all_its_lanes() {
     assert_eq!(counted, 2, "before the claim, and after it");
 }
 
-/// Gates are found by the queues and handlers of the lanes: to compare each with each lane would take half a minute.
+/// Gates are found by the queues and handlers of the lanes: comparing each gate with each lane would take half a
+/// minute.
 #[tokio::test]
 async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_moments() {
     let db = TestDb::new().await;

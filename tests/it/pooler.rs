@@ -84,7 +84,7 @@ async fn a_worker_behind_a_transaction_pooler_works_by_polling() {
     };
     let (one, other) = (start().await, start().await);
 
-    // Producers use the pooler too, in transactions of every length.
+    // Producers also use the pooler, in transactions of every length.
     let through = crate::support::connect(&pooler.url).await;
     for n in 0..50 {
         through

@@ -26,7 +26,7 @@ fn names_of_handlers_are_not_cut_on_a_terminal_of_80_columns() {
     for line in shown.lines() {
         assert!(line.chars().count() <= 80, "{line:?} in\n{shown}");
     }
-    // As a last resort the name is cut visibly.
+    // As a last resort, the name is visibly truncated.
     let narrow = on_terminal(list(), 24);
     assert!(!narrow.contains(NAME) && narrow.contains('…'), "{narrow}");
     let piped = CommandOutput::run(&mut list());

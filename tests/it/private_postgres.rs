@@ -388,7 +388,7 @@ async fn show(client: &Client, setting: &str) -> String {
 fn wait_until_gone(pid: u32) {
     let until = Instant::now() + TIMEOUT;
     while Path::new(&format!("/proc/{pid}")).exists() {
-        // In some containers, nothing waits for the child of a killed process, and it stays as a zombie.
+        // In some containers, nothing waits for the child of a killed process, and it remains as a zombie.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         if stat.contains(") Z ") {
             return;

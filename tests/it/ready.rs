@@ -192,7 +192,7 @@ async fn a_delivery_is_signed_and_retried_under_the_same_id_until_it_is_accepted
     assert_eq!(result["id"], requests[0]["headers"]["webhook-id"]);
     let known_by = result["id"].as_str().expect("an id");
     assert!(known_by.ends_with(&format!("_{id}")), "{known_by}");
-    // One changed byte makes another signature.
+    // One changed byte results in a different signature.
     let mut changed = requests[0].clone();
     changed["body"] = json!("{\"text\": \"ü\", \"order\": 170}");
     assert!(!is_signed(&changed));

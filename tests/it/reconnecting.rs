@@ -146,7 +146,7 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
     assert_eq!(show(&client, id).await.state, "running");
     proxy.go_down();
-    // Half of 1, 2, 4 and 8 s: the next waits are 8 s at least.
+    // Half of 1, 2, 4 and 8 s: the next waits are at least 8 s.
     let before = proxy.refused_after(Duration::from_millis(7500)).await.len();
     let (_, stopping) = tokio::join!(worker.drain(), async {
         let tries = proxy.refused_until(|tries| tries.len() >= before + 3).await;
@@ -168,7 +168,7 @@ async fn claims_continue_on_the_remaining_connections() {
     let proxy = Proxy::start_with_limit(&db, 1).await;
     let connector = proxy.connector();
     let store = Store::new(&connector, 2);
-    // A notification would end the wait, too.
+    // A notification would also end the wait.
     let settings = Settings {
         notify: false,
         ..Settings::default()

@@ -299,7 +299,7 @@ async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
     assert!(exists(&client, &kept).await);
     assert!(!exists(&client, &dropped).await);
-    // A host without settings, and a drain, which is a worker too.
+    // A host without settings, and a drain, which is also a worker.
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue_sql(&client, "'noop', '{}'").await;
     ended(&client, id).await;

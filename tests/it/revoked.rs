@@ -18,7 +18,7 @@ const LOSS_LOGGED: &str = "lease lost; aborting the attempt";
 /// one thing at a time.
 const IN_PROGRESS_MAX: usize = 1;
 
-/// A job whose first attempt produces effects without end.
+/// A job whose first attempt produces effects endlessly.
 struct Trial {
     folder: PathBuf,
     path: String,

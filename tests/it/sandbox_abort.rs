@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_millis(200);
 /// Measured from the end of the grace: two ticks of 10 ms, with a margin for a busy machine.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Signals the first progress of an attempt. It never answers the first step.
+/// Signals the first progress of an attempt. It never responds to the first step.
 #[derive(Default)]
 struct Hanging(Notify);
 
@@ -170,7 +170,7 @@ async fn a_guest_of_rust_that_sleeps_or_waits_for_the_host_is_stopped() {
         .expect("a catalog");
     let set = catalog.current();
     let handler = |name: &str| set.get(name).expect("a served handler").clone();
-    // Blocked in a call of the host; and in a step whose record is never answered.
+    // Blocked in a call of the host; and in a step whose record never gets a response.
     stop_for_every_reason("sleeping", handler("test.ignore-abort"), "{}", true).await;
     let step = r#"{"between": "nothing"}"#;
     stop_for_every_reason("in a step", handler("test.steps"), step, false).await;

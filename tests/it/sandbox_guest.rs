@@ -17,9 +17,9 @@ use wit_parser::Resolve;
 
 use crate::support::{attempt, rouse_binary};
 
-/// Memory of one attempt in these tests.
+/// The maximum memory of one attempt in these tests.
 pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
-/// Size of a result in these tests.
+/// The maximum size of a result in these tests.
 pub(crate) const RESULT_BYTES_MAX: usize = 1 << 20;
 
 /// Long enough for a busy machine; a test that waits this long has failed.
@@ -92,7 +92,7 @@ pub(crate) fn granted_dir() -> &'static Path {
 }
 
 /// A core module that describes itself with this manifest and whose `run` has this body. In the body, `$payload` and
-/// `$payload_len` are the payload, and `$return_ok` and `$return_error` make a result of bytes in memory.
+/// `$payload_len` are the payload, and `$return_ok` and `$return_error` make a result from bytes in memory.
 pub(crate) fn guest(manifest: &str, run: &str) -> Vec<u8> {
     guest_of_wasip1("", manifest, run)
 }
@@ -302,7 +302,7 @@ impl Handlers {
             .clone()
     }
 
-    /// The reason for which this file is refused.
+    /// The reason why this file is refused.
     pub(crate) fn refusal(&self, file: &str) -> String {
         refusal(&self.catalog.current(), file).expect("the file is refused")
     }

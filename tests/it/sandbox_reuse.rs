@@ -67,7 +67,7 @@ fn counts_with(manifest: &str) -> Vec<u8> {
     guest_of_wasip1(own, manifest, body)
 }
 
-/// One handler in a folder of its own, since the tests run in parallel.
+/// One handler in its own folder, because the tests run in parallel.
 async fn load_one(guest: &[u8], name: &str) -> (Handlers, Arc<Handler>) {
     let handlers = Handlers::with(&[("guest.wasm", guest)]).await;
     let handler = handlers.handler(name);
@@ -173,7 +173,7 @@ async fn an_abort_reaches_and_ends_a_reused_instance() {
         assert_eq!(served(&handler, None).await, "2");
         let abort = AbortHandle::new();
         let running = attempt(&sandbox(), &handler, job(payload), abort.clone());
-        // It runs in the existing instance.
+        // The job runs in the existing instance.
         logged.until(|line| line.message == payload).await;
         abort.abort(AbortReason::TimedOut, grace);
         let end = timeout(TIMEOUT, running)

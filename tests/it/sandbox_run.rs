@@ -111,7 +111,7 @@ async fn a_failing_describe_is_refused_with_standard_error_and_backtrace() {
 
 #[tokio::test]
 async fn a_describe_has_32_mib_on_top_of_the_modules_initial_memory() {
-    // A runtime that starts with 28 MiB, and as much for its work.
+    // A runtime that starts with 28 MiB, and needs the same amount for its work.
     let text = manifest("test.it", "1");
     let describe = |mib: u32| {
         format!(
@@ -413,7 +413,7 @@ async fn an_attempt_sees_no_state_of_an_earlier_one() {
         ("echo.wasm", &echo("test.echo", "1")),
     ])
     .await;
-    // The same place in the pool, time after time; and a place that another module used.
+    // The same place in the pool, again and again; and a place that another module has used.
     for name in ["test.marks", "test.marks", "test.echo"].repeat(10) {
         let run = attempt(
             &sandbox(),

@@ -277,7 +277,7 @@ async fn a_rust_guest_that_exhausts_its_memory_is_out_of_memory() {
             limit_bytes: MEMORY_BYTES_MAX
         }
     );
-    // Its own error, if it notices the lack of memory.
+    // The guest returns its own error if it notices the lack of memory.
     let gently = json!({ "bytes": 1_usize << 30, "gently": true });
     assert!(
         failure("test.alloc", gently)
@@ -365,7 +365,7 @@ async fn many_attempts_run_in_parallel() {
     for run in runs {
         assert_eq!(run.await.end, RunEnd::Returned(b"500".into()));
     }
-    // Run one after the other they would take 8 s.
+    // Run one after another, they would take 8 s.
     assert!(
         started.elapsed() < Duration::from_secs(4),
         "{:?}",

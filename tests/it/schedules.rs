@@ -73,7 +73,7 @@ async fn due(overlap: &str) -> (TestDb, Client, Store) {
     (db, client, store)
 }
 
-/// What a host decides about everything that is due.
+/// The decisions of a host about everything that is due.
 async fn decided(store: &Store) -> Vec<(DueSchedule, Decision)> {
     let due = store.due_schedules(1000, None).await.unwrap();
     let now = due.now;
@@ -161,7 +161,7 @@ async fn a_schedule_is_created_replaced_and_left_alone() {
     )
     .await;
     assert_eq!(detail, json!({"schedule": "nightly", "changed": ["queue"]}));
-    // A rollback leaves nothing.
+    // A rollback leaves nothing behind.
     client
         .batch_execute("BEGIN; SELECT rouse.schedule('other', 'x', cron => '* * * * *'); ROLLBACK")
         .await
@@ -413,7 +413,7 @@ async fn a_worker_computes_the_due_times_of_a_new_schedule_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // It listens.
+    // The host listens.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     schedule(
         &client,

@@ -229,7 +229,7 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
     assert_eq!(arrived["body"], long().repeat(10));
     assert!((40_960..42_000).contains(&bytes_out), "{bytes_out}");
 
-    // With placeholders these are 7 and 14 KB.
+    // With placeholders, these are 7 and 14 KB.
     for (times, most) in [(150, "500000 bytes"), (300, "1048576 bytes")] {
         let (response, bytes_out) = send(times).await;
         let error = response["error"].as_str().expect("an error");

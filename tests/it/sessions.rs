@@ -60,7 +60,7 @@ async fn every_connection_has_the_settings_that_rouse_relies_on() {
     worker.drain().await;
 }
 
-/// The claim that waits for the other one counts with a snapshot of that time, and not of its own start.
+/// The claim that waits for the other claim counts with a snapshot taken after the wait, not at its own start.
 #[tokio::test]
 async fn a_limit_holds_in_a_database_whose_default_isolation_level_is_repeatable_read() {
     let (db, client) = limited().await;

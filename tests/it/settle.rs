@@ -282,7 +282,7 @@ async fn a_renewal_commits_as_durably_as_the_session_requires() {
     transaction.commit().await.unwrap();
 }
 
-/// A host that gave up the statement would find the jobs locked by it when it repeats it.
+/// A host that gave up on the statement would find the jobs still locked by it when it repeats the statement.
 #[tokio::test]
 async fn renewals_of_many_leases_may_take_a_slow_server_longer() {
     let db = TestDb::new().await;

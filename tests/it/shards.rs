@@ -1,4 +1,4 @@
-//! Shards: workers lease parts of the lanes of a queue, and claim only from these.
+//! Shards: workers lease parts of the lanes of a queue, and claim only from those parts.
 
 mod exact;
 mod operators;
@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::claims::claim;
 
-/// A database in which queue `q` has this many shards, and each tenant of it a lane; and a client.
+/// A database in which queue `q` has this many shards and a lane for each tenant; and a client.
 async fn sharded(shards: i32) -> (TestDb, Client) {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -41,7 +41,7 @@ async fn lease(store: &Store) -> BTreeSet<u32> {
     leased.into_iter().flat_map(|of| of.own).collect()
 }
 
-/// The workers call in turn until nothing changes; returns the number of shards of each.
+/// Makes the workers call in turn until nothing changes; returns the number of shards of each.
 async fn shares(stores: &[Store]) -> Vec<usize> {
     let mut before = Vec::new();
     for _ in 0..4 {
@@ -64,7 +64,7 @@ async fn shares(stores: &[Store]) -> Vec<usize> {
     panic!("no end after four rounds: {before:?}");
 }
 
-/// The lease of a worker ends, as if it had not called for a long time.
+/// Ends the lease of a worker, as if it had not called for a long time.
 async fn end_lease(client: &Client, worker_id: &str) {
     let ended = client
         .execute(
@@ -89,19 +89,19 @@ async fn shares_are_even_and_follow_workers_that_come_leave_and_die() {
     stores.push(db.worker().await);
     stores.push(db.worker().await);
     assert_eq!(shares(&stores).await, [4, 3, 3, 3, 3]);
-    // It leaves: its shards are free at once.
+    // A worker leaves: its shards are free at once.
     stores.remove(1).unregister().await.unwrap();
     assert_eq!(shares(&stores).await, [4, 4, 4, 4]);
-    // It is killed: they are free when its lease has expired.
+    // A worker is killed: its shards are free when its lease has expired.
     stores.remove(3);
     assert_eq!(shares(&stores).await, [4, 4, 4]);
     end_lease(&client, "w-5").await;
     assert_eq!(shares(&stores).await, [6, 5, 5]);
-    // It freezes, and comes back.
+    // A worker freezes, and comes back.
     end_lease(&client, "w-1").await;
     assert_eq!(shares(&stores[1..]).await, [8, 8]);
     assert_eq!(shares(&stores).await, [6, 5, 5]);
-    // It is declared dead.
+    // A worker is declared dead.
     client
         .batch_execute("UPDATE rouse.worker SET seen_at = now() - interval '2 minutes' WHERE worker_id = 'w-1'")
         .await
@@ -147,7 +147,7 @@ async fn a_worker_gives_up_the_shards_of_queues_that_it_no_longer_serves() {
     assert_eq!(left, 0);
 }
 
-/// Otherwise a lane could wait for a worker that cannot serve it.
+/// Otherwise, a lane could wait for a worker that cannot serve it.
 #[tokio::test]
 async fn workers_that_can_run_other_jobs_divide_all_shards_again() {
     let (db, client) = sharded(16).await;
@@ -161,7 +161,7 @@ async fn workers_that_can_run_other_jobs_divide_all_shards_again() {
     );
     assert_eq!(claim(&one, 10).await.len(), 10);
     assert_eq!(claim(&other, 100).await.len(), 10);
-    // It loads the handlers that it lacked.
+    // The other worker loads the handlers that it lacked.
     let stores = [one, other];
     assert_eq!(shares(&stores).await, [8, 8]);
 }
@@ -246,7 +246,7 @@ async fn a_lane_has_the_same_shard_in_sql_and_in_rust() {
     }
 }
 
-/// The lease of any worker ends, as if it were frozen.
+/// Ends the lease of some worker, as if it were frozen.
 async fn end_some_lease(client: &Client) {
     client
         .batch_execute(

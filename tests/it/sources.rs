@@ -1,4 +1,5 @@
-//! Sources bound to handlers: jobs run by what triggered them, whatever handler their producer named.
+//! Sources bound to handlers: the handler is chosen by the source that triggered a job, whatever handler its producer
+//! named.
 
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
 async fn a_starting_host_takes_no_bound_job_before_its_handler_is_loaded() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // It takes a moment to describe itself; until then, the handler that the producer names is already loaded.
+    // This module takes a moment to describe itself; by then, the handler that the producer names is already loaded.
     let manifest = manifest("test.bound", "1");
     let describe = format!(
         "(local $n i32)
@@ -307,7 +308,7 @@ fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
     }
 }
 
-/// Whether a worker has found that there is nothing to do for now, for [`until_true`].
+/// Whether a worker has found that there is currently nothing to do, for [`until_true`].
 const SOMEBODY_SLEEPS: &str =
     "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
 

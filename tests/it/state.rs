@@ -68,7 +68,7 @@ async fn worker(db: &TestDb) -> TestWorker {
     TestWorker::start_in(db, Settings::default(), sandbox(), catalog().await)
 }
 
-/// Has the handler make these calls, even after failures, in a job of this tenant (SQL); returns the results.
+/// Makes the handler perform these calls, even after failures, in a job of this tenant (SQL); returns the results.
 async fn results(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
     let payload = json!({"calls": calls, "regardless": true});
     let id = enqueue_sql(

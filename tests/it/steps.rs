@@ -545,7 +545,7 @@ async fn an_error_can_set_the_time_of_the_next_attempt() {
         .unwrap();
     assert_eq!(row.get::<_, i64>(0), ms as i64);
     assert!(row.get::<_, bool>(1), "not before");
-    // Next year, at the latest.
+    // At the latest next year.
     let id = enqueue(
         &client,
         "test.retry-at",

@@ -15,7 +15,7 @@ fn settings() -> Settings {
     Settings::default()
 }
 
-/// How many attempts of a queued job count.
+/// The number of attempts of a queued job that count.
 async fn queued_attempts(client: &Client, id: i64) -> i32 {
     let sql = "SELECT attempt - uncounted FROM rouse.job WHERE id = $1 AND state = 'queued'";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
@@ -174,7 +174,7 @@ async fn a_worker_that_stops_at_once_releases_its_jobs() {
 async fn claims_that_cannot_start_soon_are_released() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // A backlog of short jobs, so that the worker claims ahead; then long ones that fill its slots.
+    // A backlog of short jobs, so that the worker claims ahead; then long jobs that fill its slots.
     let backlog =
         "SELECT count(rouse.enqueue('noop', '{\"n\": 1}')) FROM generate_series(1, 20000)";
     client.query(backlog, &[]).await.unwrap();
@@ -318,7 +318,7 @@ async fn a_worker_whose_claimer_panics_gives_its_jobs_back_and_unregisters() {
     let worker = TestWorker::start(&db, settings()).await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    // The claimer panics when it reads this answer.
+    // The claimer panics when it reads this response.
     client.batch_execute(UNREADABLE_PEEK).await.unwrap();
     let why = worker.failed().await;
     assert!(why.contains("the claimer has panicked"), "{why}");

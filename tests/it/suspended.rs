@@ -230,7 +230,7 @@ async fn waits_of_another_workers_job_are_refused() {
     assert_eq!(JobId(job.id.0), job.id);
 }
 
-/// A worker that sends a wait as no host does.
+/// A worker that sends a wait that no host would send.
 #[tokio::test]
 async fn a_wait_that_names_a_job_which_was_not_called_returns_no_result_of_it() {
     let db = TestDb::new().await;
@@ -247,7 +247,7 @@ async fn a_wait_that_names_a_job_which_was_not_called_returns_no_result_of_it() 
     assert_eq!(row.unwrap().get::<_, i64>(0), 1);
     let kept = json!({"kind": "signal", "step": "nap", "name": "go", "until_ms": 9});
     assert_eq!(wait_of(&client, id).await, kept);
-    // Also if the start of a wait names a job.
+    // The same applies if the start of a wait names a job.
     let forged = "UPDATE rouse.step SET wait = $1 WHERE wait IS NOT NULL";
     let unlocked = "SELECT rouse.unlock_history('a test')";
     client.batch_execute("BEGIN").await.unwrap();

@@ -1,4 +1,5 @@
-//! The guide to testing a producer, and the reference of the settings of a database: what they show is true.
+//! The guide to testing a producer, and the reference for the settings of a database: checks that what they show is
+//! true.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! Traces of jobs, from their producer over their attempts to requests and children, as a collector receives them.
+//! Traces of jobs, from their producer through their attempts to requests and children, as a collector receives them.
 
 mod exemplars;
 mod producers;
@@ -223,7 +223,7 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     let header = format!("00-{TRACE}-{}-01", hex(&request.span_id));
     assert_eq!(sent_traceparent("/traced"), header);
 
-    // Both attempts are below the one enqueue; the second one has only the steps that the first one has not done.
+    // Both attempts are below the one enqueue; the second attempt has only the steps that the first attempt did not do.
     let enqueued = one(spans_of_job(&spans, "enqueue test.steps", stepping));
     let attempts = spans_of_job(&spans, "process test.steps", stepping);
     let outcomes: Vec<_> = attempts

@@ -138,7 +138,7 @@ impl Reader {
         symlink(target, krate.join("target")).unwrap();
     }
 
-    /// Starts a long-running program in a terminal of its own.
+    /// Starts a long-running program in its own terminal.
     fn starts(&mut self, program: &'static str, command: &str) {
         let host = Host::spawn(self.shell(&format!("exec {command}")));
         assert!(
@@ -272,7 +272,7 @@ fn extension(kind: &str) -> &str {
     }
 }
 
-/// The commands that would build this tree once more must also appear on the other pages and in the tests.
+/// The commands that would build this tree again must also appear on the other pages and in the tests.
 fn assert_commands_match_other_pages(block: &Block) {
     for line in block.text.lines() {
         let other_page = match line {

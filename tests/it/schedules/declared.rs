@@ -81,7 +81,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
         .await
         .unwrap();
 
-    // A newer version on another host decides, and what an operator has paused stays paused.
+    // A newer version on another host decides, and a schedule that an operator has paused stays paused.
     let second = host(&db, ALLOWED, &module("1.1.0", "0 4 * * *"));
     until(
         &client,
@@ -97,10 +97,10 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
         shown(&client, "report.make").await["module_version"],
         "1.1.0"
     );
-    // The older one first: alone, it would decide.
+    // The older version is started first: alone, it would decide.
     end(third);
     end(second);
-    // While no host runs, it stays.
+    // While no host runs, the schedule stays.
     until_true(
         &client,
         "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker",

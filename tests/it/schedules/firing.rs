@@ -1,4 +1,4 @@
-//! The outcomes of due times: missed ones, pauses, jobs that are refused.
+//! The outcomes of due times: missed due times, pauses, and jobs that are refused.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ async fn an_hour_without_hosts_is_caught_up_by_the_policy() {
     )
     .await;
     assert!(last, "the latest one");
-    // All of it is handled.
+    // All due times are handled.
     fire_due(&store).await;
     assert_eq!(outcomes(&client, "all").await.len(), 6);
 }
@@ -93,7 +93,7 @@ async fn nothing_is_enqueued_while_a_schedule_is_paused_and_nothing_is_caught_up
         "replaced"
     );
     assert_eq!(shown(&client, "a").await["state"], "paused");
-    // It can be run by hand.
+    // The schedule can be run by hand.
     let job: i64 = one(&client, "SELECT rouse.run_schedule('a')").await;
     assert_eq!(claim(&store, 10).await[0].id.0, job);
     assert!(one::<bool>(&client, "SELECT rouse.resume_schedule('a')").await);

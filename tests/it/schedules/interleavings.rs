@@ -26,7 +26,7 @@ async fn three_hosts_that_fire_the_same_due_time_at_once_enqueue_one_job() {
         let tasks = hosts.clone().map(|store| {
             let barrier = barrier.clone();
             tokio::spawn(async move {
-                // All of them have listed it before any fires.
+                // All hosts have listed it before any of them fires.
                 let decided = decided(&store).await;
                 assert_eq!(decided.len(), 1);
                 barrier.wait().await;
@@ -74,7 +74,7 @@ async fn three_workers_fire_each_due_time_once() {
                   AND (SELECT count(*) FROM rouse.jobs) = count(*)
                FROM rouse.schedule_run";
     assert!(one::<bool>(&client, sql).await, "one job for each due time");
-    // None was left out in between.
+    // No due time was left out in between.
     let sql = "SELECT bool_and(next IS NULL OR next = due_at + interval '1 s')
                FROM (SELECT due_at, lead(due_at) OVER (PARTITION BY schedule ORDER BY due_at) AS next FROM rouse.schedule_run) AS r";
     assert!(one::<bool>(&client, sql).await, "every due time");
@@ -88,7 +88,7 @@ async fn a_host_that_is_cut_off_between_listing_and_firing_leaves_the_due_time_t
     let other = db.worker().await;
     fire_due(&other).await;
     assert_eq!(outcomes(&client, "a").await, ["enqueued"]);
-    // It comes back, and still has its decision.
+    // The host comes back, and still has its decision.
     let fired = ScheduleDecision {
         due: &listed[0].0,
         decision: &listed[0].1,
@@ -112,7 +112,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
         .await
         .unwrap();
     make_due(&client).await;
-    // It waits within its transaction, because the previous job is locked.
+    // The firing waits within its transaction, because the previous job is locked.
     let watcher = db.client().await;
     let lock = client.transaction().await.unwrap();
     lock.execute(
@@ -189,7 +189,7 @@ async fn overlap_cancel_cancels_the_job_that_continues_the_previous_one() {
         .await
         .unwrap();
     make_due(&client).await;
-    // The previous job is about to be replaced by another one of its chain.
+    // The previous job is about to be replaced by the next job of its chain.
     let watcher = db.client().await;
     let edit = client.transaction().await.unwrap();
     let next: i64 = edit
@@ -237,7 +237,7 @@ async fn a_schedule_that_is_replaced_between_listing_and_firing_fires_as_it_is_n
         one::<String>(&client, "SELECT payload::text FROM rouse.jobs").await,
         "{\"new\": true}"
     );
-    // With other due times, it counts from now.
+    // If its due times change, it counts from now.
     make_due(&client).await;
     let old = decided(&store).await;
     assert_eq!(

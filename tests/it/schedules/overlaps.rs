@@ -1,4 +1,4 @@
-//! A due time while the job of the previous one is live.
+//! A due time while the job of the previous due time is live.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn settle(store: &Store, jobs: &[ClaimedJob]) {
     store.settle(&batch, Locked::Wait).await.unwrap();
 }
 
-/// Fires a schedule twice in a row, a second apart in due times, with the previous job in this state.
+/// Fires a schedule twice in a row, for due times that are a second apart, with the previous job in this state.
 async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
     let (db, client, store) = due(overlap).await;
     fire_due(&store).await;
@@ -33,7 +33,7 @@ async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
     (db, client, store)
 }
 
-/// The due time that was fired becomes an older one, and is due again.
+/// Makes the schedule due again, by moving the due time that was fired into the past.
 async fn due_again(client: &Client) {
     client
         .batch_execute("UPDATE rouse.schedule_run SET due_at = due_at - interval '1 day'")
@@ -125,7 +125,7 @@ async fn overlap_queue_keeps_one_job_behind_the_running_one() {
         outcomes(&client, "a").await,
         ["enqueued", "queued", "skipped"]
     );
-    // The failure of the first one releases it as well.
+    // The failure of the first job also releases it.
     let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
     client
         .execute("SELECT rouse.fail($1, 'no')", &[&first])

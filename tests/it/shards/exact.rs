@@ -31,7 +31,7 @@ async fn call(client: &Client, sql: &str) -> i32 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Until when `w` has leased, microseconds.
+/// The time until which `w` has leased, in microseconds.
 async fn until(client: &Client) -> i64 {
     let until = "SELECT (extract(epoch FROM s.until) * 1000000)::bigint FROM rouse.shard_lease AS s
                  JOIN rouse.worker AS w ON w.incarnation = s.worker WHERE w.worker_id = 'w'";
@@ -81,7 +81,7 @@ async fn a_worker_gives_up_shards_only_after_its_own_claims_are_committed() {
     assert!(lease(&other).await.is_empty());
     let claiming = slow.transaction().await.unwrap();
     assert_eq!(claimed(&claiming).await, 20);
-    // It would give up half of them. Its lease is renewed all the same.
+    // The worker would give up half of its shards. Its lease is renewed nevertheless.
     let before = until(&client).await;
     assert_eq!(call(&client, LEASE).await, 8);
     assert!(until(&client).await > before);

@@ -1,4 +1,4 @@
-//! How operators set shards, and what they see of them.
+//! How operators set shards, and what they can see of them.
 
 use serde_json::json;
 

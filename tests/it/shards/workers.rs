@@ -1,4 +1,4 @@
-//! Whole workers that share a queue by shards.
+//! Complete workers that share a queue by shards.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{TestWorker, guests_dir, show, until_true};
 use crate::support::{Host, TestDb};
 
-/// Notes claims of queued jobs from a shard that the worker has not leased when it claims.
+/// Records claims of queued jobs from a shard that the worker has not leased at that time.
 pub(super) async fn note_strays(client: &Client) {
     client
         .batch_execute(
@@ -94,7 +94,7 @@ async fn each_lane_is_served_by_one_worker() {
     let counts: [i64; 3] = [row.get(0), row.get(1), row.get(2)];
     assert_eq!(counts, [60, 0, 3]);
     assert_no_strays(&client).await;
-    // One leaves: the others take over, within seconds.
+    // One worker leaves: the others take over within seconds.
     let [one, two, three] = workers;
     one.drain().await;
     until_shares_are(&client, &[8, 8]).await;
@@ -104,7 +104,7 @@ async fn each_lane_is_served_by_one_worker() {
     three.drain().await;
     let left = "SELECT NOT EXISTS (SELECT FROM rouse.shard_lease)";
     until_true(&client, left).await;
-    // Jobs that nobody serves wait for the next worker.
+    // Jobs that no worker serves wait for the next worker.
     enqueue(&client, "test.sleep", 60).await;
     let next = worker(&db, "d").await;
     until_all_are_done(&client).await;
@@ -112,7 +112,7 @@ async fn each_lane_is_served_by_one_worker() {
     assert_no_strays(&client).await;
 }
 
-/// Without notifications, a job would wait for the poll.
+/// Without notifications, a job would wait for the next poll.
 #[tokio::test]
 async fn the_worker_of_a_shard_is_notified_of_its_jobs() {
     let (db, client) = sharded(16).await;

@@ -36,7 +36,7 @@ fn set_value(key: &'static str, value: &'static [u8]) -> NewStateValue<'static> 
     }
 }
 
-/// Writes as a worker does, which tries again if it had to wait for too long.
+/// Writes as a worker does: it tries again if it had to wait for too long.
 fn write(
     store: &Store,
     job: &ClaimedJob,
@@ -157,7 +157,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     open.rollback().await.unwrap();
     let winner = the_winner(writes, sets).await;
 
-    // Both find the winner's value, and replace it by one of the same size.
+    // Both find the winner's value, and replace it with a value of the same size.
     let open = holder.transaction().await.unwrap();
     open.query("SELECT FROM rouse.handler_state FOR UPDATE", &[])
         .await
@@ -192,7 +192,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     );
 }
 
-/// The one write of the two that was made; the other got a conflict.
+/// Which of the two writes was made; the other got a conflict.
 async fn the_winner(
     writes: [tokio::task::JoinHandle<StateWrite>; 2],
     sets: [NewStateValue<'static>; 2],

@@ -82,7 +82,7 @@ async fn a_resumption_reads_only_steps_that_are_newer_than_those_the_host_knows(
     assert_eq!(responses(&client).await, [3, 0]);
     sleep(&client, &owner, &job).await;
 
-    // An attempt on another host, which knows nothing of the job.
+    // An attempt on another host, which does not know anything about the job.
     let job = claim_one(&other).await;
     record(&other, &job, "d").await;
     sleep(&client, &other, &job).await;
@@ -126,7 +126,7 @@ async fn steps_that_were_removed_changed_or_dated_back_make_the_host_read_all_of
     }
 }
 
-/// Runs a job with so many sleeps. It ends each of them as soon as the job is suspended.
+/// Runs a job with this many sleeps, and ends each sleep as soon as the job is suspended.
 async fn nap(client: &Client, naps: u32) {
     let payload = json!({"n": naps, "ms": 3_600_000});
     let id = enqueue(client, "flow.naps", payload).await;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use rouse::sandbox::{AbortHandle, Handler, JobInput, RunReport, Sandbox};
 use tokio::task::JoinHandle;
 
-/// Starts an attempt in a task of its own, as a worker does. Dropping it stops the guest.
+/// Starts an attempt in a separate task, as a worker does. Dropping it stops the guest.
 pub(crate) fn attempt(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,

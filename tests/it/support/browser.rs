@@ -29,7 +29,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// Starts one. `None`, after a message, if this machine has no chromium.
+    /// Starts a browser. `None`, after a message, if this machine does not have chromium.
     pub(crate) async fn start() -> Option<Self> {
         if Command::new("chromedriver")
             .arg("--version")
@@ -160,7 +160,7 @@ impl Browser {
         format!("/element/{}", found[ELEMENT].as_str().expect("an element"))
     }
 
-    /// Answers the question that is open with yes; returns the question.
+    /// Confirms the question that is open; returns its text.
     pub(crate) async fn accept_question(&self) -> String {
         let text = self
             .send("GET", "/alert/text", &Value::Null)
@@ -188,7 +188,7 @@ impl Browser {
         std::fs::write(&to, png).unwrap_or_else(|error| panic!("write {}: {error}", to.display()));
     }
 
-    /// Ends it.
+    /// Ends the browser.
     pub(crate) async fn close(self) {
         self.send("DELETE", "", &Value::Null)
             .await

@@ -38,12 +38,12 @@ struct Received {
 pub(crate) struct Collector {
     port: u16,
     received: Arc<Mutex<Received>>,
-    /// Of the first request.
+    /// Notified of the first request.
     requested: Arc<Notify>,
 }
 
 impl Collector {
-    /// Starts it. It ends with the test's runtime.
+    /// Starts the receiver. It ends with the test's runtime.
     pub(crate) async fn start(behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
@@ -59,7 +59,7 @@ impl Collector {
                 });
                 tokio::spawn(async move {
                     let server = auto::Builder::new(TokioExecutor::new());
-                    // A host that ends cuts its connection off.
+                    // A host that ends cuts its connection.
                     drop(server.serve_connection(TokioIo::new(stream), service).await);
                 });
             }

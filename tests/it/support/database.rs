@@ -169,7 +169,7 @@ pub(crate) async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
     reading.await.unwrap()
 }
 
-/// Drops all partitions of this table in schema `rouse`, today's included.
+/// Drops all partitions of this table in schema `rouse`, including today's.
 pub(crate) async fn drop_all_partitions(client: &Client, table: &str) {
     let drop = format!(
         "DO $$ DECLARE t text; BEGIN

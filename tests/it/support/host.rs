@@ -58,7 +58,7 @@ struct Lines {
     all: Vec<String>,
     /// Whether each line came from stderr.
     of_stderr: Vec<bool>,
-    /// How many of the two streams have ended.
+    /// The number of the two streams that have ended.
     ended: usize,
 }
 
@@ -142,7 +142,7 @@ impl Host {
         self.child.id()
     }
 
-    /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not come in time.
+    /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not appear in time.
     pub(crate) fn line(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> String {
         self.output
             .wait_for(timeout, "the line did not come", |lines| {
@@ -150,8 +150,8 @@ impl Host {
             })
     }
 
-    /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output
-    /// if they do not come in time.
+    /// Waits until this many lines have appeared on stdout and stderr together, and returns them; panics with all
+    /// output if they do not appear in time.
     pub(crate) fn first_lines(&self, timeout: Duration, count: usize) -> Vec<String> {
         let missing = format!("{count} lines did not come");
         self.output.wait_for(timeout, &missing, |lines| {

@@ -29,8 +29,8 @@ pub(crate) const PIP: &[&[&str]] = &[
 ];
 
 impl Libraries {
-    /// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. An
-    /// error says why they cannot be installed here.
+    /// The folder with the installed libraries, which is kept below cargo's output until the lock file changes. The
+    /// error is the reason why they cannot be installed here.
     pub(crate) fn installed(&self) -> Result<PathBuf, String> {
         let locks = Path::new(env!("CARGO_MANIFEST_DIR")).join(self.folder);
         let lock = fs::read(locks.join(self.lock)).unwrap();

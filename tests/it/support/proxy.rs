@@ -24,7 +24,7 @@ pub(crate) struct Proxy {
     outage: Arc<watch::Sender<Outage>>,
     /// The times of refused connections.
     tries: Arc<watch::Sender<Vec<Instant>>>,
-    /// How many messages, or groups of them, clients have sent.
+    /// The number of messages, or groups of messages, that clients have sent.
     sent: Arc<AtomicUsize>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Side {
     Statement,
     /// The response and everything after it on that connection: the database has executed the statement.
     Response,
-    /// The connection: it is cut each time the statement comes, until the release.
+    /// The connection: it is cut each time the statement arrives, until the release.
     Cut,
 }
 
@@ -55,17 +55,17 @@ struct Hold {
     is_released: watch::Sender<bool>,
 }
 
-/// A message that is held once it comes. Released when dropped.
+/// A message that is held once it arrives. Released when dropped.
 #[derive(Debug)]
 pub(crate) struct Held(Arc<Hold>);
 
 impl Held {
-    /// Waits until the statement has come.
+    /// Waits until the statement has arrived.
     pub(crate) async fn caught(&self) {
         self.caught_times(1).await;
     }
 
-    /// Waits until the statement has come this many times; with [`Side::Cut`], each time is cut.
+    /// Waits until the statement has arrived this many times; with [`Side::Cut`], each time is cut.
     pub(crate) async fn caught_times(&self, times: usize) {
         let mut caught = self.0.caught.subscribe();
         tokio::time::timeout(TIMEOUT, caught.wait_for(|caught| *caught >= times))

@@ -26,7 +26,7 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
     let mut child = command.spawn().expect("start the command");
     // `Command` keeps copies of the descriptors, which would keep the terminal open.
     drop((command, its_end));
-    // A command that never writes what is wanted would be waited for without an end.
+    // Without a timeout, the test would wait forever for a command that never writes what is wanted.
     let (done, ended) = mpsc::channel::<()>();
     let id = child.id().to_string();
     let watching = thread::spawn(move || {

@@ -217,7 +217,7 @@ impl Web {
                         .body(Chunks::of(bytes))
                 }
             }
-            // In the head too, and in pieces of 3 bytes.
+            // Also in the head, and in pieces of 3 bytes.
             "leak" => {
                 let text = seen.to_string();
                 let key = seen["headers"]["authorization"].as_str().unwrap_or("none");
@@ -261,7 +261,7 @@ fn whole(text: String) -> hyper::http::Result<Response<Chunks>> {
 #[derive(Default)]
 struct Chunks {
     chunks: VecDeque<Bytes>,
-    /// Nothing more comes after the last piece.
+    /// Nothing follows the last piece.
     hangs: bool,
 }
 

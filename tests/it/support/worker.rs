@@ -137,7 +137,7 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
-    /// Starts a worker in a sandbox of the test's own.
+    /// Starts a worker in the test's own sandbox.
     pub(crate) fn start_in(
         db: &TestDb,
         settings: Settings,
@@ -155,7 +155,7 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
-    /// Starts a worker from parts of the test's own.
+    /// Starts a worker from the test's own parts.
     pub(crate) fn start_with(parts: Parts, settings: Settings) -> Self {
         Self::start_sharing(parts, settings, Health::default())
     }
@@ -167,13 +167,13 @@ impl TestWorker {
         Self { stop, task }
     }
 
-    /// Tells the worker to stop, and waits until all its attempts are settled.
+    /// Requests the worker to stop, and waits until all its attempts are settled.
     pub(crate) async fn drain(self) {
         self.stop.drain();
         self.ended().await;
     }
 
-    /// Tells the worker to stop at once, and waits for its end.
+    /// Requests the worker to stop at once, and waits for its end.
     pub(crate) async fn stop_now(self) {
         self.stop.now();
         self.ended().await;
@@ -240,7 +240,7 @@ pub(crate) async fn backdate_heartbeat(client: &Client, worker: &Store, seconds:
         .unwrap();
 }
 
-/// Replaces `rouse.peek`. A claimer panics when it reads the answer.
+/// Replaces `rouse.peek`. A claimer panics when it reads the response.
 pub(crate) const UNREADABLE_PEEK: &str = "
     DROP FUNCTION rouse.peek;
     CREATE FUNCTION rouse.peek(bigint[], bigint[], bigint, bigint, timestamptz, timestamptz, bigint[],
@@ -258,7 +258,7 @@ pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// The events of a job that a worker has run, without the renewals of its lease: a worker renews its leases also when
+/// The events of a job that a worker has run, without the renewals of its lease: a worker also renews its leases when
 /// its LISTEN starts, which is before, during or after the first attempt.
 pub(crate) async fn events_but_renewals(client: &Client, id: i64) -> Vec<String> {
     let mut events = events(client, id).await;
@@ -266,7 +266,7 @@ pub(crate) async fn events_but_renewals(client: &Client, id: i64) -> Vec<String>
     events
 }
 
-/// One job, as the database shows it.
+/// A job, as the database shows it.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) state: String,
@@ -275,7 +275,7 @@ pub(crate) struct Shown {
     pub(crate) error: Option<Value>,
 }
 
-/// The present state of a job in the database.
+/// The current state of a job in the database.
 pub(crate) async fn show(client: &Client, id: i64) -> Shown {
     let row = client
         .query_one(
@@ -327,7 +327,7 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
 }
 
 /// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs
-/// of two claims: they are measured from the claim, on the server's clock, and ignore how long its response travelled.
+/// of two claims: they are measured from the claim, on the server's clock, and ignore the transit time of the response.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
 /// Runs all jobs on a worker with one slot, so that the order of the starts is the order of the claims.
@@ -344,7 +344,8 @@ pub(crate) async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
 /// Whether some session of the database waits for a lock, for [`until_true`].
 pub(crate) const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
-/// Lets sessions that start afterwards wait only briefly for locks: commands then give up before their own timeout.
+/// Makes sessions that start after this call wait only briefly for locks: commands then give up before their own
+/// timeout.
 pub(crate) const WAIT_BRIEFLY_FOR_LOCKS: &str = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET lock_timeout = ''100ms''', current_database()); END $$";
 
 /// Waits until the SQL, a boolean, is true.

@@ -113,7 +113,7 @@ async fn large_ends_of_calls_are_read_together_about_a_mebibyte_at_a_time() {
         settle(&store, callee, result(&output), Vec::new()).await;
     }
     let job = claim_one(&store).await;
-    // In several statements.
+    // The ends are read in several statements.
     let ends = store.returned_calls(job.id, job.fence, &names, 4 << 20);
     let ends = ends.await.unwrap().unwrap();
     assert_eq!(ends.len(), 5);

@@ -91,7 +91,7 @@ async fn a_signal_that_meets_the_timeout_is_taken_or_kept_but_never_lost() {
     make_due(&client, id).await;
     let sender = client.transaction().await.unwrap();
     sender.query_one(SIGNAL, &[&id]).await.unwrap();
-    // The sender has locked the row: the timeout passes it over, and the signal wakes the job.
+    // The sender has locked the row: the timeout skips it, and the signal wakes the job.
     store.promote(None, false).await.unwrap();
     assert!(none(&store).await);
     sender.commit().await.unwrap();

@@ -1,4 +1,4 @@
-//! Results that live jobs still need when the history that has them is dropped.
+//! Results that live jobs still need when the history that contains them is dropped.
 
 use rouse::job::{NewJob, Outcome, ReturnedCall, Wait};
 use rouse::store::{ClaimedJob, Store};
@@ -75,7 +75,7 @@ async fn assert_reads_parent(store: &Store) {
     assert_eq!(ends[0].output.as_ref().unwrap().0, "7");
 }
 
-/// The end of the call, as the caller gets it.
+/// The end of the call, as the caller receives it.
 async fn returned(store: &Store, caller: &ClaimedJob, step: &str) -> Value {
     let steps = [step.to_owned()];
     let ends = store.returned_calls(caller.id, caller.fence, &steps, 1 << 20);
@@ -102,7 +102,7 @@ async fn the_ends_of_calls_outlive_their_partition_until_the_caller_ends() {
     settle(&store, &called[0], result("null"), vec![next]).await;
     let last = claim_one(&store).await;
     settle(&store, &last, result(r#"{"r": 1}"#), Vec::new()).await;
-    // A job that nobody waits for.
+    // A job for which no other job waits.
     let other = enqueue(&client, "x", json!(1)).await;
     let job = claim_one(&store).await;
     settle(&store, &job, result("7"), Vec::new()).await;
@@ -176,7 +176,7 @@ async fn an_old_parent_that_a_job_names_while_its_partition_is_dropped_is_kept()
     assert_reads_parent(&store).await;
 }
 
-/// An earlier job has kept the end of the parent, and needs it no more. Maintenance does not see the later one yet.
+/// An earlier job has kept the end of the parent, and no longer needs it. Maintenance does not see the later one yet.
 #[tokio::test]
 async fn an_end_that_an_enqueue_relies_on_is_not_deleted_before_the_enqueue_commits() {
     let db = TestDb::new().await;
@@ -222,7 +222,7 @@ async fn the_end_of_a_call_outlives_its_partition_although_an_attempt_has_failed
     let id = suspend(&client, &store, waits, vec![call("call:a", json!(1))]).await;
     let called = claim_one(&store).await;
     settle(&store, &called, result("7"), Vec::new()).await;
-    // The next attempt fails before it asks for the call.
+    // The next attempt fails before it requests the call.
     let caller = claim_one(&store).await;
     let retry = Outcome::Retry {
         again: std::time::Duration::from_secs(3_600).into(),

@@ -51,7 +51,7 @@ async fn early_signals_are_kept_in_order_and_each_ends_one_wait() {
     assert_eq!(second, br#"{"payload" : 2}"#);
     let third = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
     assert_eq!(third.await.unwrap().unwrap(), None);
-    // A large one is not in the response that the lock of the job waits for.
+    // A large payload is not in the response during which the job is locked.
     let large = json!("x".repeat(100_000));
     assert!(send(&client, id, large.clone()).await);
     let taken = store.take_signal(job.id, job.fence, "signal:go#3", "go", None);
@@ -76,7 +76,7 @@ async fn a_wait_for_a_signal_ends_with_its_timeout_by_the_databases_clock() {
     let over = Some(SystemTime::now() - Duration::from_secs(1));
     let timed_out = Some(json!({"timed_out": true}));
     assert_eq!(take(&store, &job, over).await, timed_out);
-    // A signal after that is kept for another wait.
+    // A later signal is kept for another wait.
     assert!(send(&client, id, json!(1)).await);
     assert_eq!(take(&store, &job, over).await, timed_out);
 }

@@ -1,4 +1,4 @@
-//! Traces that producers give: in SQL, in a setting, on the command line.
+//! Traces that producers provide: in SQL, in a setting, on the command line.
 
 use rouse::worker::Settings;
 
@@ -48,7 +48,7 @@ async fn every_function_that_enqueues_keeps_the_trace_and_a_retry_has_it_too() {
     let trace: Option<String> = client.query_one(sql, &[&flow]).await.unwrap().get(0);
     assert_eq!(trace.as_deref(), Some(&*given));
 
-    // Instrumentation must not fail what it observes, and an argument is more than a setting.
+    // Instrumentation must not make the code that it observes fail, and an argument takes precedence over a setting.
     client
         .batch_execute("SET rouse.traceparent = 'rubbish'")
         .await
