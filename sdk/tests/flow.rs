@@ -263,7 +263,7 @@ fn calls_return_results_and_failures_in_their_order() {
     let error = Error::from(failure);
     assert!(error.permanent && error.kind == "call-failed");
     assert_eq!(error.details.unwrap()["handler"], "photo.resize");
-    // A further attempt gets the same ends.
+    // Another attempt gets the same ends.
     assert_eq!(
         resumed
             .next_attempt()
@@ -437,7 +437,7 @@ fn the_resumed_attempt_keeps_responses_and_settings() {
     let resumed = ctx.resumed();
     assert_eq!(resumed.settings::<Value>().unwrap(), json!({"limit": 3}));
     assert_eq!(resumed.state().get::<u32>("k").unwrap(), Some(1));
-    // The next job has nothing of that.
+    // The next job has none of these waits.
     assert!(resumed.next_job().waits().is_empty());
 }
 

@@ -248,7 +248,7 @@ fn a_failed_step_is_the_same_step_when_it_is_retried() {
     assert!(matches!(raced, rouse_sdk::Either::Second(())));
     assert_eq!(charge(true).unwrap(), 17);
     assert_eq!(ctx.steps_done(), ["charge", "charge#2"]);
-    // The next attempt charges neither again.
+    // The next attempt does not repeat either charge.
     let next = ctx.next_attempt();
     for _ in 0..2 {
         let recorded = next.step("charge", || -> Result<i32, Error> { panic!("done before") });

@@ -350,8 +350,8 @@ async fn the_types_for_go_are_go_and_the_schemas_are_json() {
         schemas["text.stats"]["payload"]["required"],
         json!(["text"])
     );
-    // Go is not a part of the tests' requirements. Of pgx the code needs an interface, which is written here: no module
-    // is fetched.
+    // The tests do not require Go. The code needs only an interface of pgx, which is written here: no module is
+    // fetched.
     let folder = scratch("types-go");
     let pgx = folder.join("pgx");
     fs::create_dir(&pgx).unwrap();

@@ -1,4 +1,4 @@
-//! Usage and logs of attempts: kept with them, and shown while they run.
+//! Usage and logs of attempts: kept with the attempts, and shown while they run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -236,7 +236,7 @@ async fn lines_whose_response_was_lost_are_stored_once() {
     response.caught().await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.log)").await;
     let first = lines(&client, id).await;
-    // The database has stored them, and the worker does not know.
+    // The database has stored the lines, but the worker does not know this.
     let again = proxy.hold("rouse.append_log(", Side::Statement);
     proxy.go_down();
     proxy.come_up();
@@ -422,7 +422,7 @@ async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
     let used = usage(&client, id).await;
     // Above 100 ms, whole microseconds are kept.
     assert!(used["cpu_ms"].as_f64() >= Some(100.0), "{used}");
-    // Another attempt that only waits is not stopped, however long it takes.
+    // Another attempt that only waits is not stopped, no matter how long it takes.
     let waiting = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
     assert_eq!(ended(&client, waiting).await.state, "succeeded");
     worker.drain().await;

@@ -42,7 +42,7 @@ async fn a_wait_ends_with_the_last_job_and_returns_how_each_has_ended() {
         enqueue(&client, "x", json!(3)).await,
     ];
     let [first, second, third] = ids;
-    // A repeated id makes no second row.
+    // A repeated id does not result in a second row.
     let waiting = start_to_wait(&db, &[third, first, second, first]).await;
     let jobs = claim(&store, 2).await;
     let failed = Outcome::Failed(error(ErrorKind::GuestError));
@@ -167,7 +167,7 @@ async fn a_transaction_cannot_wait_for_what_can_only_happen_after_its_commit() {
         wait(&client, &[old], "0").await,
         [format!("{old} queued f")]
     );
-    // An end in the same transaction is one.
+    // An end in the same transaction also counts as an end.
     begin(&format!("SELECT rouse.cancel({old})")).await;
     assert_eq!(
         wait(&client, &[old], "1 minute").await,
@@ -240,7 +240,7 @@ async fn a_wait_can_be_cancelled_and_ends_with_the_statement_timeout() {
     assert!(refused.contains("statement timeout"), "{refused}");
 
     let waiting = start_to_wait(&db, &[id]).await;
-    // It does not sleep at every moment.
+    // The session does not sleep all the time.
     let end = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity
                WHERE datname = current_database() AND state = 'active' AND query LIKE '%rouse.wait(%' AND pid <> pg_backend_pid()";
     db.client().await.batch_execute(end).await.unwrap();

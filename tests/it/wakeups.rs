@@ -67,8 +67,8 @@ fn ready_wakeup(queue: &str, lane: LaneId) -> Wakeup {
 const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
      WHERE l.locktype = 'advisory' AND d.datname = current_database()";
 
-/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and
-/// the next ten seconds.
+/// Holds the locks with which transactions that commit at this moment would suppress the notifications of others, for
+/// this notification and the next ten seconds.
 async fn hold_wake_locks(client: &Client, note: &str) {
     client
         .query(
@@ -328,7 +328,7 @@ async fn a_transaction_that_notifies_before_its_commit_suppresses_other_notifica
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     sleeping_worker(&db, &["*"]).await;
-    // On a machine that is too slow to get there within 100 ms, it does without the lock.
+    // On a machine that is too slow to get there within 100 ms, the transaction does not take the lock.
     let mut held: i64 = 0;
     for _ in 0..200 {
         early

@@ -1,4 +1,4 @@
-//! `rouse.why`: what is between a job and its start.
+//! `rouse.why`: what keeps a job from starting.
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -85,7 +85,7 @@ async fn for_a_job_that_no_worker_takes_why_names_what_the_workers_lack() {
             .unwrap();
         assert_why(&client, id, &[expected]).await;
     }
-    // A worker that got the handler would not take it either.
+    // A worker that got the handler would not take the job either.
     let nothing = "UPDATE rouse.worker SET handlers = '{other}', queues = '{other}', tags = '{}'";
     client.batch_execute(nothing).await.unwrap();
     let all = [
@@ -248,7 +248,7 @@ async fn for_a_ready_job_why_names_what_goes_first() {
     let first = enqueue_sql(&client, low).await;
     let second = enqueue_sql(&client, low).await;
     assert_eq!(claim(&worker, 1).await.len(), 1);
-    // A job of a handler that this worker does not have is not first.
+    // A job of a handler that this worker does not have does not go first.
     let expected = [
         ("ahead", "1 job of its handler, queue and priority is ahead"),
         ("priority", "1 job has priority high, and goes first"),
@@ -303,7 +303,7 @@ async fn a_job_that_its_hosts_keep_for_later_says_so() {
         "has as many jobs of handler greet as may run at a time there: 2.",
     );
     assert_why(&client, id, &[("queue_order", first), full]).await;
-    // Another worker has an order of its own, and room.
+    // Another worker has its own order of queues, and has room.
     let other = db.store();
     other
         .register(&worker("two", &["mail", "first"]))
@@ -360,7 +360,7 @@ async fn a_job_with_three_reasons_says_three() {
         .exits(0)
         .prints("why it waits")
         .prints("→ `rouse queue resume mail`");
-    // Whoever does what the first two say changes that.
+    // Following the first two remedies changes this.
     for reason in &found.as_array().unwrap()[..2] {
         let remedy = reason["remedy"].as_str().unwrap();
         let args: Vec<&str> = remedy.trim_matches('`').split(' ').collect();

@@ -208,7 +208,7 @@ async fn a_worker_whose_listening_connection_was_cut_listens_again() {
         .await
         .unwrap();
     assert_eq!(cut.len(), 1);
-    // Enqueued while the worker does not listen, and found by the look that follows the new LISTEN.
+    // The job is enqueued while the worker does not listen, and is found by the look that follows the new LISTEN.
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
     worker.drain().await;

@@ -1,4 +1,4 @@
-//! Workers: registration, heartbeats, and the key that each write must show.
+//! Workers: registration, heartbeats, and the key that each write must present.
 
 mod cancellations;
 mod stats;
@@ -167,7 +167,7 @@ async fn a_write_to_another_workers_job_is_refused_and_counted() {
     let id = enqueue(&client, "x", json!({})).await;
     let (owner, other) = (db.worker().await, db.worker().await);
     let job = claim(&owner).await.remove(0);
-    // It has learnt the fence somehow.
+    // This worker has somehow learnt the fence.
     let settled = other
         .settle(&[succeeded(&job)], Locked::Wait)
         .await
@@ -336,7 +336,7 @@ async fn an_invalid_registration_is_refused() {
         ("1, '{}', '{zone=a=b}'", "tags must be a list of"),
         ("1, '{}', NULL", "tags must be a list of"),
         ("1, '{}', '{}', '[]'", "stats must be an object"),
-        // What the list of queues and the dashboard add up.
+        // The values that the list of queues and the dashboard add up.
         (
             "1, '{}', '{}', '{\"failed\": \"many\"}'",
             "failed must be a count",
@@ -436,7 +436,7 @@ async fn a_challenge_whose_answer_is_refused_does_not_delay_others() {
     worker.drain().await;
 }
 
-/// Jobs that a worker loses while it sends no heartbeat count as lost in a crash.
+/// Jobs that a worker loses while it does not send heartbeats count as lost in a crash.
 #[tokio::test]
 async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
     let db = TestDb::new().await;
@@ -453,7 +453,7 @@ async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
         )
         .await
         .unwrap();
-    // A worker that may have been expired asks with a heartbeat.
+    // A worker that may have been expired finds out with a heartbeat.
     client
         .batch_execute(
             "SELECT pg_notify('rouse_worker_' || max(incarnation), '') FROM rouse.worker",
@@ -478,7 +478,7 @@ async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
     worker.drain().await;
 }
 
-/// Otherwise a worker that has died would count as alive for as long as the clock was set back.
+/// Otherwise, a worker that has died would count as alive for as long as the clock was set back.
 #[tokio::test]
 async fn a_heartbeat_that_lies_in_the_future_counts_as_sent_now() {
     let db = TestDb::new().await;
@@ -491,8 +491,8 @@ async fn a_heartbeat_that_lies_in_the_future_counts_as_sent_now() {
     assert_eq!(ahead, 0);
 }
 
-/// Otherwise the id of a worker that has died would be taken for as long as the clock was set back: there may be no other
-/// worker, whose heartbeats would correct this.
+/// Otherwise, the id of a worker that has died would be taken for as long as the clock was set back: there may be no
+/// other worker, whose heartbeats would correct this.
 #[tokio::test]
 async fn an_id_is_free_while_the_heartbeat_of_its_holder_lies_in_the_future() {
     let db = TestDb::new().await;
@@ -512,7 +512,7 @@ async fn an_id_is_free_while_the_heartbeat_of_its_holder_lies_in_the_future() {
     backdate_heartbeat(&client, &dead, -3600).await;
     let key = WorkerKey::new([7; 32]);
     register(key.clone()).await.expect("the id is free");
-    // Two hosts with one key: the first one was alive, and the clock is set back once more.
+    // Two hosts with one key: the first one was alive, and the clock is set back again.
     register(key.clone()).await.expect("it has the key");
     client
         .batch_execute(

@@ -91,7 +91,7 @@ async fn a_wait_for_a_chain_continues_with_the_retry_of_its_last_job() {
             .collect::<Vec<_>>(),
         [id, retry]
     );
-    // Any job of the chain names it.
+    // Any job of the chain identifies it.
     let shown = rouse_in(&db, &["chain", &retry.to_string()], &folder).await;
     let lines: Vec<&str> = shown.exits(0).stdout.lines().collect();
     assert_eq!(lines[0], format!("chain {id}: succeeded"));

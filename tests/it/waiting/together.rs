@@ -49,7 +49,7 @@ async fn a_thousand_waiters_cost_one_look_for_all() {
     }
     until_waiting(&ends, 1000).await;
     assert_eq!(ends.wait(JobId(ids[0]), LONG).await, Err(Full));
-    // Ten looks: each of them is of all jobs.
+    // Ten looks, each of which reads all jobs.
     let looked_at = proxy.sent();
     while proxy.sent() < looked_at + 10 {
         assert!(started.elapsed() < TIMEOUT, "{} statements", proxy.sent());
@@ -110,7 +110,7 @@ async fn waiters_that_give_up_leave_nothing_behind() {
 async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Polls come too late for this test.
+    // Polls are too late for this test.
     let ends = Ends::with(10, LONG..=LONG);
     tokio::spawn(ends.clone().look_forever(db.store()));
     let parts = Parts {
@@ -135,7 +135,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
     };
     let (waiting, others) = (wait(id), wait(other));
     until_waiting(&ends, 2).await;
-    // It was looked at before it has ended.
+    // The job was looked at before it ended.
     let seen = ends.wait(JobId(id), Duration::ZERO).await.unwrap();
     assert_eq!(row_of(seen)["state"], "queued");
     client

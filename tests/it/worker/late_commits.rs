@@ -10,8 +10,8 @@ use super::{settings, with_fast_sweeps, without_polls};
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, ended, enqueue, enqueue_sql, until_true};
 
-/// Commits these jobs, and waits for their success. The restart that needs no reason, which would find them too, comes
-/// at least 30 s after the start of the worker.
+/// Commits these jobs, and waits for their success. The unconditional restart, which would also find them, happens at
+/// least 30 s after the start of the worker.
 async fn commit_and_find(transaction: Transaction<'_>, client: &Client, late: &[i64]) {
     transaction.commit().await.unwrap();
     let committed = Instant::now();
@@ -46,7 +46,7 @@ async fn a_late_committed_job_is_found() {
         assert!(id > early_turn);
         ended(&client, id).await;
     }
-    // The short sweep finds it.
+    // The short sweep finds the job.
     commit_and_find(transaction, &client, &[early_turn]).await;
     worker.drain().await;
 }
@@ -79,7 +79,7 @@ async fn late_committed_jobs_are_found_without_a_notification() {
     worker.drain().await;
 }
 
-/// Sweeps as usual, but almost no look behind the cursors in between, and no restart that has no reason.
+/// Sweeps as usual, but with almost no looks behind the cursors in between, and without unconditional restarts.
 fn without_restarts() -> Settings {
     Settings {
         notify: false,
@@ -104,11 +104,11 @@ async fn a_late_committed_job_of_a_new_lane_is_found_without_a_notification() {
     let transaction = late.transaction().await.unwrap();
     let enqueue = "SELECT rouse.enqueue('noop', queue => 'new')";
     let early: i64 = transaction.query_one(enqueue, &[]).await.unwrap().get(0);
-    // The worker learns of the lane by the job of another transaction.
+    // The worker learns about the lane from the job of another transaction.
     let id = enqueue_sql(&client, "'noop', queue => 'new'").await;
     assert!(id > early);
     ended(&client, id).await;
-    // At most one sweep sees the transaction, so it does not count as late. The recent cursors are past its turn, too.
+    // At most one sweep sees the transaction, so it does not count as late. The recent cursors are also past its turn.
     for _ in 0..10 {
         ended(
             &client,
@@ -164,7 +164,7 @@ async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_com
     .await;
     // The cursor passes them, and the sweeps forget its position before them.
     run_during_several_sweeps(&client, "'test.sleep', '{\"ms\": 1}'").await;
-    // They take 2 s.
+    // The jobs take 2 s.
     commit_and_find(transaction, &client, &[last]).await;
     worker.drain().await;
 }

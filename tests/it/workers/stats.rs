@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, ended, enqueue, prompt_heartbeats, tries, until_true};
 
-/// The statistics exist from the registration on, and distinguish failed jobs from failed attempts.
+/// The statistics exist as soon as the worker is registered, and distinguish failed jobs from failed attempts.
 #[tokio::test]
 async fn failed_jobs_and_failed_attempts_are_counted_separately_from_the_start() {
     let db = TestDb::new().await;

@@ -59,8 +59,8 @@ async fn a_worker_unknown_to_the_database_registers_again() {
     worker.drain().await;
 }
 
-/// A failover may lose the registration of a worker together with the end of its incarnation before, which had another
-/// key.
+/// A failover may lose the registration of a worker together with the end of its previous incarnation, which had a
+/// different key.
 #[tokio::test]
 async fn a_worker_unknown_to_the_database_waits_until_its_earlier_incarnation_is_dead() {
     let db = TestDb::new().await;
@@ -115,7 +115,8 @@ async fn the_first_of_two_hosts_with_the_same_id_and_key_stops_and_stays_stopped
     let second = TestWorker::start(&db, same.clone()).await;
     let why = first.failed().await;
     assert!(why.contains("taken over worker id mail"), "{why}");
-    // A supervisor would restart it like this: it does not take the id back, so that no job is lost in a tug-of-war.
+    // A supervisor would restart it like this. The worker does not take the id back, so that no jobs are lost while the
+    // two hosts compete for it.
     for _ in 0..3 {
         let why = TestWorker::start(&db, same.clone()).await.failed().await;
         assert!(why.contains("two hosts share worker id mail"), "{why}");
@@ -137,7 +138,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     let (first, second) = (db.store(), db.store());
     first.register(&mail()).await.unwrap();
     second.register(&mail()).await.unwrap();
-    // The first has not sent a heartbeat since: it may have crashed, and this may be its successor.
+    // The first worker has not sent a heartbeat since: it may have crashed, and this may be its successor.
     let third = db.store();
     third.register(&mail()).await.unwrap();
     second.outlived().await.unwrap();
@@ -145,7 +146,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     assert!(refused.is_taken(), "{refused}");
     backdate_heartbeat(&client, &third, 91).await;
     second.register(&mail()).await.unwrap();
-    // After 10 minutes a takeover is possible again.
+    // After 10 minutes, a takeover is possible again.
     client
         .execute(
             "UPDATE rouse.worker SET outlived_at = outlived_at - interval '10 minutes'",

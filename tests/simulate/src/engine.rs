@@ -1,4 +1,4 @@
-//! Runs a scenario: takes one event after the other.
+//! Runs a scenario: handles one event after another.
 
 use std::time::Instant;
 
@@ -25,16 +25,17 @@ const SEARCH_JOBS_MAX: usize = 2_000;
 const SWEEP_EVERY: Nanos = SECOND;
 /// While claims are in line, settlements are collected for this time, as in the host.
 const COLLECTED_FOR: Nanos = 2 * MS;
-/// Looks of a busy host are this far apart, so that a look handles several ends. Starts and ends have their own times.
+/// The interval between looks of a busy host, so that a look handles several ends. Starts and ends have their own
+/// times.
 const LOOK_EVERY: Nanos = MS;
 /// The shards of a dead host get other owners after this time.
 const SHARD_LEASE: Nanos = 5 * SECOND;
 /// If no attempt has started for this long, the simulation ends.
 const IDLE_MAX: Nanos = 120 * SECOND;
-/// Of its lease, a claim has at least this share left: it is renewed.
+/// A claim always has at least this share of its lease left, because leases are renewed.
 const LEASE_LEFT_MIN: f64 = 0.6;
 
-/// Runs a scenario to its end. `progress` gets the number of jobs that have ended, now and then.
+/// Runs a scenario to its end. From time to time, `progress` receives the number of jobs that have ended.
 pub fn run(scenario: &Scenario, progress: impl FnMut(u64)) -> Report {
     Engine::new(scenario, progress).run()
 }
@@ -53,13 +54,13 @@ struct Engine<'a, P> {
     random: StdRng,
     /// The lanes of the newest jobs, by pool.
     newest: Vec<Vec<u32>>,
-    /// The jobs that each class has not enqueued yet, and its first lane.
+    /// For each class, the number of jobs that are not enqueued yet, and its first lane.
     to_enqueue: Vec<u64>,
     first_lanes: Vec<u32>,
     /// The jobs that have not ended.
     left: u64,
     ended_at: Nanos,
-    /// Each end and settlement matters: there are gates or faults.
+    /// True if each end and settlement matters, because there are gates or faults.
     is_exact: bool,
     zero: Instant,
     progress: P,
@@ -123,7 +124,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
             match event {
                 Event::Look(host) => {
                     let of = &mut self.hosts[host as usize];
-                    // A later one than the next is obsolete.
+                    // A look that is not the next one is obsolete.
                     if of.next_look == at {
                         of.next_look = Nanos::MAX;
                         self.look(host, at);
@@ -324,7 +325,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         self.plan_look(host, now, waits);
     }
 
-    /// Sends what has ended, once it is time.
+    /// Sends the settlements of jobs that have ended, once it is time.
     fn settle(&mut self, host: u32, now: Nanos) {
         let of = &mut self.hosts[host as usize];
         let is_time = of.has_empty_line() || now >= of.unsettled_since + COLLECTED_FOR;
@@ -414,7 +415,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         let of = &mut self.hosts[host as usize];
         let mut at = of.closings.next_opening().unwrap_or(Nanos::MAX);
         if let Some(end) = of.next_end().filter(|_| is_exact || waits.is_some()) {
-            // Half of the time that as many ends are expected to take.
+            // Half of the time that this many ends are expected to take.
             let ahead = of.claim_ahead(now).max(1) as Nanos;
             let expected = match waits {
                 Some(waits) if !is_exact => waits as Nanos * 50 * MS / ahead,
@@ -575,7 +576,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         let pool_of = |lane: u32| owners[lane as usize];
         self.witness
             .end_window(now, &self.lanes, &self.server, pool_of, is_idle);
-        // What every host has read.
+        // The jobs that every host has read.
         if !scenario.sharded {
             let up = hosts.iter().filter(|host| host.health != Health::Down);
             let read = up.map(|host| host.read_to).min().unwrap_or(0);
@@ -621,7 +622,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
     }
 
-    /// The claims of a host whose leases end before `until` are lost: all of them run again.
+    /// Makes a host lose its claims whose leases end before `until`: all of these jobs run again.
     fn lose(&mut self, host: usize, now: Nanos, until: Nanos) {
         let of = &mut self.hosts[host];
         let running = std::mem::take(&mut of.running).into_sorted_vec();
@@ -701,7 +702,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
     }
 
-    /// Gives a host the lanes back that it had at the start.
+    /// Gives a host back the lanes that it had at the start.
     fn take_back(&mut self, host: usize, now: Nanos) {
         let pools = self.owned.len();
         for lane in (host..self.lanes.len()).step_by(pools) {

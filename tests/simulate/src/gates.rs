@@ -1,6 +1,6 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
-//! Written against the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::restrict`] is
+//! It follows the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::restrict`] is
 //! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their
 //! responses with those of a real Postgres. Times are microseconds, as in Postgres.
 
@@ -23,7 +23,7 @@ pub enum Limit {
 pub struct Rate {
     /// The number of starts in a period.
     pub max: i32,
-    /// The period.
+    /// The period, in milliseconds.
     pub period_ms: i64,
     /// The starts that are permitted at once after a pause: a token bucket. `None`: a sliding window.
     pub burst: Option<i32>,
@@ -43,7 +43,7 @@ pub struct Key {
 pub struct Order {
     /// The lane.
     pub lane: u32,
-    /// The maximum number of jobs; `None`: no other limit than that of the claim.
+    /// The maximum number of jobs; `None`: only the limit of the claim applies.
     pub most: Option<usize>,
 }
 
@@ -76,7 +76,7 @@ struct Starts {
     until: Option<i64>,
 }
 
-/// The gates, with what counts of each key.
+/// The gates, with the counts of each key.
 #[derive(Debug, Default)]
 pub struct Gates {
     limits: Vec<Limit>,
@@ -84,8 +84,8 @@ pub struct Gates {
     starts: HashMap<Key, Starts>,
 }
 
-/// How many jobs of a key may start now, and if none: after how many milliseconds one may. Without a burst, `starts`
-/// has the last starts. With one, `until` is the time at which the bucket is full again.
+/// The number of jobs of a key that may start now, and if that is 0, the number of milliseconds after which one may.
+/// Without a burst, `starts` has the last starts. With one, `until` is the time at which the bucket is full again.
 pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, Option<i64>) {
     let Rate {
         max,
@@ -105,7 +105,7 @@ pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, 
             ((max - recent).max(0), wait)
         }
         Some(burst) => {
-            // How many starts the bucket is short of being full.
+            // The number of starts by which the bucket is short of being full.
             let short = seconds(until.unwrap_or(at) - at).max(0.0) * 1000.0 * f64::from(max)
                 / period_ms as f64;
             let tokens = (f64::from(burst) - short + 1e-6).floor().max(0.0);
@@ -135,19 +135,20 @@ impl Gates {
         }
     }
 
-    /// Notes that a job behind this gate runs.
+    /// Records that a job behind this gate runs.
     pub fn started(&mut self, of: Key) {
         *self.running.entry(of).or_default() += 1;
     }
 
-    /// Notes that a job behind this gate no longer runs.
+    /// Records that a job behind this gate no longer runs.
     pub fn ended(&mut self, of: Key) {
         if let Some(running) = self.running.get_mut(&of) {
             *running -= 1;
         }
     }
 
-    /// How many jobs of a key may start, and if none: after how many milliseconds one may, if time alone decides.
+    /// The number of jobs of a key that may start, and if that is 0, the number of milliseconds after which one may, if
+    /// only time decides.
     pub fn room(&self, of: Key, at: i64) -> (i32, Option<i64>) {
         match self.limits[of.gate] {
             Limit::Running { max } => {
@@ -162,10 +163,10 @@ impl Gates {
         }
     }
 
-    /// Restricts a claim of `wanted` jobs to what the gates permit: each order gets at most as many as all gates of its
-    /// lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left. `keys`
-    /// are the keys of a lane, and `ready` the number of its ready jobs. Keys with room for more than the whole claim
-    /// restrict nothing, and are only charged.
+    /// Restricts a claim of `wanted` jobs to what the gates permit: each order gets at most as many jobs as all gates
+    /// of its lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left.
+    /// `keys` are the keys of a lane, and `ready` the number of its ready jobs. Keys with room for more than the whole
+    /// claim do not restrict anything, and are only charged.
     pub fn restrict<'a>(
         &self,
         orders: &mut [Order],
@@ -193,7 +194,7 @@ impl Gates {
             });
             group.lanes += 1;
         }
-        // Of the rooms before any lane has taken from them.
+        // Based on the room that is left before any lane has taken from it.
         let ready: Vec<Option<usize>> = orders
             .iter()
             .map(|order| {
@@ -283,7 +284,8 @@ impl Gates {
         closed
     }
 
-    /// Charges a key for these starts. Returns after how many milliseconds the next job may start, if none may now.
+    /// Charges a key for these starts. Returns the number of milliseconds after which the next job may start, if no job
+    /// may start now.
     fn charge_key(&mut self, of: Key, starts: usize, at: i64) -> Option<i64> {
         let Limit::Starts(rate) = self.limits[of.gate] else {
             return None;

@@ -1,6 +1,6 @@
-//! Percentiles of very many values, in little memory.
+//! Percentiles of a large number of values, in little memory.
 
-/// Each power of two is divided into this many parts, so a percentile is off by 1 in 64 at most.
+/// Each power of two is divided into this many parts, so a percentile is off by at most 1 in 64.
 const PARTS: u64 = 64;
 
 /// Counts values by their size.

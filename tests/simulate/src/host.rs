@@ -11,7 +11,7 @@ use crate::lanes::Lane;
 use crate::server::{Job, Response, Server};
 use crate::{Nanos, SECOND, Sabotage, Scenario};
 
-/// A claim that has not started within this time is given back.
+/// A claim that has not started within this time is released.
 const START_TIMEOUT: Nanos = SECOND;
 /// The sizes of `rouse.claim`, for jobs without a payload.
 const CLAIM_BYTES_MAX: usize = 8 << 20;
@@ -32,7 +32,7 @@ pub(crate) struct Sent {
     pub(crate) at: Nanos,
 }
 
-/// Whether a host does anything.
+/// Whether a host is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Up,
@@ -138,7 +138,7 @@ impl Host {
         self.running.push(Reverse((end, job)));
     }
 
-    /// The next claim for a free slot, or one that has waited too long and is given back (`Err`).
+    /// The next claim for a free slot, or one that has waited too long and is released (`Err`).
     pub(crate) fn next_in_line(&mut self, now: Nanos) -> Option<Result<Job, Job>> {
         if !self.has_free_slot() {
             return None;
@@ -148,7 +148,7 @@ impl Host {
         Some(if is_late { Err(next.job) } else { Ok(next.job) })
     }
 
-    /// How many jobs to claim beyond the free slots: the code of the host decides.
+    /// The number of jobs to claim beyond the free slots, as decided by the code of the host.
     pub(crate) fn claim_ahead(&mut self, now: Nanos) -> usize {
         let left = self.running.iter();
         let left: Nanos = left.map(|Reverse((end, _))| end.saturating_sub(now)).sum();
@@ -162,18 +162,19 @@ impl Host {
         self.prefetch.claim_max()
     }
 
-    /// How many jobs may be claimed, and how many of them are worth a claim: the rules of `Slots::capacity`.
+    /// The number of jobs that may be claimed, and the number that is worth a claim: the rules of `Slots::capacity`.
     pub(crate) fn capacity(&self, ahead: usize) -> (usize, usize) {
         let capacity = (self.slots + ahead).saturating_sub(self.in_hand());
         (capacity, (ahead / 2).max(1))
     }
 
-    /// How many jobs may be claimed beyond a full line, because they go ahead in it: the rule of `Slots::extra`.
+    /// The number of jobs that may be claimed beyond a full line, because they go ahead in it: the rule of
+    /// `Slots::extra`.
     pub(crate) fn extra(&self, ahead: usize) -> usize {
         (2 * self.slots + ahead).saturating_sub(self.in_hand())
     }
 
-    /// Notes that a lane may have jobs.
+    /// Records that a lane may have jobs.
     pub(crate) fn activate(&mut self, lane: u32, lanes: &[Lane], sabotage: Option<Sabotage>) {
         if lane == 0 && sabotage == Some(Sabotage::Starve) {
             return;
@@ -220,7 +221,8 @@ impl Host {
                 }
                 self.turns.settle(order.lane, taken, jobs, 1.0);
             }
-            // A claim that was filled has not read the lanes after the last one that had jobs, and not all of that one.
+            // A claim that was filled has not read the lanes after the last lane that had jobs, and only part of that
+            // lane.
             if is_filled && Some(position) > last {
                 continue;
             }
@@ -246,8 +248,8 @@ impl Host {
         }
     }
 
-    /// Closes the lanes that a claim found closed, those first of which it has taken nothing, and opens others whose
-    /// limits had room, or of which it found lanes empty.
+    /// Closes the lanes that a claim found closed, starting with those from which it took nothing, and opens others
+    /// whose limits had room, or of which it found lanes empty.
     pub(crate) fn note_closed(
         &mut self,
         response: &Response,
@@ -314,8 +316,8 @@ impl Host {
         }
     }
 
-    /// Moves lanes that wait for this key, and that others are known to keep closed, too, to the lists of these.
-    /// `full`: keys that have no room now.
+    /// Moves lanes that wait for this key, and that other keys are known to keep closed as well, to the lists of those
+    /// keys. `full`: keys that have no room now.
     pub(crate) fn move_closed(&mut self, key: &Key, full: &[Key], lanes: &[Lane]) {
         let behind = |lane: u32| lanes[lane as usize].keys.clone();
         self.closings.move_closed(key, full, behind);
@@ -328,7 +330,7 @@ impl Host {
         self.woken.remove(&lane);
     }
 
-    /// True if nothing is known to be claimed.
+    /// True if no jobs are known that could be claimed.
     pub(crate) fn is_idle(&self) -> bool {
         self.sent.is_none() && self.turns.lanes().next().is_none()
     }

@@ -8,21 +8,21 @@ use crate::gates::{Key, Limit};
 use crate::server::Job;
 use crate::{Nanos, Sabotage, Scenario};
 
-/// What all hosts and the server know of a lane.
+/// What all hosts and the server know about a lane.
 #[derive(Debug)]
 pub(crate) struct Lane {
     /// The index of its class.
     pub(crate) class: u16,
     /// Where it takes its turns.
     pub(crate) place: Place,
-    /// Its weight, as the scenario has it.
+    /// Its weight in the scenario.
     pub(crate) weight: f64,
     /// Tenants of the same group share by weight, if the same hosts serve them: those behind no gate, and those behind
     /// the same gates with one key for all. `None` if a gate limits this tenant alone.
     pub(crate) group: Option<usize>,
     /// Its keys of all gates.
     pub(crate) keys: Vec<Key>,
-    /// Those of them that limit running jobs.
+    /// The keys that limit running jobs.
     pub(crate) limits: Vec<Key>,
 }
 

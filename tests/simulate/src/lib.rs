@@ -2,10 +2,10 @@
 //!
 //! The turns of lanes and the size of claims are the code of the host (the crate `rouse-turns`). What gates permit is a
 //! model of the SQL functions ([`gates`]), which the integration tests compare with Postgres. Hosts, their slots, the
-//! server and the network are models. A [`Scenario`] and its seed determine everything: the same seed gives the same
-//! report. A witness that knows neither the turns nor the gates counts what is promised.
+//! server and the network are models. A [`Scenario`] and its seed determine everything: the same seed results in the
+//! same report. A witness that knows neither the turns nor the gates checks the guarantees by counting.
 //!
-//! `docs/explanation/simulation.md` says what the model leaves out.
+//! `docs/explanation/simulation.md` describes what the model leaves out.
 
 pub mod gates;
 
@@ -27,7 +27,7 @@ pub use engine::run;
 pub use report::{ClassReport, Report};
 pub use scenario::{Class, Fault, FaultKind, Gate, Load, Name, Sabotage, Scenario, Sizes};
 
-/// Virtual time since the start, or a duration, nanoseconds.
+/// Virtual time since the start, or a duration, in nanoseconds.
 pub type Nanos = u64;
 
 /// A microsecond.

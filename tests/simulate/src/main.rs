@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: runs scenarios in virtual time, and prints what became of shares, delays and limits.
+//! `cargo xtask simulate`: runs scenarios in virtual time, and prints the resulting shares and delays, and whether
+//! limits held.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

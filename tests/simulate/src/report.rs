@@ -10,15 +10,15 @@ use crate::server::Server;
 use crate::witness::Witness;
 use crate::{MS, Nanos, SECOND, Scenario};
 
-/// A share may be off by this part of it.
+/// A share may be off by this fraction of itself.
 const SHARE_OFF_MAX: f64 = 0.05;
 
-/// What happened.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The name of the scenario.
     pub scenario: String,
-    /// What was random.
+    /// The seed of everything that was random.
     pub seed: u64,
     /// The number of hosts.
     pub hosts: usize,
@@ -34,7 +34,7 @@ pub struct Report {
     pub jobs_per_s: f64,
     /// The number of claims.
     pub claims: u64,
-    /// The share of the time of its cores that the server has worked.
+    /// The share of the time of its cores during which the server worked.
     pub server_load: f64,
     /// The windows in which shares are compared.
     pub window_s: f64,
@@ -43,7 +43,7 @@ pub struct Report {
     pub jain_min: Option<f64>,
     /// The number of these windows.
     pub windows: usize,
-    /// How often a limit was exceeded.
+    /// The number of times that a limit was exceeded.
     pub exceeded: u64,
     /// The first of these, as text.
     pub first_exceeded: Option<String>,
@@ -51,7 +51,7 @@ pub struct Report {
     pub stuck: u64,
     /// Jobs that another host has adopted.
     pub adopted: u64,
-    /// Claims that were given back because no slot was free in time.
+    /// Claims that were released because no slot was free in time.
     pub released: u64,
     /// The classes of tenants.
     pub classes: Vec<ClassReport>,
@@ -70,10 +70,11 @@ pub struct ClassReport {
     pub jobs: u64,
     /// Jobs per second of virtual time, until the last of them ended.
     pub jobs_per_s: f64,
-    /// While tenants had waiting jobs: what they got of what their weight entitles them to, among those behind the same
-    /// gates; 1 is exact. `None` if a gate limits each tenant, or if they never had jobs throughout a window.
+    /// While tenants had waiting jobs: their share of the jobs, divided by the share to which their weight entitles
+    /// them among tenants behind the same gates; 1 is exact. `None` if a gate limits each tenant, or if they never had
+    /// jobs throughout a window.
     pub share: Option<f64>,
-    /// The same of the tenant that is off the most, with a thousand jobs or more: 0.01 is 1 % too many.
+    /// The same for the tenant that is off the most, with a thousand jobs or more: 0.01 is 1 % too many.
     pub worst: Option<f64>,
     /// The time from enqueue to start that half of the jobs do not exceed.
     pub delay_p50_ms: f64,

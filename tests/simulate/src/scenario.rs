@@ -16,7 +16,7 @@ pub struct Scenario {
     pub seed: u64,
     /// The number of hosts.
     pub hosts: usize,
-    /// How many attempts run at the same time on a host.
+    /// The number of attempts that run at the same time on a host.
     pub slots: usize,
     /// Each lane is served by one host only, as with shards. Otherwise each host serves all lanes.
     pub sharded: bool,
@@ -58,12 +58,12 @@ pub struct Class {
 /// When jobs are enqueued.
 #[derive(Debug, Clone, Copy)]
 pub enum Load {
-    /// All at the start.
+    /// All jobs are enqueued at the start.
     Backlog {
         /// The jobs of each tenant.
         jobs_each: u32,
     },
-    /// One after the other, at random times, of random tenants: a Poisson process.
+    /// One after another, at random times, for random tenants: a Poisson process.
     Poisson {
         /// The jobs of all tenants together.
         jobs: u64,
@@ -112,11 +112,11 @@ pub enum FaultKind {
 /// What the server and the network cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Costs {
-    /// The cores of the server: as many statements run at the same time.
+    /// The number of cores of the server, which is the number of statements that run at the same time.
     pub cores: usize,
     /// A round trip between a host and the server.
     pub round_trip: Nanos,
-    /// A claim, whatever it claims.
+    /// A claim, regardless of what it claims.
     pub claim: Nanos,
     /// Each lane of a claim.
     pub lane: Nanos,
@@ -129,7 +129,7 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Of the order that `docs/explanation/performance.md` measures: 14 µs per job, two cores.
+    /// Of the same order as the measurements in `docs/explanation/performance.md`: 14 µs per job, two cores.
     fn default() -> Self {
         Self {
             cores: 2,

@@ -13,7 +13,7 @@ use crate::{Nanos, Sabotage, Scenario, US};
 pub(crate) struct Job {
     pub(crate) enqueued_at: Nanos,
     pub(crate) lane: u32,
-    /// Of its lane; a copy, because lanes are many.
+    /// The class of its lane; a copy, because there are many lanes.
     pub(crate) class: u16,
     /// A gate limits how many jobs of its key run.
     pub(crate) is_limited: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Response {
     pub(crate) at: Nanos,
     /// When it is committed.
     pub(crate) done: Nanos,
-    /// How many jobs were taken of each lane, and how many are left in it.
+    /// The number of jobs that were taken from each lane, and the number that are left in it.
     pub(crate) taken: Vec<(u32, usize, usize)>,
 }
 
@@ -126,13 +126,13 @@ impl Server {
         from + cost
     }
 
-    /// Settles this many jobs by a statement that arrives now. Returns when it is committed.
+    /// Settles this many jobs with a statement that arrives now. Returns when it is committed.
     pub(crate) fn settle(&mut self, now: Nanos, jobs: usize) -> Nanos {
         let from = self.start(now);
         self.occupy(from, self.costs.settle * jobs as Nanos)
     }
 
-    /// A claim that arrives now. If a lease has ended, it adopts orphans instead.
+    /// Handles a claim that arrives now. If a lease has ended, the claim adopts orphans instead.
     pub(crate) fn claim(
         &mut self,
         now: Nanos,
@@ -188,7 +188,7 @@ impl Server {
             claim, lane, job, ..
         } = self.costs;
         let cost = claim + lane * orders.len() as Nanos + job * jobs.len() as Nanos;
-        // A statement that waits for a lock, or for the disk, takes no core.
+        // A statement that waits for a lock, or for the disk, does not occupy a core.
         self.occupy(from, cost);
         let is_throttled = |(lane, ..): &(u32, usize, usize)| {
             lanes[*lane as usize].keys.len() > lanes[*lane as usize].limits.len()
@@ -234,7 +234,7 @@ impl Server {
         }
     }
 
-    /// A job whose host is dead, or has lost its lease. It can be adopted when the lease has ended, and counts as
+    /// Adds a job whose host is dead, or has lost its lease. It can be adopted when the lease has ended, and counts as
     /// running until the adopting host has settled it.
     pub(crate) fn orphan(&mut self, job: Job, lease_until: Nanos) {
         self.orphaned += 1;
@@ -243,7 +243,7 @@ impl Server {
             .insert((lease_until, self.orphaned), Job { is_new, ..job });
     }
 
-    /// Notes that a job behind these gates no longer runs.
+    /// Records that a job behind these gates no longer runs.
     pub(crate) fn ended(&mut self, keys: &[Key]) {
         for key in keys {
             self.gates.ended(*key);

@@ -2,9 +2,10 @@
 //! only to see whether stuck tenants had room.
 //!
 //! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in
-//! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows how many
-//! jobs such a tenant of weight 1 is entitled to: a claim moves it by the jobs that it takes of these tenants, divided
-//! by the sum of their weights. The jobs of others do not count: they got all they wanted.
+//! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows the number
+//! of jobs to which such a tenant of weight 1 is entitled: a claim advances it by the number of jobs that it takes from
+//! these tenants, divided by the sum of their weights. The jobs of other tenants do not count: these tenants got
+//! everything that they wanted.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -27,7 +28,7 @@ struct Seen {
     since: Option<f64>,
     /// The clock of its pool at the last start of one of its jobs.
     served: f64,
-    /// It had room at the end of the last window, while slots were free.
+    /// True if it had room at the end of the last window, while slots were free.
     had_room: bool,
     is_stuck: bool,
     /// Jobs claimed in this window, while it had waiting jobs.
@@ -54,7 +55,7 @@ pub(crate) struct OfClass {
     pub(crate) delays: Histogram,
     pub(crate) received: f64,
     pub(crate) entitled: f64,
-    /// The largest difference of a tenant from its share, as a part of it.
+    /// The largest deviation of a tenant from its share, as a fraction of the share.
     pub(crate) worst: Option<f64>,
     pub(crate) stuck: u64,
 }
@@ -135,7 +136,7 @@ impl Witness {
         }
     }
 
-    /// A lane has no more waiting jobs, or leaves its pool.
+    /// Stops watching a lane, because it has no more waiting jobs, or leaves its pool.
     pub(crate) fn unwatch(&mut self, lane: u32, of: &Lane, pool: usize) {
         if let Some(group) = of.group
             && self.seen[lane as usize].since.take().is_some()
@@ -144,7 +145,7 @@ impl Witness {
         }
     }
 
-    /// A claim took jobs of lanes, and left this many in each.
+    /// Records that a claim took jobs from lanes, and left this many in each.
     pub(crate) fn claimed(
         &mut self,
         at: Nanos,

@@ -12,7 +12,8 @@ use crate::workspace::{self, Package, Workspace};
 /// The handler that is also built for wasm32-wasip1, so that tests load a core module.
 const WASIP1_GUEST: &str = "handlers/text-stats";
 
-/// It declares a gate, which each host that loads it sets in its database, so it has a folder of its own.
+/// The guest that takes batches. It declares a gate, which each host that loads it sets in its database, so it has its
+/// own folder.
 const BATCH_GUEST: &str = "rouse-test-guests-batch";
 
 /// The result of placing .wasm files in a folder.

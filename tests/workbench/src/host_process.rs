@@ -61,7 +61,7 @@ impl HostProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal reaches only this program, which stops the process in order.
+            // Ctrl-C in a terminal reaches only this program, which stops the process in an orderly way.
             .process_group(0)
             .kill_on_drop(true);
         stop_with_parent(&mut command);
@@ -102,7 +102,7 @@ impl HostProcess {
     }
 
     /// Does `work` while the process runs. If the work fails, the process exits on its own, or Ctrl-C or SIGTERM
-    /// arrives, the process is stopped, and the error has the end of its log.
+    /// arrives, the process is stopped, and the error contains the end of its log.
     pub async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut interruption = Interruption::watch()?;
         let done = tokio::select! {
@@ -119,7 +119,7 @@ impl HostProcess {
         }
     }
 
-    /// Asks the process to stop, as an operator would, and waits for it.
+    /// Requests the process to stop, as an operator would, and waits for it.
     pub async fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(pid) = self.child.id().and_then(pid) {
             kill_process(pid, Signal::TERM).context("send SIGTERM")?;
@@ -245,7 +245,7 @@ pub fn stop_with_parent(command: &mut Command) {
         unsafe_code,
         reason = "the standard library has no safe way to run code in the child"
     )]
-    // SAFETY: between fork and exec only one prctl system call is made, which allocates nothing.
+    // SAFETY: between fork and exec only one prctl system call is made, which does not allocate anything.
     unsafe {
         command.pre_exec(|| {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -254,7 +254,7 @@ pub fn stop_with_parent(command: &mut Command) {
     }
 }
 
-/// Other kernels offer no such function.
+/// Other kernels do not offer such a function.
 #[cfg(not(target_os = "linux"))]
 pub fn stop_with_parent(_command: &mut Command) {}
 

@@ -11,7 +11,7 @@ pub struct Percentiles {
     pub p95: f64,
     /// 99 in 100 values are at most this.
     pub p99: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
 }
 

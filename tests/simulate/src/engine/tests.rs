@@ -143,7 +143,7 @@ fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
     assert!((2.5..5.0).contains(&report.virtual_s), "{report}");
 }
 
-/// Each of them in turn keeps all lanes closed. They would pass to and fro between the two, a few with each claim.
+/// Each of them in turn keeps all lanes closed. They would move back and forth between the two, a few with each claim.
 #[test]
 fn lanes_behind_a_limit_and_a_rate_cost_few_claims() {
     for tenants in [10, 200] {

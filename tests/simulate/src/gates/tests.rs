@@ -137,7 +137,7 @@ fn a_job_passes_all_of_its_gates_or_none() {
     assert_eq!((taken, closed), (vec![0], for_ms(500)));
     let (taken, closed) = claim(&mut gates, &keys, &[7], 100, 1000 * MS);
     assert_eq!((taken, closed), (vec![2], for_ms(1000)));
-    // Four run: room for one.
+    // Four jobs run, so there is room for one.
     let (taken, closed) = claim(&mut gates, &keys, &[5], 100, 2000 * MS);
     assert_eq!((taken, closed), (vec![1], vec![until_end(0, key(0, 0))]));
     assert_eq!(

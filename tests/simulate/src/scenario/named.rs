@@ -83,7 +83,7 @@ fn backlog(jobs: u64, tenants: u32) -> Load {
     }
 }
 
-/// How many jobs all slots run in a second.
+/// The number of jobs that all slots run in a second.
 fn capacity(scenario: &Scenario, run_time: u64) -> f64 {
     (scenario.hosts * scenario.slots) as f64 * SECOND as f64 / run_time as f64
 }
@@ -167,14 +167,14 @@ fn gates(scenario: Scenario, sizes: Sizes) -> Scenario {
     scenario
 }
 
-/// About as many starts as ten jobs of 20 ms at a time have in a second.
+/// About as many starts as there are in a second if ten jobs of 20 ms run at a time.
 const SHARED_RATE: Rate = Rate {
     max: 400,
     period_ms: 1000,
     burst: Some(10),
 };
 
-/// Tenants behind one limit, which has fewer jobs at a time than there are tenants.
+/// Tenants behind one limit, which permits fewer jobs at a time than there are tenants.
 fn shared(scenario: Scenario, sizes: Sizes, limit: Limit) -> Scenario {
     let mut scenario = sized(scenario, sizes, 3, 16);
     let jobs = sizes.jobs.unwrap_or(100_000);

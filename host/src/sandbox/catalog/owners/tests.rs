@@ -153,7 +153,7 @@ fn two_files_with_a_name_at_startup_contest_it_until_a_table_binds_it() {
         owners.ownership("x", &bound, there(&["mail.wasm"])),
         Ownership::Own
     );
-    // An ended contest is forgotten after a month, and not while it continues.
+    // A contest is forgotten a month after it has ended, and not while it continues.
     owners.update_presence(now + MISSING_MAX / 2, there(&both));
     owners.update_presence(now + MISSING_MAX, there(&["mail.wasm"]));
     assert_eq!(

@@ -84,7 +84,7 @@ fn ignore_indices_out_of_range() {
 #[test]
 fn cut_a_short_name_that_expands_to_a_long_one() {
     let mut mangled = String::from("_RINvC1a1b");
-    // Back references count from behind `_R`.
+    // Back references are counted from the position after `_R`.
     let mut last = mangled.len() - 2;
     mangled += "TuuE";
     for _ in 0..20 {

@@ -140,7 +140,7 @@ impl Resolver for Never {
 async fn a_reloaded_handler_has_the_same_limit_of_lookups() {
     let never = Arc::new(Never::default());
     let net = net(never.clone());
-    // Each version uses a reach that the earlier ones did not, and so a client of its own.
+    // Each version uses a reach that the earlier ones did not, and therefore a separate client.
     for reach in [Reach::Public, Reach::Private, Reach::Listed] {
         let access = HttpAccess::new(
             "a",
@@ -179,7 +179,7 @@ impl tower_service::Service<Uri> for To {
     }
 }
 
-/// The server allows 2 GiB, and takes nothing.
+/// The server allows 2 GiB, and does not take any of it.
 #[tokio::test]
 async fn limit_what_is_kept_for_an_http2_server() {
     let (near, mut server) = UnixStream::pair().unwrap();
@@ -200,15 +200,15 @@ async fn limit_what_is_kept_for_an_http2_server() {
     let to = To(Arc::new(Mutex::new(Some(near))));
     let client = builder().http2_only(true).build(to);
     let _sending = tokio::spawn(client.request(request));
-    // It continues as far as it can.
+    // The request continues as far as it can.
     for _ in 0..1000 {
         yield_now().await;
     }
-    // Some of it is in the buffers of the socket.
+    // Part of the body is in the buffers of the socket.
     let taken = taken.load(Ordering::Relaxed);
     assert!((192 << 10..1 << 20).contains(&taken), "{taken}");
 
-    // The windows that the server gets: 256 KiB for each response, and 64 KiB - 1 and the rest for the connection.
+    // The windows that the server receives: 256 KiB for each response, and 64 KiB - 1 and the rest for the connection.
     let mut head = [0; 1024];
     server.read_exact(&mut head).await.unwrap();
     let has = |bytes: &[u8]| head.windows(bytes.len()).any(|part| part == bytes);
