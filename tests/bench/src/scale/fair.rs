@@ -15,8 +15,7 @@ use crate::report::Unit;
 const QUEUE: &str = "fair";
 /// The numbers of tenants whose drains are compared with a drain of one lane of another queue.
 const TENANT_COUNTS: [i64; 3] = [1, 100, 10_000];
-/// The number of tenants in the measurement of shares. The first tenant has half of all jobs; the second has the weight
-/// 3.
+/// The number of tenants in the measurement of shares. The first tenant has half of all jobs, the second the weight 3.
 const TENANTS: i64 = 20;
 /// The number of jobs in a window in which shares are compared.
 const WINDOW: i64 = 5_000;
