@@ -164,7 +164,10 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     let _worker = shop.start_with(elsewhere, Default::default()).await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
-    assert!(message.contains("a database other than Rouse's"), "{message}");
+    assert!(
+        message.contains("a database other than Rouse's"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
