@@ -355,6 +355,7 @@ async fn a_claim_counts_the_starts_of_a_throttle_once_for_all_its_lanes() {
              SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
              SELECT rouse.enqueue('x', tenant => 't' || n) FROM generate_series(1, 100) AS n;
              CREATE SEQUENCE public.counted;
+             GRANT USAGE ON SEQUENCE public.counted TO PUBLIC;
              ALTER FUNCTION rouse._tokens RENAME TO _uncounted_tokens;
              CREATE FUNCTION rouse._tokens(
                  p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)

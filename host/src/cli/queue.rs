@@ -176,7 +176,7 @@ struct Set {
     payload_bytes_max: Option<i32>,
 
     /// With --default: confirm a shorter retention
-    #[arg(long, visible_alias = "yes", requires = "default")]
+    #[arg(long, visible_alias = "yes", conflicts_with = "names")]
     confirm: bool,
 
     /// Print one JSON object for each queue, and one for the summary of several

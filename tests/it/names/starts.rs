@@ -35,7 +35,7 @@ async fn a_start_is_refused_if_the_kept_names_are_unusable() {
             fs::rename(&kept, &elsewhere).unwrap();
             std::os::unix::fs::symlink(&elsewhere, &kept).unwrap();
         }),
-        ("more than", &|| {
+        ("larger than", &|| {
             let file = fs::File::options().write(true).open(&kept).unwrap();
             file.set_len((64 << 20) + 1).unwrap();
         }),
