@@ -99,7 +99,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time for which a panic waits for its message to be written: it may end the process at once.
 const PANIC_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// From now on, a separate thread writes log lines, [`line`]s and the messages of panics, so that a reader that stalls
+/// From now on, a separate thread writes log lines, [`line()`]s and the messages of panics, so that a reader that stalls
 /// does not stop the process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads
 /// again.
 ///
