@@ -208,6 +208,11 @@ impl Connector {
         self.backoff.try_now();
     }
 
+    /// Ends the backoff because another login has reached the server; the next failure is followed by the shortest wait.
+    pub fn start_over(&self) {
+        self.backoff.start_over();
+    }
+
     /// Watches whether connections open.
     pub fn reach(&self) -> watch::Receiver<Reach> {
         self.backoff.reach()

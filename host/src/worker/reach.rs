@@ -68,5 +68,6 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
             .store(true, Ordering::Relaxed);
         info!(after_ms, "the database is reachable again");
         shared.presence.heartbeat_now.notify_one();
+        shared.sql.try_logins();
     }
 }

@@ -136,6 +136,14 @@ impl Sql {
         }
     }
 
+    /// Tries all logins at once that had no response: the host's own login has reached the server again.
+    pub(super) fn try_logins(&self) {
+        for connector in self.logins.values() {
+            connector.start_over();
+        }
+        self.has_failed.notify_one();
+    }
+
     /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login
     /// is away.
     pub(super) fn is_parked(&self, handler: &Handler) -> bool {

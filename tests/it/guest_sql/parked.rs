@@ -1,10 +1,14 @@
 //! Handlers whose statements do not fit the database.
 
+use std::time::Duration;
+
 use serde_json::json;
 
-use rouse::worker::Settings;
+use rouse::store::Login;
+use rouse::worker::{Parts, Settings};
 
-use super::shop::{MODULE, Shop, call, folder_of_guests, guests_in};
+use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in};
+use crate::support::proxy::Proxy;
 use crate::support::worker::{TestWorker, enqueue};
 
 /// The reason why a handler is parked, as shown by the fleet.
@@ -151,7 +155,7 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     assert!(message.contains("member of rouse_worker"), "{message}");
     worker.drain().await;
 
-    let superuser = super::shop::connector(&url);
+    let superuser = connector(&url);
     let worker = shop.start_with(superuser, Default::default()).await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
@@ -160,7 +164,7 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
 
     shop.sql(&format!("REVOKE rouse_worker FROM {role}")).await;
     let other = Shop::open().await;
-    let elsewhere = super::shop::connector(&shop.as_login(&other.db.url()));
+    let elsewhere = connector(&shop.as_login(&other.db.url()));
     let _worker = shop.start_with(elsewhere, Default::default()).await;
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
@@ -232,5 +236,40 @@ async fn jobs_wait_for_a_login_that_does_not_answer_and_take_no_slots_of_others(
     shop.sql(&limit(-1)).await;
     shop.until("SELECT count(*) = 600 AND count(DISTINCT job) = 600 FROM ledger")
         .await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_login_is_tried_at_once_when_the_host_has_reached_the_server_again() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let store = proxy.store();
+    let parts = Parts {
+        store: store.clone(),
+        ..shop.parts(login.clone()).await
+    };
+    let worker = TestWorker::start_with(parts, Settings::default());
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    proxy.go_down();
+    let failures = |login: &rouse::store::connect::Connector| {
+        let reach = login.reach();
+        let reach = reach.borrow();
+        reach.away().map_or(0, |away| away.failures)
+    };
+    // From now on its next try is at least 16 s away.
+    let session = Login::new(&login, 1);
+    while failures(&login) < 6 {
+        login.try_now();
+        assert!(!session.responds().await);
+    }
+    let mut reach = store.reach();
+    let is_away = reach.wait_for(|reach| reach.away().is_some());
+    assert!(is_away.await.is_ok());
+    proxy.come_up();
+    store.try_now();
+    let paid = shop.run(json!([{"sql": call("add_order", json!([1]))}]));
+    let paid = tokio::time::timeout(Duration::from_secs(15), paid).await;
+    assert_eq!(paid.expect("the login is tried").state, "succeeded");
     worker.drain().await;
 }

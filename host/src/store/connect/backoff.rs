@@ -189,6 +189,16 @@ impl Backoff {
         });
     }
 
+    /// Ends the wait for the next try, and starts over: another login has reached the server. A failure of that try is
+    /// followed by the shortest wait.
+    pub(super) fn start_over(&self) {
+        self.reach.send_if_modified(|reach| {
+            let away = reach.away.as_mut();
+            away.map(|away| (away.next_at, away.failures) = (Some(Instant::now()), 0))
+                .is_some()
+        });
+    }
+
     fn turn(self: &Arc<Self>) -> Result<Turn, Away> {
         let mut turn = Ok(0);
         self.reach.send_if_modified(|reach| {
@@ -331,6 +341,36 @@ mod tests {
         }
         assert_eq!(away(&backoff).map(|away| away.failures), Some(6));
         assert!(matches!(fails(&backoff).await, Err(OpenError::Away(_))));
+    }
+
+    #[tokio::test]
+    async fn a_backoff_that_starts_over_has_the_shortest_wait_again() {
+        let backoff = Arc::new(Backoff::new("rouse"));
+        let since = |backoff: &Backoff| away(backoff).expect("it is away").since;
+        let _ = fails(&backoff).await;
+        let first = since(&backoff);
+        for _ in 0..5 {
+            backoff.try_now();
+            let _ = fails(&backoff).await;
+        }
+        backoff.start_over();
+        assert!(matches!(fails(&backoff).await, Err(OpenError::Failed(_))));
+        let away_now = away(&backoff).expect("it is away");
+        assert_eq!((away_now.failures, away_now.since), (1, first));
+        let wait = away_now.next_at.expect("no try is in progress") - Instant::now();
+        assert!(wait <= Duration::from_secs(1), "{wait:?}");
+    }
+
+    #[tokio::test]
+    async fn a_try_that_was_in_progress_does_not_lengthen_a_backoff_that_starts_over() {
+        let backoff = Arc::new(Backoff::new("rouse"));
+        let _ = fails(&backoff).await;
+        backoff.try_now();
+        let hangs = backoff.turn().expect("it is time");
+        backoff.start_over();
+        drop(hangs);
+        let away_now = away(&backoff).expect("it is away");
+        assert!(away_now.failures == 0 && away_now.is_time());
     }
 
     #[tokio::test]
