@@ -17,6 +17,10 @@ use super::suspending::Suspending;
 
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
+/// The messages that a host logs when it stops and starts to serve a handler whose login is away
+/// (`host/src/worker/sql.rs`).
+const LOGIN_AWAY: &str = "the login of the handler's SQL statements does not answer";
+const LOGIN_BACK: &str = "the login of the handler's SQL statements answers again";
 
 /// A request with its response. The response to a request that never got one counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
@@ -211,6 +215,16 @@ pub(super) struct Try {
     pub(super) counted: bool,
 }
 
+/// A host does not serve a handler, because the handler's login does not answer. Read from the host's log.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct LoginAway {
+    pub(super) worker: String,
+    pub(super) handler: String,
+    pub(super) from_us: i64,
+    /// `None` if the log of the host ends before.
+    pub(super) until_us: Option<i64>,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct World {
     pub(super) run: Run,
@@ -231,6 +245,7 @@ pub(super) struct World {
     /// The jobs that attempts enqueue, with the settings that their payloads have.
     pub(super) parts: Vec<JobSpec>,
     pub(super) tries: Vec<Try>,
+    pub(super) logins_away: Vec<LoginAway>,
     pub(super) dumped_us: i64,
 }
 
@@ -244,6 +259,7 @@ impl Evidence {
 
 impl World {
     pub(super) fn read(folder: &Folder) -> Result<Self> {
+        let logs = host_logs(&folder.hosts())?;
         let mut world = Self {
             evidence: evidence(&folder.evidence())?,
             jobs: rows(&folder.dump("jobs"))?,
@@ -257,7 +273,8 @@ impl World {
             signals: rows(&folder.dump("signals"))?,
             lines: rows(&folder.dump("lines"))?,
             accounts: rows(&folder.dump("accounts"))?,
-            tries: tries(&folder.hosts())?,
+            tries: tries(&logs)?,
+            logins_away: logins_away(&logs)?,
             ..Self::default()
         };
         let dumped = folder.dump("dumped");
@@ -326,20 +343,27 @@ fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
         .with_context(|| format!("read {}", path.display()))
 }
 
-/// The failed connection attempts of all hosts, in order per host.
-fn tries(folder: &Path) -> Result<Vec<Try>> {
-    let mut found = Vec::new();
+/// The log of each host, with the host's name.
+fn host_logs(folder: &Path) -> Result<Vec<(String, String)>> {
+    let mut logs = Vec::new();
     for host in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
         let host = host?;
         let worker = host.file_name().to_string_lossy().into_owned();
         let log = fs::read(host.path().join("log"))
             .with_context(|| format!("read the log of {worker}"))?;
-        for line in String::from_utf8_lossy(&log).lines() {
-            if line.contains(TRY) {
-                let failed = failed_try(&worker, line)
-                    .with_context(|| format!("read the log line of {worker}: {line}"))?;
-                found.push(failed);
-            }
+        logs.push((worker, String::from_utf8_lossy(&log).into_owned()));
+    }
+    Ok(logs)
+}
+
+/// The failed connection attempts of all hosts, in order per host.
+fn tries(logs: &[(String, String)]) -> Result<Vec<Try>> {
+    let mut found = Vec::new();
+    for (worker, log) in logs {
+        for line in log.lines().filter(|line| line.contains(TRY)) {
+            let failed = failed_try(worker, line)
+                .with_context(|| format!("read the log line of {worker}: {line}"))?;
+            found.push(failed);
         }
     }
     Ok(found)
@@ -347,22 +371,55 @@ fn tries(folder: &Path) -> Result<Vec<Try>> {
 
 /// Reads `2026-01-01T00:00:00.123456Z DEBUG …: a connection did not open failures=2 counted=true login="…" …`.
 fn failed_try(worker: &str, line: &str) -> Result<Try> {
-    let field = |name: &str| {
-        let mut words = line.split_ascii_whitespace();
-        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-    };
-    let at = line.split_ascii_whitespace().next().unwrap_or_default();
-    let at = humantime::parse_rfc3339(at)?.duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(Try {
         worker: worker.to_owned(),
-        at_us: i64::try_from(at.as_micros())?,
-        login: field("login")
-            .context("no login")?
-            .trim_matches('"')
-            .to_owned(),
-        failures: field("failures").context("no failures")?.parse()?,
-        counted: field("counted").context("no counted")?.parse()?,
+        at_us: logged_us(line)?,
+        login: field(line, "login").context("no login")?.to_owned(),
+        failures: field(line, "failures").context("no failures")?.parse()?,
+        counted: field(line, "counted").context("no counted")?.parse()?,
     })
+}
+
+/// The times in which hosts did not serve a handler, because its login did not answer.
+fn logins_away(logs: &[(String, String)]) -> Result<Vec<LoginAway>> {
+    let mut found: Vec<LoginAway> = Vec::new();
+    for (worker, log) in logs {
+        for line in log.lines() {
+            let is_back = line.contains(LOGIN_BACK);
+            if !is_back && !line.contains(LOGIN_AWAY) {
+                continue;
+            }
+            let unread = || format!("read the log line of {worker}: {line}");
+            let at_us = logged_us(line).with_context(unread)?;
+            let handler = field(line, "handler").with_context(unread)?;
+            let is_it = |away: &&mut LoginAway| away.worker == *worker && away.handler == handler;
+            match found.iter_mut().rev().find(is_it) {
+                Some(away) if is_back => _ = away.until_us.get_or_insert(at_us),
+                Some(_) | None if is_back => {}
+                Some(_) | None => found.push(LoginAway {
+                    worker: worker.clone(),
+                    handler: handler.to_owned(),
+                    from_us: at_us,
+                    until_us: None,
+                }),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The time of a log line, in microseconds.
+fn logged_us(line: &str) -> Result<i64> {
+    let at = line.split_ascii_whitespace().next().unwrap_or_default();
+    let at = humantime::parse_rfc3339(at)?.duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(i64::try_from(at.as_micros())?)
+}
+
+/// The value of a field of a log line, without its quotes. It must not contain spaces.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let mut words = line.split_ascii_whitespace();
+    let value = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?;
+    Some(value.trim_matches('"'))
 }
 
 /// The evidence of all hosts, read from file names.
@@ -453,12 +510,9 @@ mod tests {
 
     #[test]
     fn failed_connection_attempts_are_read_from_the_log() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = dir.path().join("host-0");
-        fs::create_dir(&host).unwrap();
         let log = "1970-01-01T00:00:01.000000Z  INFO rouse: serving\n\
                    1970-01-01T00:00:02.000500Z DEBUG rouse::store::connect::backoff: a connection did not open failures=3 counted=true login=\"chaos_host\" why=\"refused\"\n";
-        fs::write(host.join("log"), log).unwrap();
+        let logs = |log: &str| [("host-0".to_owned(), log.to_owned())];
         let expected = Try {
             worker: "host-0".into(),
             login: "chaos_host".into(),
@@ -466,9 +520,24 @@ mod tests {
             failures: 3,
             counted: true,
         };
-        assert_eq!(tries(dir.path()).unwrap(), [expected]);
-        fs::write(host.join("log"), "later: a connection did not open").unwrap();
-        assert!(tries(dir.path()).is_err());
+        assert_eq!(tries(&logs(log)).unwrap(), [expected]);
+        assert!(tries(&logs("later: a connection did not open")).is_err());
+    }
+
+    #[test]
+    fn logins_that_do_not_answer_are_read_from_the_log() {
+        let log = "1970-01-01T00:00:02.000500Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not answer; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n\
+                   1970-01-01T00:00:03.000000Z  INFO rouse::worker::sql: the login of the handler's SQL statements answers again handler=\"chaos.pay\"\n\
+                   1970-01-01T00:00:04.000000Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not answer; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n";
+        let away = |from_us, until_us| LoginAway {
+            worker: "host-0".into(),
+            handler: "chaos.pay".into(),
+            from_us,
+            until_us,
+        };
+        let expected = [away(2_000_500, Some(3_000_000)), away(4_000_000, None)];
+        let logs = [("host-0".to_owned(), log.to_owned())];
+        assert_eq!(logins_away(&logs).unwrap(), expected);
     }
 
     #[test]

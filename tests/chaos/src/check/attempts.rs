@@ -9,6 +9,9 @@ use super::{Found, Known};
 /// host/src/job/loss.rs).
 const SILENT_US: i64 = 10_000_000;
 
+/// The server may execute a claim that was sent this long before its host was killed.
+const CLAIM_UNDER_WAY_US: i64 = 500_000;
+
 /// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in
 /// addition.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
@@ -66,9 +69,12 @@ impl Loss<'_> {
             || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
     }
 
-    /// True if the loss may count as a crash at the verdict, because the host could not send a heartbeat before it.
+    /// True if the loss may count as a crash at the verdict, because its host was killed while its claim was under way,
+    /// or could not send a heartbeat before the verdict.
     fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
+        let claim_sent_us = self.claimed_us - CLAIM_UNDER_WAY_US;
         self.is_crash(known)
+            || known.crashed(self.worker, claim_sent_us, self.claimed_us)
             || (self.is_disturbed(known)
                 && !known.could_heartbeat(self.worker, self.silent_from_us, judged_us))
     }

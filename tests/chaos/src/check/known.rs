@@ -270,6 +270,26 @@ impl<'a> Known<'a> {
         })
     }
 
+    /// Whether this host did not serve this handler at any moment of this interval, because the handler's login did not
+    /// answer.
+    pub(super) fn waits_for_login(
+        &self,
+        worker: &str,
+        handler: &str,
+        from_us: i64,
+        until_us: i64,
+    ) -> bool {
+        self.world.logins_away.iter().any(|away| {
+            let ends_us = away
+                .until_us
+                .or_else(|| self.gone_us(worker, away.from_us, i64::MAX));
+            away.worker == worker
+                && away.handler == handler
+                && away.from_us <= until_us
+                && ends_us.is_none_or(|at| at >= from_us)
+        })
+    }
+
     /// Whether this host has crashed in this interval.
     pub(super) fn crashed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         self.world.happened.iter().any(|h| match &h.event {

@@ -17,8 +17,9 @@ const UNLOCKED_WITHIN_US: i64 = 5_000_000;
 type Claim = (i64, i32, i64);
 
 /// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption, while it
-/// serves the orphan's handler: a handler with SQL statements is parked on a new worker until they have been checked.
-/// Intervals with a crash of the server are left out: the server may have forgotten claims and adoptions.
+/// serves the orphan's handler: a handler with SQL statements is parked on a new worker until they have been checked,
+/// and on any worker while its login does not answer. Intervals with a crash of the server are left out: the server may
+/// have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);
@@ -45,7 +46,10 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
             // The job waits for another attempt, or has failed, or the adoption was released.
             continue;
         };
-        if known.crashes(ended_us, lost.ended_us) > 0 {
+        let parked = handlers.get(&lost.job).is_some_and(|handler| {
+            known.waits_for_login(known.worker_id(*adopter), handler, ended_us, lost.ended_us)
+        });
+        if parked || known.crashes(ended_us, lost.ended_us) > 0 {
             continue;
         }
         let is_same = |claim: &&Claim| handlers.get(&claim.0) == handlers.get(&lost.job);

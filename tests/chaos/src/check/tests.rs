@@ -13,7 +13,7 @@ use serde_json::json;
 use super::super::ledger::{Event, Happened, Request, Response, Run};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
-use super::super::world::{Attempt, Due, Evidence, Job, Worker, World};
+use super::super::world::{Attempt, Due, Evidence, Job, LoginAway, Worker, World};
 use super::{Known, RULES, Rule, check};
 use healthy::*;
 
@@ -489,6 +489,30 @@ fn a_host_may_be_killed_at_any_time_of_the_entry_of_its_kill() {
 }
 
 #[test]
+fn a_host_may_be_killed_while_its_claim_is_under_way() {
+    let mut world = healthy();
+    for h in world.happened.iter_mut() {
+        if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
+            && h.from_us == 35 * S
+        {
+            (h.from_us, h.until_us) = (31 * S - 45_000, 31 * S - 23_000);
+        }
+    }
+    breaks_nothing(&world);
+    assert_eq!(cases_of("lost_after_crashes", &world), 1);
+    // Long before the claim, it is the crash of another process.
+    for h in world.happened.iter_mut() {
+        if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
+            && h.from_us == 31 * S - 45_000
+        {
+            (h.from_us, h.until_us) = (28 * S, 28 * S);
+        }
+    }
+    let found = super::attempts::lost_after_crashes(&Known::of(&world));
+    assert!(!found.violations.is_empty());
+}
+
+#[test]
 fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[0], frozen);
@@ -895,6 +919,29 @@ fn a_queued_job_may_go_first_while_the_handler_of_an_orphan_is_not_served() {
     job(&mut world, ORPHAN).handler = "chaos.other".into();
     let found = super::order::orphans_first(&Known::of(&world));
     assert!(found.checked > 0 && found.violations.is_empty());
+}
+
+#[test]
+fn a_queued_job_may_go_first_while_the_login_of_an_orphans_handler_does_not_answer() {
+    let mut world = healthy();
+    let lost = world.attempts.iter_mut().find(|a| a.job == ORPHAN);
+    let lost = lost.expect("it was lost");
+    lost.lease_ended_us = Some(10 * S);
+    let adopted_us = lost.ended_us;
+    let orphan = job(&mut world, ORPHAN);
+    let handler = orphan.handler.clone();
+    let adopter = orphan.worker.expect("it was adopted");
+    world.logins_away.push(LoginAway {
+        worker: Known::of(&world).worker_id(adopter).to_owned(),
+        handler,
+        from_us: 9 * S,
+        until_us: Some(adopted_us - 1),
+    });
+    breaks_nothing(&world);
+    // It answered again before the lease ended.
+    world.logins_away[0].until_us = Some(10 * S - 1);
+    let found = super::order::orphans_first(&Known::of(&world));
+    assert!(!found.violations.is_empty());
 }
 
 #[test]
