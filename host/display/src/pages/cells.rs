@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::layout::Chrome;
-use crate::sanitize;
+pub(super) use crate::sanitize::line;
 use crate::when;
 
 /// Lists cut longer strings; the page of the job shows them in full.
@@ -15,17 +15,12 @@ pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
 
-/// Untrusted text on one line.
-pub(super) fn line(text: &str) -> String {
-    sanitize::line(text)
-}
-
 /// The start of untrusted text, on one line.
 pub(super) fn excerpt(text: &str) -> String {
     let mut chars = text.chars();
     let cut: String = chars.by_ref().take(CELL_CHARS_MAX).collect();
     let more = if chars.next().is_some() { "…" } else { "" };
-    sanitize::line(&cut) + more
+    line(&cut) + more
 }
 
 /// Any value on one line: strings without quotes, nothing for null.

@@ -3,7 +3,6 @@
 use maud::{Markup, html};
 
 use super::cells;
-use super::timeline::px;
 use crate::when;
 
 const WIDTH: f64 = 1000.0;
@@ -70,6 +69,12 @@ pub(super) fn throughput(samples: &[Sample], now: f64) -> Markup {
     }
 }
 
+/// A length in a drawing.
+pub(super) fn px(length: f64) -> String {
+    format!("{length:.1}")
+}
+
+/// A small square in a colour, for legends.
 pub(super) fn swatch(tone: &str) -> Markup {
     html! { svg viewBox="0 0 10 10" aria-hidden="true" { rect class=(tone) width="10" height="10" rx="2" {} } }
 }

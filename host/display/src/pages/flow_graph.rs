@@ -7,8 +7,8 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::cells;
+use super::chart::px;
 use super::layout::Chrome;
-use super::timeline::px;
 use crate::flow::chains;
 
 /// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.

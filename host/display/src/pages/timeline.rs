@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::cells;
-use super::chart::swatch;
+use super::chart::{px, swatch};
 use crate::when;
 
 /// The width of the drawing; it is stretched to the page.
@@ -131,11 +131,6 @@ pub(super) fn timeline(history: &[Value], is_live: bool, now: f64) -> Markup {
             @if left_out > 0 { span { "The first " (left_out) " parts are not drawn." } }
         }
     }
-}
-
-/// A length in the drawing.
-pub(super) fn px(length: f64) -> String {
-    format!("{length:.1}")
 }
 
 #[cfg(test)]
