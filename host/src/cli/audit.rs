@@ -10,14 +10,11 @@ use super::attempt_error::cell;
 use super::list::{List, Shown};
 use super::number::between;
 use super::screen::Colour;
-use super::target::{Target, seen};
+use super::target::{EXIT_NO_JOB, Target, no_job, seen};
 use super::text::{as_json, plain};
 use crate::duration;
 use crate::job::JobId;
 use crate::store::Audit;
-
-/// There is no such job.
-const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse audit`.
 #[derive(Debug, ClapArgs)]
@@ -72,8 +69,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(id) => {
             let rows = seen(store.audit_job(JobId(id)).await?)?;
             if rows.is_empty() {
-                eprintln!("rouse: {}", super::job::unknown(id));
-                return Ok(ExitCode::from(EXIT_UNKNOWN));
+                eprintln!("rouse: {}", no_job(id));
+                return Ok(ExitCode::from(EXIT_NO_JOB));
             }
             rows
         }

@@ -11,15 +11,12 @@ use super::attempt_error::{cell, lines};
 use super::list::{List, Shown};
 use super::number::job_id;
 use super::screen::{Colour, Screen};
-use super::target::Target;
+use super::target::{EXIT_NO_JOB, Target, no_job};
 use super::text::{as_json, plain};
 use super::waiting::{Waiting, exit_code, is_live};
 use crate::duration;
 use crate::job::JobId;
 use crate::store::JobView;
-
-/// There is no such job, or it is no longer kept.
-const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse chain`.
 #[derive(Debug, ClapArgs)]
@@ -54,8 +51,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let waiting = Waiting::start(args.timeout);
     let chain = loop {
         let Some(chain) = store.chain(JobId(args.id)).await? else {
-            eprintln!("rouse: {}", super::job::unknown(args.id));
-            return Ok(ExitCode::from(EXIT_UNKNOWN));
+            eprintln!("rouse: {}", no_job(args.id));
+            return Ok(ExitCode::from(EXIT_NO_JOB));
         };
         if !args.wait || !is_live(&chain.state) {
             break chain;

@@ -15,9 +15,6 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use super::attempt_error::cell;
 
-/// There is no such job, or it is no longer kept.
-const EXIT_UNKNOWN: u8 = 3;
-
 /// Options of `rouse job`.
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -81,11 +78,4 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Operation::Edit(args)) => change::edit(args).await,
         Some(Operation::Delete(args)) => bulk::delete(args).await,
     }
-}
-
-/// The message for an unknown job.
-pub(super) fn unknown(id: i64) -> String {
-    format!(
-        "no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept"
-    )
 }

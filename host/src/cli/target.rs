@@ -17,6 +17,9 @@ pub(super) const DATABASE: &str = "rouse";
 /// The data folder of `rouse dev`, relative to the working directory.
 pub(super) const DATA_DIR: &str = ".rouse/pg";
 
+/// There is no such job, or it is no longer kept.
+pub(super) const EXIT_NO_JOB: u8 = 3;
+
 /// The database of a command.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Target {
@@ -88,6 +91,13 @@ pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
 pub(super) fn seen<T>(fleet: Option<T>) -> anyhow::Result<T> {
     fleet.context(
         "this login may not see the workers; it needs the role rouse_observer or rouse_worker",
+    )
+}
+
+/// The message for a job that the database does not have.
+pub(super) fn no_job(id: i64) -> String {
+    format!(
+        "no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept"
     )
 }
 

@@ -7,12 +7,9 @@ use serde_json::{Value, json};
 
 use super::attempt_error::cell;
 use super::number::job_id;
-use super::target::{Target, seen};
+use super::target::{EXIT_NO_JOB, Target, no_job, seen};
 use super::text::as_json;
 use crate::job::JobId;
-
-/// There is no such job, or it is no longer kept.
-const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse why`.
 #[derive(Debug, ClapArgs)]
@@ -39,8 +36,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let reasons = seen(store.why(JobId(args.id)).await?)?;
     if reasons.is_empty() {
-        eprintln!("rouse: {}", super::job::unknown(args.id));
-        return Ok(ExitCode::from(EXIT_UNKNOWN));
+        eprintln!("rouse: {}", no_job(args.id));
+        return Ok(ExitCode::from(EXIT_NO_JOB));
     }
     match args.json {
         true => println!("{}", as_json(json!({"why": reasons}))),

@@ -8,10 +8,9 @@ use anyhow::Context as _;
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::json;
 
-use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::each::{Done, Refusal, each};
 use crate::cli::number::job_id;
-use crate::cli::target::Target;
+use crate::cli::target::{EXIT_NO_JOB, Target, no_job};
 use crate::duration;
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
@@ -175,8 +174,8 @@ pub(super) async fn cancel_each(
         }
         Ok(Err(match store.job(JobId(id)).await? {
             None => Refusal {
-                code: EXIT_UNKNOWN,
-                why: unknown(id),
+                code: EXIT_NO_JOB,
+                why: no_job(id),
             },
             Some(job) => Refusal {
                 code: EXIT_REFUSED,
@@ -341,7 +340,7 @@ fn item_result<T>(
         Ok(done) => Ok(Ok(show(done))),
         Err(error) => {
             let code = if error.is_unknown_job() {
-                EXIT_UNKNOWN
+                EXIT_NO_JOB
             } else if error.is_refused_by_state() {
                 EXIT_REFUSED
             } else {

@@ -6,11 +6,10 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
-use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::number::{between, job_id};
 use crate::cli::served::Wanted;
 use crate::cli::signals::Signals;
-use crate::cli::target::Target;
+use crate::cli::target::{EXIT_NO_JOB, Target, no_job};
 use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{JobView, LoggedLine, Store};
@@ -75,8 +74,8 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
     loop {
         // Read the job before its lines: lines after the end are polled for again.
         let Some(job) = store.job(id).await? else {
-            eprintln!("rouse: {}", unknown(args.id));
-            return Ok(ExitCode::from(EXIT_UNKNOWN));
+            eprintln!("rouse: {}", no_job(args.id));
+            return Ok(ExitCode::from(EXIT_NO_JOB));
         };
         if args.follow && job.state == "queued" && !warned {
             warned = true;

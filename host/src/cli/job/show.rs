@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::tries::tries;
 use super::wait;
-use super::{EXIT_UNKNOWN, cell, list, unknown};
+use super::{cell, list};
 use crate::cli::ago;
 use crate::cli::attempt_error::lines;
 use crate::cli::list::{List, Shown};
 use crate::cli::number::job_id;
 use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::{Wanted, waits};
-use crate::cli::target::Target;
+use crate::cli::target::{EXIT_NO_JOB, Target, no_job};
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
 use crate::cli::waiting::{Waiting, exit_code, is_live};
@@ -71,8 +71,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let waiting = Waiting::start(args.timeout);
     let Some(mut job) = store.job(JobId(id)).await? else {
-        eprintln!("rouse: {}", unknown(id));
-        return Ok(ExitCode::from(EXIT_UNKNOWN));
+        eprintln!("rouse: {}", no_job(id));
+        return Ok(ExitCode::from(EXIT_NO_JOB));
     };
     if args.wait && waits(&job.record) {
         Wanted::from_row(&job.record)
