@@ -14,11 +14,6 @@ use crate::traces::AttemptTrace;
 /// times what servers accept. The total is counted in `host_memory`.
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// The number of chunks of a body that are buffered on their way to the network: wasmtime-wasi-http buffers one more
-/// than requested.
-pub(super) const CHUNKS_MAX: usize = 2;
-pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
-
 /// The HTTP access of one attempt, and its usage of its limits.
 pub(in crate::sandbox) struct Http {
     /// `None` while the manifest of a module is read: it has no access then.

@@ -6,8 +6,9 @@ use wasmtime_wasi_http::{
     DEFAULT_FORBIDDEN_HEADERS, Error, RequestOptions, WasiBody, WasiHttpHooks,
 };
 
-use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX, Http};
+use super::attempt::Http;
 use super::fault::Fault;
+use super::outgoing::{CHUNK_BYTES_MAX, CHUNKS_MAX};
 
 impl WasiHttpHooks for Http {
     fn is_forbidden_header(&mut self, name: &HeaderName) -> bool {

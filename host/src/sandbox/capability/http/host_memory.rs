@@ -19,7 +19,7 @@ use wasmtime_wasi_http::p2::bindings::http::types::{
 use wasmtime_wasi_http::p2::types::{HostOutgoingRequest, HostOutgoingResponse};
 use wasmtime_wasi_http::{Error, FieldMap, WasiBody, WasiHttpView as _};
 
-use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX};
+use super::outgoing::{CHUNK_BYTES_MAX, CHUNKS_MAX};
 use crate::sandbox::attempt::memory::Charge;
 use crate::sandbox::attempt::state::AttemptState;
 

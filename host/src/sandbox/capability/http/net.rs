@@ -8,9 +8,8 @@ use std::time::Duration;
 use hyper_util::client::legacy::{Builder, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::attempt::CHUNK_BYTES_MAX;
 use super::connect::{Connector, Dialer, OpenCount, Reach};
-use super::outgoing::Outgoing;
+use super::outgoing::{CHUNK_BYTES_MAX, Outgoing};
 use super::settings::HttpSettings;
 use super::tally::{UNDER_WAY_BYTES, UNDER_WAY_MAX};
 

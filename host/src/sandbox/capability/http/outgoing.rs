@@ -15,6 +15,11 @@ use super::fault::Fault;
 use super::tally::Tally;
 use crate::sandbox::AbortHandle;
 
+/// The number of chunks of a body that are buffered on their way to the network: wasmtime-wasi-http buffers one more
+/// than requested.
+pub(super) const CHUNKS_MAX: usize = 2;
+pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
+
 /// A request body, as hyper holds it.
 pub(super) struct Outgoing(Shared);
 
