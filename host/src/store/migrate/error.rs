@@ -5,8 +5,10 @@ use std::time::Duration;
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 
-use super::in_force;
 use crate::store::{describe, describe_with};
+
+/// The maximum number of differences that a message lists.
+const LISTED_MAX: usize = 5;
 
 /// Why a database cannot be migrated or served.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +22,7 @@ pub enum MigrateError {
     /// Functions, views or privileges have been changed since they were applied.
     #[error(
         "the database differs from what `rouse migrate` applied: {}; run `rouse migrate` to restore it",
-        in_force::listed(.differences)
+        listed(.differences)
     )]
     NotInForce {
         /// One phrase for each difference.
@@ -119,6 +121,15 @@ impl MigrateError {
     }
 }
 
+/// The first differences, and the number of the others.
+fn listed(differences: &[String]) -> String {
+    let mut text = differences[..differences.len().min(LISTED_MAX)].join(", ");
+    if let Some(more @ 1..) = differences.len().checked_sub(LISTED_MAX) {
+        text += &format!(", and {more} more");
+    }
+    text
+}
+
 /// A refused operation, without the roles that other commands need.
 fn refusal(operation: &str, error: &tokio_postgres::Error) -> String {
     format!("cannot {operation}: {}", describe_with(error, None))
@@ -181,4 +192,16 @@ pub(super) fn owned(
 ) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     let (operation, login) = (operation.to_string(), login.clone());
     move |error| MigrateError::Sql { operation, error }.or_not_owner(&login)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_lists_some_differences_and_counts_the_rest() {
+        let some: Vec<String> = (1..=7).map(|n| format!("d{n}")).collect();
+        assert_eq!(listed(&some[..2]), "d1, d2");
+        assert_eq!(listed(&some), "d1, d2, d3, d4, d5, and 2 more");
+    }
 }

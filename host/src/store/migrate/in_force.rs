@@ -9,9 +9,6 @@ use super::error::sql;
 use super::ledger::release;
 use super::{MigrateError, ROLES, Sources};
 
-/// The maximum number of differences that a message lists.
-const LISTED_MAX: usize = 5;
-
 /// An object that differs from what was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Difference {
@@ -48,15 +45,6 @@ pub async fn check_in_force(client: &mut Client) -> Result<(), MigrateError> {
     Err(MigrateError::NotInForce {
         differences: differences.iter().map(ToString::to_string).collect(),
     })
-}
-
-/// The first differences, and the number of the others.
-pub(super) fn listed(differences: &[String]) -> String {
-    let mut text = differences[..differences.len().min(LISTED_MAX)].join(", ");
-    if let Some(more @ 1..) = differences.len().checked_sub(LISTED_MAX) {
-        text += &format!(", and {more} more");
-    }
-    text
 }
 
 /// The differences between what was applied and what is in force. Empty if nothing was applied.
@@ -125,16 +113,4 @@ pub(super) async fn record(
         .await
         .map(|_| ())
         .map_err(sql("record what was applied"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_lists_some_differences_and_counts_the_rest() {
-        let some: Vec<String> = (1..=7).map(|n| format!("d{n}")).collect();
-        assert_eq!(listed(&some[..2]), "d1, d2");
-        assert_eq!(listed(&some), "d1, d2, d3, d4, d5, and 2 more");
-    }
 }
