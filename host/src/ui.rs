@@ -98,7 +98,11 @@ impl Ui {
         stopping: CancellationToken,
     ) -> Self {
         let reads = Arc::new(Reads::new(store.cancelling(), catalog));
-        tokio::spawn(samples::sample_forever(reads.clone(), stopping.clone()));
+        tokio::spawn(samples::sample_forever(
+            reads.store.clone(),
+            reads.samples.clone(),
+            stopping.clone(),
+        ));
         Self {
             reads,
             access: Arc::new(access),

@@ -19,7 +19,7 @@ const GATE_KEYS_MAX: i64 = 9;
 pub(super) struct Reads {
     pub(super) store: Store,
     pub(super) catalog: Option<Arc<Catalog>>,
-    pub(super) samples: Samples,
+    pub(super) samples: Arc<Samples>,
     queues: Arc<Cached<Vec<Value>>>,
     fair_keys: Arc<Cached<HashMap<String, Value>>>,
     backlog: Arc<Cached<Option<Vec<Value>>>>,
@@ -36,7 +36,7 @@ impl Reads {
         Self {
             store,
             catalog,
-            samples: Samples::default(),
+            samples: Arc::default(),
             queues: Arc::default(),
             fair_keys: Arc::default(),
             backlog: Arc::default(),

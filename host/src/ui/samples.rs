@@ -8,8 +8,7 @@ use rouse_display::pages::Sample;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 
-use super::reads::Reads;
-use crate::store::EndedCounts;
+use crate::store::{EndedCounts, Store};
 
 /// The time between two samples.
 const EVERY: Duration = Duration::from_secs(5);
@@ -53,14 +52,18 @@ fn rate(more: i64, secs: f64) -> f64 {
 }
 
 /// Samples until `stopping`. Samples that cannot be read are left out.
-pub(super) async fn sample_forever(reads: Arc<Reads>, stopping: CancellationToken) {
+pub(super) async fn sample_forever(
+    store: Store,
+    samples: Arc<Samples>,
+    stopping: CancellationToken,
+) {
     let mut every = time::interval(EVERY);
     every.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     let sampling = async {
         loop {
             every.tick().await;
-            if let Ok(Some(counts)) = reads.store.ended_counts().await {
-                reads.samples.push(counts);
+            if let Ok(Some(counts)) = store.ended_counts().await {
+                samples.push(counts);
             }
         }
     };
