@@ -1,6 +1,6 @@
 //! The path of a claimed job: from a slot through the sandbox to the settler.
 //!
-//! A slot ([`serve`]) takes one claim after another from the line. [`run`] takes each claim through these steps:
+//! [`run`] takes each claim that a slot has taken from the line (`slots.rs`) through these steps:
 //!
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload exists, resolves
 //!    the policy, attenuates the grants and starts renewing the lease.
@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
-use super::claim::{Claim, HostLimit};
+use super::claim::Claim;
 use super::effects::{self, Success};
 use super::events::{self, EventContext};
 use super::exemplars::Exemplar;
@@ -35,7 +35,6 @@ use super::meters::{HandlerMeters, Meters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
 use super::settler::{self, Unsettled};
-use super::slots::{self, Ended};
 use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
     RunEnd, Tries, decide,
@@ -57,93 +56,16 @@ pub(super) struct Attempts {
     pub(super) tasks: TaskTracker,
 }
 
-/// Runs one slot: takes claims through their attempts, one after another, until the line is empty.
-pub(super) async fn serve(shared: Arc<Shared>) {
-    let mut slot = Slot {
-        shared: &shared,
-        current: Vec::new(),
-        host_limit: None,
-        finished: false,
-    };
-    loop {
-        let next = shared.slots.next(slot.ended());
-        slot.announce_room();
-        let Some(claim) = next else {
-            break;
-        };
-        slot.current.clear();
-        slot.current
-            .extend(claim.jobs().map(|job| (job.id, job.fence)));
-        // Claims of the same handler may have waited for the end of the previous attempt.
-        if slot.host_limit.is_some() {
-            slots::start_more(&shared);
-        }
-        slot.host_limit.clone_from(&claim.host_limit);
-        let delay = match claim.others.is_empty() {
-            true => run(&shared, claim).await,
-            false => batch::run(&shared, claim).await,
-        };
-        if !delay.is_zero() {
-            // The slot stays taken during the delay, so nothing is claimed for it.
-            let _ = shared
-                .stop
-                .drain
-                .run_until_cancelled(tokio::time::sleep(delay))
-                .await;
-        }
-        // Without this, a series of jobs that take a few microseconds each would monopolise the thread.
-        tokio::task::consume_budget().await;
-    }
-    slot.finished = true;
-}
-
-/// Frees a slot if its task ends in the middle of an attempt because something panicked outside [`Sandbox::run`], such
-/// as a middleware. The attempt is then lost. After a panic within [`Sandbox::run`], the attempt is retried, and
-/// counts.
-///
-/// [`Sandbox::run`]: crate::sandbox::Sandbox::run
-struct Slot<'a> {
-    shared: &'a Arc<Shared>,
-    /// The job that the slot took last, or the jobs of a batch.
-    current: Vec<(JobId, Fence)>,
-    host_limit: Option<HostLimit>,
-    finished: bool,
-}
-
-impl Slot<'_> {
-    /// Announces that the last attempt of this slot no longer counts for its handler: the attempt has ended, and so has
-    /// its job delay. The handler is not always that of the lane, because the source of the job may be bound.
-    fn announce_room(&self) {
-        if let Some(limit) = &self.host_limit {
-            self.shared.wakeups.freed_handler(&limit.handler);
-        }
-    }
-
-    /// The last attempt of this slot, which has ended. `None` if there has been none yet.
-    fn ended(&self) -> Option<Ended<'_>> {
-        (!self.current.is_empty()).then_some(Ended {
-            host_limit: self.host_limit.as_ref(),
-        })
+/// Takes the job of a claim, or the jobs of a batch, from the claim to the settler. Returns how long its slot has to
+/// wait before the next claim.
+pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
+    match claim.others.is_empty() {
+        true => run_one(shared, claim).await,
+        false => batch::run(shared, claim).await,
     }
 }
 
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        if self.finished {
-            return;
-        }
-        for (id, fence) in &self.current {
-            // The attempt will not be settled. Without renewals its lease expires, and the job is adopted.
-            self.shared.leases.remove(*id, *fence);
-        }
-        self.shared.slots.crashed(self.host_limit.as_ref());
-        self.announce_room();
-        slots::start_more(self.shared);
-    }
-}
-
-/// Takes one job from its claim to the settler. Returns how long its slot has to wait before the next job.
-async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
+async fn run_one(shared: &Arc<Shared>, claim: Claim) -> Duration {
     match start(shared, &claim).await {
         Ok(started) => run_started(shared, claim, started).await,
         Err(Unstarted { meters, end }) => {

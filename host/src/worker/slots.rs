@@ -1,7 +1,8 @@
 //! The line of claims that wait for a slot, and the slots that take them.
 //!
-//! A slot is a task on the guest threads that takes claims from the line, one after another, until the line is empty.
-//! So a short job needs no hand-over between threads: the task that ended the last attempt starts the next one.
+//! A slot ([`serve`]) is a task on the guest threads that takes claims from the line, one after another, until the line
+//! is empty. So a short job needs no hand-over between threads: the task that ended the last attempt starts the next
+//! one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use tokio::sync::Notify;
 use super::Shared;
 use super::attempt;
 use super::claim::{Claim, HostLimit};
-use crate::job::RunEnd;
+use crate::job::{Fence, JobId, RunEnd};
 use crate::sandbox::BootTime;
 
 /// A claim that has not started within this time is given back, so that other workers can claim the job.
@@ -52,8 +53,8 @@ struct HandlerCounts {
 }
 
 /// An attempt that has ended.
-pub(super) struct Ended<'a> {
-    pub(super) host_limit: Option<&'a HostLimit>,
+struct Ended<'a> {
+    host_limit: Option<&'a HostLimit>,
 }
 
 impl Inner {
@@ -228,7 +229,7 @@ impl Slots {
 
     /// The next claim for a free slot. `None` if no claim in line may start, and the slot has to end. `ended`: the
     /// attempt that the slot has run before.
-    pub(super) fn next(&self, ended: Option<Ended<'_>>) -> Option<Claim> {
+    fn next(&self, ended: Option<Ended<'_>>) -> Option<Claim> {
         let mut inner = self.lock();
         if let Some(ended) = ended {
             inner.ended += 1;
@@ -259,7 +260,7 @@ impl Slots {
     }
 
     /// Frees a slot whose task ended in the middle of an attempt.
-    pub(super) fn crashed(&self, host_limit: Option<&HostLimit>) {
+    fn crashed(&self, host_limit: Option<&HostLimit>) {
         let mut inner = self.lock();
         inner.ended += 1;
         inner.count(host_limit, |counts| counts.running -= 1);
@@ -291,7 +292,7 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 }
 
 /// Starts another slot if a claim in line may start now because an attempt of its handler has ended.
-pub(super) fn start_more(shared: &Arc<Shared>) {
+fn start_more(shared: &Arc<Shared>) {
     if shared.slots.take_free_slot() {
         start_slot(shared);
     }
@@ -301,7 +302,89 @@ fn start_slot(shared: &Arc<Shared>) {
     shared
         .attempts
         .tasks
-        .spawn_on(attempt::serve(shared.clone()), shared.sandbox.guests());
+        .spawn_on(serve(shared.clone()), shared.sandbox.guests());
+}
+
+/// Runs one slot: takes claims through their attempts, one after another, until the line is empty.
+async fn serve(shared: Arc<Shared>) {
+    let mut slot = Slot {
+        shared: &shared,
+        current: Vec::new(),
+        host_limit: None,
+        finished: false,
+    };
+    loop {
+        let next = shared.slots.next(slot.ended());
+        slot.announce_room();
+        let Some(claim) = next else {
+            break;
+        };
+        slot.current.clear();
+        slot.current
+            .extend(claim.jobs().map(|job| (job.id, job.fence)));
+        // Claims of the same handler may have waited for the end of the previous attempt.
+        if slot.host_limit.is_some() {
+            start_more(&shared);
+        }
+        slot.host_limit.clone_from(&claim.host_limit);
+        let delay = attempt::run(&shared, claim).await;
+        if !delay.is_zero() {
+            // The slot stays taken during the delay, so nothing is claimed for it.
+            let _ = shared
+                .stop
+                .drain
+                .run_until_cancelled(tokio::time::sleep(delay))
+                .await;
+        }
+        // Without this, a series of jobs that take a few microseconds each would monopolise the thread.
+        tokio::task::consume_budget().await;
+    }
+    slot.finished = true;
+}
+
+/// Frees a slot if its task ends in the middle of an attempt because something panicked outside [`Sandbox::run`], such
+/// as a middleware. The attempt is then lost. After a panic within [`Sandbox::run`], the attempt is retried, and
+/// counts.
+///
+/// [`Sandbox::run`]: crate::sandbox::Sandbox::run
+struct Slot<'a> {
+    shared: &'a Arc<Shared>,
+    /// The job that the slot took last, or the jobs of a batch.
+    current: Vec<(JobId, Fence)>,
+    host_limit: Option<HostLimit>,
+    finished: bool,
+}
+
+impl Slot<'_> {
+    /// Announces that the last attempt of this slot no longer counts for its handler: the attempt has ended, and so has
+    /// its job delay. The handler is not always that of the lane, because the source of the job may be bound.
+    fn announce_room(&self) {
+        if let Some(limit) = &self.host_limit {
+            self.shared.wakeups.freed_handler(&limit.handler);
+        }
+    }
+
+    /// The last attempt of this slot, which has ended. `None` if there has been none yet.
+    fn ended(&self) -> Option<Ended<'_>> {
+        (!self.current.is_empty()).then_some(Ended {
+            host_limit: self.host_limit.as_ref(),
+        })
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        for (id, fence) in &self.current {
+            // The attempt will not be settled. Without renewals its lease expires, and the job is adopted.
+            self.shared.leases.remove(*id, *fence);
+        }
+        self.shared.slots.crashed(self.host_limit.as_ref());
+        self.announce_room();
+        start_more(self.shared);
+    }
 }
 
 /// Gives back claims that wait too long for a slot, until the worker ends.
@@ -331,7 +414,7 @@ pub(super) mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::job::{Attempt, Fence, JobId, LaneId, Priority};
+    use crate::job::{Attempt, LaneId, Priority};
     use crate::store::{ClaimedJob, JsonText, Lane};
 
     /// A claimed job of lane 1.
