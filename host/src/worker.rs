@@ -53,6 +53,7 @@ mod slots;
 mod sql;
 mod state;
 mod stop;
+mod successes;
 mod suspensions;
 mod turns;
 mod unbound;

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::claim::Claim;
-use super::effects::{self, Success};
+use super::effects;
 use super::events::{self, EventContext};
 use super::exemplars::Exemplar;
 use super::journal::AttemptJournal;
@@ -35,6 +35,7 @@ use super::meters::{HandlerMeters, Meters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
 use super::settler::{self, Unsettled};
+use super::successes::Success;
 use crate::job::{
     AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
     RunEnd, Tries, decide,

@@ -23,7 +23,7 @@ use crate::store::{
     SqlError, StoreError,
 };
 
-pub(super) use together::{Success, Waiting, commit as commit_with_others};
+pub(super) use together::commit as commit_with_others;
 
 /// The maximum number of tries of a transaction that conflicts with others. After that, the attempt fails, and counts.
 const CONFLICTS_MAX: u32 = 5;

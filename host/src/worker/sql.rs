@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, Notify};
 use tracing::{debug, info, warn};
 
 use super::Shared;
-use super::effects::Waiting;
+use super::successes::Waiting;
 use crate::sandbox::{GrantedSql, Handler};
 use crate::store::connect::Connector;
 use crate::store::{CheckedStatement, Login, Unfit};
