@@ -13,8 +13,6 @@ use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
 
-use super::attempt_error::cell;
-
 /// Options of `rouse job`.
 #[derive(Debug, ClapArgs)]
 #[command(

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
-use super::cell;
 use super::filter::Filter;
 use super::tries::tries;
 use crate::cli::ago;
+use crate::cli::attempt_error::cell;
 use crate::cli::list::{List, Shown};
 use crate::cli::number::{between, job_id};
 use crate::cli::screen::{Colour, Screen};

@@ -11,6 +11,7 @@ use crate::cli::served::Wanted;
 use crate::cli::signals::Signals;
 use crate::cli::target::{EXIT_NO_JOB, Target, no_job};
 use crate::cli::text::{as_json, plain};
+use crate::cli::waiting::is_live;
 use crate::job::JobId;
 use crate::store::{JobView, LoggedLine, Store};
 
@@ -84,7 +85,7 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
                 .await?;
         }
         let printed = print(&store, id, &mut after, &args).await?;
-        let ended = !matches!(job.state.as_str(), "queued" | "running");
+        let ended = !is_live(&job.state);
         let is_past_attempt = args
             .attempt
             .is_some_and(|attempt| job.record["attempt"].as_i64() > Some(attempt.into()));

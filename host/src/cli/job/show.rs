@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
+use super::list;
 use super::tries::tries;
 use super::wait;
-use super::{cell, list};
 use crate::cli::ago;
-use crate::cli::attempt_error::lines;
+use crate::cli::attempt_error::{cell, lines};
 use crate::cli::list::{List, Shown};
 use crate::cli::number::job_id;
 use crate::cli::screen::{Colour, Screen};

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::cell;
+use crate::cli::attempt_error::cell;
 use crate::cli::text::plain;
 
 /// What the job waits for: `the signal approved`; `None` if it is not suspended.
