@@ -136,13 +136,13 @@ pub struct Definition {
     /// The maximum number of attempts, including the first.
     pub max_attempts: Option<u32>,
     /// The wait after the first failed attempt, in milliseconds.
-    pub initial_backoff_ms: Option<u64>,
+    pub retry_initial_ms: Option<u64>,
     /// The longest wait between attempts, in milliseconds.
-    pub max_backoff_ms: Option<u64>,
+    pub retry_max_ms: Option<u64>,
     /// The factor by which each further wait grows.
-    pub multiplier: Option<f64>,
+    pub retry_multiplier: Option<f64>,
     /// The random share of the wait, 0 to 1.
-    pub jitter: Option<f64>,
+    pub retry_jitter: Option<f64>,
     /// The duration of a claim without renewal, in milliseconds.
     pub lease_ms: Option<u64>,
     /// The run timeout of an attempt, in milliseconds.

@@ -21,10 +21,10 @@ fn handler(entry: &Entry) -> Value {
         version,
         description,
         max_attempts,
-        initial_backoff_ms,
-        max_backoff_ms,
-        multiplier,
-        jitter,
+        retry_initial_ms,
+        retry_max_ms,
+        retry_multiplier,
+        retry_jitter,
         lease_ms,
         timeout_ms,
         grace_ms,
@@ -36,14 +36,6 @@ fn handler(entry: &Entry) -> Value {
         statements,
         capabilities,
     } = entry.definition;
-
-    let retry = object([
-        ("max_attempts", max_attempts.map(Value::from)),
-        ("initial_ms", initial_backoff_ms.map(Value::from)),
-        ("multiplier", multiplier.map(Value::from)),
-        ("max_ms", max_backoff_ms.map(Value::from)),
-        ("jitter", jitter.map(Value::from)),
-    ]);
     Value::Object(object([
         ("name", Some(name.into())),
         ("version", Some(version.into())),
@@ -53,7 +45,11 @@ fn handler(entry: &Entry) -> Value {
         ),
         ("input_schema", Some((entry.input_schema)().into())),
         ("output_schema", Some((entry.output_schema)().into())),
-        ("retry", (!retry.is_empty()).then(|| retry.into())),
+        ("max_attempts", max_attempts.map(Value::from)),
+        ("retry_initial_ms", retry_initial_ms.map(Value::from)),
+        ("retry_multiplier", retry_multiplier.map(Value::from)),
+        ("retry_max_ms", retry_max_ms.map(Value::from)),
+        ("retry_jitter", retry_jitter.map(Value::from)),
         ("lease_ms", lease_ms.map(Value::from)),
         ("timeout_ms", timeout_ms.map(Value::from)),
         ("grace_ms", grace_ms.map(Value::from)),

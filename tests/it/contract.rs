@@ -19,7 +19,7 @@ const ORDER: &str = r##"{"type": "object", "required": ["lines"], "properties": 
 
 /// A module with one handler that is tried twice.
 fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
-    let retry = r#""retry": {"max_attempts": 2, "initial_ms": 1, "jitter": 0}"#;
+    let retry = r#""max_attempts": 2, "retry_initial_ms": 1, "retry_jitter": 0"#;
     guest(
         &format!(r#"{{"handlers": [{{"name": "{name}", {retry}, {schemas}}}]}}"#),
         run,

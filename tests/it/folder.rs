@@ -407,10 +407,11 @@ async fn a_missing_folder_is_an_error_that_names_the_remedy() {
 
 #[test]
 fn a_manifest_with_unknown_keys_serves_with_a_warning() {
-    let manifest = r#"{"handlers":[{"name":"a.one","timeout":"5s"},{"name":"a.two","retry":{"max_attemps":3}}]}"#;
+    let manifest =
+        r#"{"handlers":[{"name":"a.one","timeout":"5s"},{"name":"a.two","max_attemps":3}]}"#;
     let folder = folder_of("", &[("a.wasm", guest(manifest, "unreachable"))]);
     let warning = "its manifest has keys that this host does not know and ignores: \
-                   `timeout` of the handler `a.one`, `retry.max_attemps` of the handler `a.two`";
+                   `timeout` of the handler `a.one`, `max_attemps` of the handler `a.two`";
 
     let mut command = command_without_database(&["handlers"], &folder);
     let ran = CommandOutput::run(command.env("ROUSE_LOG", "warn"));

@@ -261,7 +261,7 @@ async fn settings_for_unknown_handlers_are_warned_of_once() {
 
 #[tokio::test]
 async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
-    let manifest = r#"{"handlers":[{"name":"my.busy","retry":{"jitter":0.5}}]}"#;
+    let manifest = r#"{"handlers":[{"name":"my.busy","retry_jitter":0.5}]}"#;
     let busy = || guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let shown = |config: &str| {
         let dir = folder_of(config, &[("busy.wasm", busy())]);

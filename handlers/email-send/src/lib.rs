@@ -93,8 +93,8 @@ pub struct Sent {
 #[handler(
     name = "email.send",
     max_attempts = 10,
-    initial_backoff = "10s",
-    max_backoff = "1h",
+    retry_initial = "10s",
+    retry_max = "1h",
     timeout = "2m",
     capabilities = ["http", "secrets"]
 )]

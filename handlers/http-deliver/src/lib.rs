@@ -102,8 +102,8 @@ pub struct Delivered {
 #[handler(
     name = "http.deliver",
     max_attempts = 14,
-    initial_backoff = "10s",
-    max_backoff = "6h",
+    retry_initial = "10s",
+    retry_max = "6h",
     timeout = "5m",
     capabilities = ["http", "sign"]
 )]

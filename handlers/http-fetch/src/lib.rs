@@ -102,8 +102,8 @@ pub struct Fetched {
 #[handler(
     name = "http.fetch",
     max_attempts = 8,
-    initial_backoff = "10s",
-    max_backoff = "1h",
+    retry_initial = "10s",
+    retry_max = "1h",
     timeout = "10m",
     capabilities = ["http", "dir"]
 )]

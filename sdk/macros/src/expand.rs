@@ -245,10 +245,10 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         version,
         description,
         max_attempts,
-        initial_backoff_ms,
-        max_backoff_ms,
-        multiplier,
-        jitter,
+        retry_initial_ms,
+        retry_max_ms,
+        retry_multiplier,
+        retry_jitter,
         lease_ms,
         timeout_ms,
         grace_ms,
@@ -268,10 +268,10 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         .clone()
         .unwrap_or_else(|| doc_comment(attributes));
     let max_attempts = option(max_attempts);
-    let initial_backoff_ms = option(initial_backoff_ms);
-    let max_backoff_ms = option(max_backoff_ms);
-    let multiplier = option(multiplier);
-    let jitter = option(jitter);
+    let retry_initial_ms = option(retry_initial_ms);
+    let retry_max_ms = option(retry_max_ms);
+    let retry_multiplier = option(retry_multiplier);
+    let retry_jitter = option(retry_jitter);
     let lease_ms = option(lease_ms);
     let timeout_ms = option(timeout_ms);
     let grace_ms = option(grace_ms);
@@ -303,10 +303,10 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             version: #version,
             description: #description,
             max_attempts: #max_attempts,
-            initial_backoff_ms: #initial_backoff_ms,
-            max_backoff_ms: #max_backoff_ms,
-            multiplier: #multiplier,
-            jitter: #jitter,
+            retry_initial_ms: #retry_initial_ms,
+            retry_max_ms: #retry_max_ms,
+            retry_multiplier: #retry_multiplier,
+            retry_jitter: #retry_jitter,
             lease_ms: #lease_ms,
             timeout_ms: #timeout_ms,
             grace_ms: #grace_ms,

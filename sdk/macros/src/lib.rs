@@ -20,10 +20,10 @@ use proc_macro::TokenStream;
 /// | `version` | text | the crate's version |
 /// | `description` | text | the function's doc comment |
 /// | `max_attempts` | the maximum number of attempts, 1 to 1,000 | 20 |
-/// | `initial_backoff` | `"10s"`: the wait after the first failed attempt, up to 30 days | 10 s |
-/// | `multiplier` | the factor by which each further wait grows, 1 to 1,000 | 2 |
-/// | `max_backoff` | `"5m"`: the longest wait, up to 30 days, and not shorter than the first | 3 h |
-/// | `jitter` | the random share of the wait, 0 to 1 | 0.2 |
+/// | `retry_initial` | `"10s"`: the wait after the first failed attempt, up to 30 days | 10 s |
+/// | `retry_multiplier` | the factor by which each further wait grows, 1 to 1,000 | 2 |
+/// | `retry_max` | `"5m"`: the longest wait, up to 30 days, and not shorter than the first | 3 h |
+/// | `retry_jitter` | the random share of the wait, 0 to 1 | 0.2 |
 /// | `lease` | `"1m"`: the duration of a claim without renewal, up to a day | the host's default |
 /// | `timeout` | `"1h"`: the run timeout of an attempt, up to 30 days | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop, up to 10 minutes | the host's default |

@@ -9,7 +9,7 @@ pub(crate) const NAME_CHARS_MAX: usize = 128;
 pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
 pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
 /// The wait after the first failed attempt of a handler that does not declare one.
-pub(crate) const INITIAL_BACKOFF_MS: u64 = 10_000;
+pub(crate) const RETRY_INITIAL_MS: u64 = 10_000;
 /// The maximum backoff and run timeout.
 pub(crate) const WAIT_MS_MAX: u64 = 30 * DAY_MS;
 pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;

@@ -15,15 +15,15 @@ pub(crate) use self::gate::{During, Edge, Gate, Limit, OnConflict};
 use self::schedule::{cron, time_zone};
 use crate::duration::milliseconds;
 use crate::limits::{
-    ATTEMPTS_MAX, CONCURRENCY_MAX, GATES_MAX, GRACE_MS_MAX, INITIAL_BACKOFF_MS, LEASE_MS_MAX,
-    MULTIPLIER_MAX, NAME_CHARS_MAX, STATEMENT_BYTES_MAX, STATEMENT_NAME_CHARS_MAX, STATEMENTS_MAX,
-    WAIT_MS_MAX,
+    ATTEMPTS_MAX, CONCURRENCY_MAX, GATES_MAX, GRACE_MS_MAX, LEASE_MS_MAX, MULTIPLIER_MAX,
+    NAME_CHARS_MAX, RETRY_INITIAL_MS, STATEMENT_BYTES_MAX, STATEMENT_NAME_CHARS_MAX,
+    STATEMENTS_MAX, WAIT_MS_MAX,
 };
 
-const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
-                     multiplier, jitter, lease, timeout, grace, concurrency, instances, schedule, \
-                     schedule_time_zone, max_concurrent(…), throttle(…), batch(…), singleton(…), \
-                     debounce(…), sql(…), capabilities";
+const KNOWN: &str = "name, version, description, max_attempts, retry_initial, retry_max, \
+                     retry_multiplier, retry_jitter, lease, timeout, grace, concurrency, \
+                     instances, schedule, schedule_time_zone, max_concurrent(…), throttle(…), \
+                     batch(…), singleton(…), debounce(…), sql(…), capabilities";
 
 /// The options that the author declared.
 #[derive(Debug)]
@@ -32,10 +32,10 @@ pub(crate) struct Options {
     pub(crate) version: Option<String>,
     pub(crate) description: Option<String>,
     pub(crate) max_attempts: Option<u32>,
-    pub(crate) initial_backoff_ms: Option<u64>,
-    pub(crate) max_backoff_ms: Option<u64>,
-    pub(crate) multiplier: Option<f64>,
-    pub(crate) jitter: Option<f64>,
+    pub(crate) retry_initial_ms: Option<u64>,
+    pub(crate) retry_max_ms: Option<u64>,
+    pub(crate) retry_multiplier: Option<f64>,
+    pub(crate) retry_jitter: Option<f64>,
     pub(crate) lease_ms: Option<u64>,
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) grace_ms: Option<u64>,
@@ -99,10 +99,10 @@ impl Options {
             version: None,
             description: None,
             max_attempts: None,
-            initial_backoff_ms: None,
-            max_backoff_ms: None,
-            multiplier: None,
-            jitter: None,
+            retry_initial_ms: None,
+            retry_max_ms: None,
+            retry_multiplier: None,
+            retry_jitter: None,
             lease_ms: None,
             timeout_ms: None,
             grace_ms: None,
@@ -135,12 +135,14 @@ impl Options {
                 "version" => o.version = reader.keep(nonempty(value)),
                 "description" => o.description = reader.keep(nonempty(value)),
                 "max_attempts" => o.max_attempts = reader.keep(bounded(value, ATTEMPTS_MAX)),
-                "initial_backoff" => {
-                    o.initial_backoff_ms = reader.keep(duration(value, WAIT_MS_MAX));
+                "retry_initial" => {
+                    o.retry_initial_ms = reader.keep(duration(value, WAIT_MS_MAX));
                 }
-                "max_backoff" => o.max_backoff_ms = reader.keep(duration(value, WAIT_MS_MAX)),
-                "multiplier" => o.multiplier = reader.keep(number(value, 1.0, MULTIPLIER_MAX)),
-                "jitter" => o.jitter = reader.keep(number(value, 0.0, 1.0)),
+                "retry_max" => o.retry_max_ms = reader.keep(duration(value, WAIT_MS_MAX)),
+                "retry_multiplier" => {
+                    o.retry_multiplier = reader.keep(number(value, 1.0, MULTIPLIER_MAX))
+                }
+                "retry_jitter" => o.retry_jitter = reader.keep(number(value, 0.0, 1.0)),
                 "lease" => o.lease_ms = reader.keep(duration(value, LEASE_MS_MAX)),
                 "timeout" => o.timeout_ms = reader.keep(duration(value, WAIT_MS_MAX)),
                 "grace" => o.grace_ms = reader.keep(duration(value, GRACE_MS_MAX)),
@@ -176,22 +178,20 @@ impl Options {
         }
         let is_set = settings
             .iter()
-            .any(|setting| setting.name == "initial_backoff");
+            .any(|setting| setting.name == "retry_initial");
         let initial = match is_set {
-            true => options.initial_backoff_ms,
-            false => Some(INITIAL_BACKOFF_MS),
+            true => options.retry_initial_ms,
+            false => Some(RETRY_INITIAL_MS),
         };
-        if let (Some(initial), Some(max)) = (initial, options.max_backoff_ms)
+        if let (Some(initial), Some(max)) = (initial, options.retry_max_ms)
             && initial > max
-            && let Some(setting) = settings
-                .iter()
-                .find(|setting| setting.name == "max_backoff")
+            && let Some(setting) = settings.iter().find(|setting| setting.name == "retry_max")
         {
             let default = match is_set {
                 true => String::new(),
-                false => format!(", which is {}s by default", INITIAL_BACKOFF_MS / 1000),
+                false => format!(", which is {}s by default", RETRY_INITIAL_MS / 1000),
             };
-            let why = format!("max_backoff is shorter than initial_backoff{default}");
+            let why = format!("retry_max is shorter than retry_initial{default}");
             reader.fail(setting.span(), why);
         }
         if let Some(setting) = settings

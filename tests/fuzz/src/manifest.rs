@@ -11,7 +11,7 @@ pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
     let mut manifest = json!({"sdk": "rouse-sdk 0.1.0", "handlers": [{
         "name": "text.stats", "version": "0.1.0", "description": "Counts.",
         "input_schema": schema::schema(random, 3), "output_schema": true,
-        "retry": {"max_attempts": 3, "initial_ms": 100, "multiplier": 1.5, "max_ms": 2000, "jitter": 0},
+        "max_attempts": 3, "retry_initial_ms": 100, "retry_multiplier": 1.5, "retry_max_ms": 2000, "retry_jitter": 0,
         "lease_ms": 1000, "timeout_ms": 2000, "grace_ms": 0, "concurrency": 2,
         "instances": "reuse", "capabilities": ["dir"],
         "gates": [

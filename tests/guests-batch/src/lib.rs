@@ -45,8 +45,8 @@ struct Payload {
     name = "batch.any",
     batch(max = 4, period = "400ms"),
     max_attempts = 2,
-    initial_backoff = "10ms",
-    jitter = 0.0,
+    retry_initial = "10ms",
+    retry_jitter = 0.0,
     lease = "20s",
     timeout = "3s",
     grace = "100ms"

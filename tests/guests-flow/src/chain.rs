@@ -39,8 +39,8 @@ pub(crate) struct Hop {
 #[handler(
     name = "flow.hop",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms",
+    retry_initial = "10ms",
+    retry_max = "10ms",
     capabilities = ["enqueue:flow.hop"]
 )]
 pub(crate) fn hop(ctx: &Ctx, payload: Hop) -> Result<u32> {

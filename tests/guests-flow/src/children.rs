@@ -44,8 +44,8 @@ pub(crate) struct Children {
 #[handler(
     name = "flow.children",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms",
+    retry_initial = "10ms",
+    retry_max = "10ms",
     grace = "500ms",
     capabilities = ["enqueue:flow.*"]
 )]

@@ -75,8 +75,8 @@ fn failure(error: &Error) -> Value {
 #[handler(
     name = "sql.run",
     max_attempts = 3,
-    initial_backoff = "10ms",
-    max_backoff = "10ms",
+    retry_initial = "10ms",
+    retry_max = "10ms",
     grace = "500ms",
     sql(
         mark_paid = "UPDATE orders SET paid = true WHERE id = $1 AND NOT paid",

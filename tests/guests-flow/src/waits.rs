@@ -24,8 +24,8 @@ pub(crate) struct Sleeps {
 #[handler(
     name = "flow.sleeps",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms"
+    retry_initial = "10ms",
+    retry_max = "10ms"
 )]
 pub(crate) fn sleeps(ctx: &Ctx, payload: Sleeps) -> Result<u32> {
     for _ in 0..payload.times {

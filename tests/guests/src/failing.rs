@@ -25,7 +25,7 @@ pub(crate) struct Fail {
 }
 
 /// Fails with an error of each kind.
-#[handler(name = "test.fail", initial_backoff = "10ms", max_backoff = "10ms")]
+#[handler(name = "test.fail", retry_initial = "10ms", retry_max = "10ms")]
 pub(crate) fn fail(payload: Fail) -> Result<Value, Error> {
     Err(match payload.r#as {
         As::Retryable => Error::retryable("not this time").kind("busy"),
@@ -48,8 +48,8 @@ pub(crate) struct Flaky {
 #[handler(
     name = "test.flaky",
     max_attempts = 10,
-    initial_backoff = "10ms",
-    max_backoff = "50ms"
+    retry_initial = "10ms",
+    retry_max = "50ms"
 )]
 pub(crate) fn flaky(ctx: &Ctx, payload: Flaky) -> Result<u32, Error> {
     let attempt = ctx.job().attempt;
@@ -69,8 +69,8 @@ pub(crate) struct Panic {
 #[handler(
     name = "test.panic",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms"
+    retry_initial = "10ms",
+    retry_max = "10ms"
 )]
 pub(crate) fn panic(payload: Panic) -> Value {
     match payload.message {
@@ -83,8 +83,8 @@ pub(crate) fn panic(payload: Panic) -> Value {
 #[handler(
     name = "test.trap",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms"
+    retry_initial = "10ms",
+    retry_max = "10ms"
 )]
 pub(crate) fn trap(_payload: Value) -> Value {
     #[cfg(target_family = "wasm")]

@@ -113,7 +113,7 @@ pub(crate) async fn other(ctx: &Ctx, payload: Requests) -> Result<Value> {
 }
 
 /// Sends requests with secrets in them.
-#[handler(name = "test.http.secret", max_attempts = 2, initial_backoff = "10ms", capabilities = ["http", "secrets"])]
+#[handler(name = "test.http.secret", max_attempts = 2, retry_initial = "10ms", capabilities = ["http", "secrets"])]
 pub(crate) async fn secret(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
 }

@@ -23,8 +23,8 @@ pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
 #[handler(
     name = "test.probe-file",
     max_attempts = 2,
-    initial_backoff = "1ms",
-    jitter = 0.0
+    retry_initial = "1ms",
+    retry_jitter = 0.0
 )]
 pub(crate) fn probe_file(payload: ReadFile) -> Result<(), Error> {
     let there = fs::metadata(&payload.path).is_ok() || fs::read(&payload.path).is_ok();

@@ -33,8 +33,8 @@ pub(crate) struct Steps {
 #[handler(
     name = "test.steps",
     max_attempts = 3,
-    initial_backoff = "10ms",
-    max_backoff = "10ms",
+    retry_initial = "10ms",
+    retry_max = "10ms",
     grace = "200ms"
 )]
 pub(crate) async fn two_steps(ctx: &Ctx, payload: Steps) -> Result<Value, Error> {
@@ -121,8 +121,8 @@ pub(crate) fn bad_steps(ctx: &Ctx, payload: BadSteps) -> Value {
 #[handler(
     name = "test.changed-step",
     max_attempts = 2,
-    initial_backoff = "10ms",
-    max_backoff = "10ms"
+    retry_initial = "10ms",
+    retry_max = "10ms"
 )]
 pub(crate) fn changed_step(ctx: &Ctx, _payload: Value) -> Result<u32, Error> {
     if ctx.job().attempt == 1 {

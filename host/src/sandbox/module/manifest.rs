@@ -150,8 +150,11 @@ struct WrittenHandler<'a> {
     input_schema: Option<&'a RawValue>,
     #[serde(borrow)]
     output_schema: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "null_is_default")]
-    retry: WrittenRetry,
+    max_attempts: Option<u32>,
+    retry_initial_ms: Option<u64>,
+    retry_multiplier: Option<f64>,
+    retry_max_ms: Option<u64>,
+    retry_jitter: Option<f64>,
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
@@ -165,15 +168,6 @@ struct WrittenHandler<'a> {
     statements: Vec<Statement>,
     #[serde(default, deserialize_with = "null_is_default")]
     capabilities: Vec<String>,
-}
-
-#[derive(Deserialize, Default)]
-struct WrittenRetry {
-    max_attempts: Option<u32>,
-    initial_ms: Option<u64>,
-    multiplier: Option<f64>,
-    max_ms: Option<u64>,
-    jitter: Option<f64>,
 }
 
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -284,6 +278,7 @@ impl HandlerManifest {
                 "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
             );
         }
+        let retry = retry_policy(&written)?;
         let capabilities = written.capabilities.iter().map(|word| word.parse());
         let mut capabilities: Vec<Capability> = capabilities.collect::<Result<_, _>>()?;
         if written.schedule.is_some() && !capabilities.contains(&Capability::Schedule) {
@@ -310,7 +305,7 @@ impl HandlerManifest {
             payload_keys: keys::payload_keys(input_schema.written()),
             input_schema,
             output_schema: schema("output_schema", written.output_schema, patterns)?,
-            retry: written.retry.check()?,
+            retry,
             lease: between(
                 "lease_ms",
                 written.lease_ms,
@@ -364,46 +359,49 @@ fn schedule(written: DeclaredSchedule) -> Result<DeclaredSchedule, String> {
     })
 }
 
-impl WrittenRetry {
-    fn check(self) -> Result<RetryPolicy, String> {
-        let default = RetryPolicy::default();
-        let max_attempts = self.max_attempts.unwrap_or(default.max_attempts);
-        if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {
-            return Err(format!(
-                "retry.max_attempts is {max_attempts}; expected 1 to {ATTEMPTS_MAX}"
-            ));
-        }
-        let multiplier = self.multiplier.unwrap_or(default.multiplier);
-        if !(1.0..=MULTIPLIER_MAX).contains(&multiplier) {
-            return Err(format!(
-                "retry.multiplier is {multiplier}; expected 1 to 1000"
-            ));
-        }
-        let jitter = self.jitter.unwrap_or(default.jitter);
-        if !(0.0..=1.0).contains(&jitter) {
-            return Err(format!("retry.jitter is {jitter}; expected 0 to 1"));
-        }
-        let initial = between(
-            "retry.initial_ms",
-            self.initial_ms,
-            1,
-            HandlerManifest::WAIT_MS_MAX,
-        )?
-        .unwrap_or(default.initial);
-        let max = between("retry.max_ms", self.max_ms, 1, HandlerManifest::WAIT_MS_MAX)?
-            // A long initial wait alone raises the maximum.
-            .unwrap_or(default.max.max(initial));
-        if max < initial {
-            return Err("retry.max_ms is less than retry.initial_ms".into());
-        }
-        Ok(RetryPolicy {
-            max_attempts,
-            initial,
-            multiplier,
-            max,
-            jitter,
-        })
+fn retry_policy(written: &WrittenHandler<'_>) -> Result<RetryPolicy, String> {
+    let default = RetryPolicy::default();
+    let max_attempts = written.max_attempts.unwrap_or(default.max_attempts);
+    if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {
+        return Err(format!(
+            "max_attempts is {max_attempts}; expected 1 to {ATTEMPTS_MAX}"
+        ));
     }
+    let multiplier = written.retry_multiplier.unwrap_or(default.multiplier);
+    if !(1.0..=MULTIPLIER_MAX).contains(&multiplier) {
+        return Err(format!(
+            "retry_multiplier is {multiplier}; expected 1 to 1000"
+        ));
+    }
+    let jitter = written.retry_jitter.unwrap_or(default.jitter);
+    if !(0.0..=1.0).contains(&jitter) {
+        return Err(format!("retry_jitter is {jitter}; expected 0 to 1"));
+    }
+    let initial = between(
+        "retry_initial_ms",
+        written.retry_initial_ms,
+        1,
+        HandlerManifest::WAIT_MS_MAX,
+    )?
+    .unwrap_or(default.initial);
+    let max = between(
+        "retry_max_ms",
+        written.retry_max_ms,
+        1,
+        HandlerManifest::WAIT_MS_MAX,
+    )?
+    // A long initial wait alone raises the maximum.
+    .unwrap_or(default.max.max(initial));
+    if max < initial {
+        return Err("retry_max_ms is less than retry_initial_ms".into());
+    }
+    Ok(RetryPolicy {
+        max_attempts,
+        initial,
+        multiplier,
+        max,
+        jitter,
+    })
 }
 
 fn between(

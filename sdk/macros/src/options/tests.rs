@@ -15,7 +15,7 @@ fn why(tokens: TokenStream) -> String {
 fn every_option_is_read() {
     let options = Options::read(quote! {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
-        initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
+        retry_initial = "1s", retry_max = "1m", retry_multiplier = 3, retry_jitter = 0.5,
         lease = "2m", timeout = "1h", grace = "500ms", concurrency = 4, instances = "reuse",
         schedule = "0 3 * * *", schedule_time_zone = "Europe/Berlin",
         capabilities = ["dirs", "http:*.example.com", "enqueue:photo.*"],
@@ -25,10 +25,10 @@ fn every_option_is_read() {
     assert_eq!(options.version.as_deref(), Some("2"));
     assert_eq!(options.description.as_deref(), Some("does it"));
     assert_eq!(options.max_attempts, Some(7));
-    assert_eq!(options.initial_backoff_ms, Some(1_000));
-    assert_eq!(options.max_backoff_ms, Some(60_000));
-    assert_eq!(options.multiplier, Some(3.0));
-    assert_eq!(options.jitter, Some(0.5));
+    assert_eq!(options.retry_initial_ms, Some(1_000));
+    assert_eq!(options.retry_max_ms, Some(60_000));
+    assert_eq!(options.retry_multiplier, Some(3.0));
+    assert_eq!(options.retry_jitter, Some(0.5));
     assert_eq!(options.lease_ms, Some(120_000));
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
@@ -367,27 +367,27 @@ fn values_beyond_the_limits_of_the_host_are_refused_with_the_range() {
             "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(initial_backoff = "31d"),
+            quote!(retry_initial = "31d"),
             "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(max_backoff = "31d"),
+            quote!(retry_max = "31d"),
             "`31d` is out of range: expected 1ms to 30d",
         ),
         (
-            quote!(multiplier = 1000.5),
+            quote!(retry_multiplier = 1000.5),
             "expected a number from 1 to 1000",
         ),
         (
-            quote!(max_backoff = "5s"),
-            "max_backoff is shorter than initial_backoff, which is 10s by default",
+            quote!(retry_max = "5s"),
+            "retry_max is shorter than retry_initial, which is 10s by default",
         ),
     ] {
         assert_eq!(why(quote!(name = "a", #tokens)), expected, "{tokens}");
     }
     let largest = quote! {
         name = "a", max_attempts = 1000, lease = "24h", grace = "600s", timeout = "30d",
-        initial_backoff = "30d", max_backoff = "30d", multiplier = 1000,
+        retry_initial = "30d", retry_max = "30d", retry_multiplier = 1000,
     };
     assert!(Options::read(largest).is_ok());
 }
@@ -463,7 +463,7 @@ fn all_errors_are_reported_together() {
     let why = why(quote!(
         name = "A",
         timeout = "30",
-        jitter = 2,
+        retry_jitter = 2,
         max_attempts = 0
     ));
     assert_eq!(why.lines().count(), 4, "{why}");
@@ -475,7 +475,7 @@ fn a_value_of_the_wrong_kind_is_refused_with_what_is_expected() {
     assert!(why(quote!(name = "a", timeout = 30)).contains("for instance \"30s\""));
     assert!(why(quote!(name = "a", max_attempts = "3")).contains("a whole number"));
     assert!(why(quote!(name = "a", max_attempts = -1)).contains("a whole number"));
-    assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
+    assert!(why(quote!(name = "a", retry_multiplier = 0.5)).contains("from 1 to"));
     assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dirs:/photos\"]"));
     assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("followed by a colon"));
     assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
@@ -487,12 +487,8 @@ fn a_value_of_the_wrong_kind_is_refused_with_what_is_expected() {
 
 #[test]
 fn the_longest_backoff_is_not_shorter_than_the_first() {
-    let why = why(quote!(
-        name = "a",
-        initial_backoff = "2s",
-        max_backoff = "1s"
-    ));
-    assert_eq!(why, "max_backoff is shorter than initial_backoff");
+    let why = why(quote!(name = "a", retry_initial = "2s", retry_max = "1s"));
+    assert_eq!(why, "retry_max is shorter than retry_initial");
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn refused(handler: Value) -> String {
 fn a_handler_needs_only_a_name() {
     for written in [
         json!({ "name": "text.stats" }),
-        json!({ "name": "text.stats", "retry": null, "lease_ms": null, "concurrency": null,
+        json!({ "name": "text.stats", "max_attempts": null, "retry_initial_ms": null, "lease_ms": null, "concurrency": null,
                 "instances": null, "capabilities": null, "gates": null, "input_schema": null, "a_field_of_the_future": 7 }),
     ] {
         let handler = one(written).unwrap();
@@ -47,7 +47,7 @@ fn read_every_field() {
     let manifest = Manifest::parse(
         r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
-        "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
+        "max_attempts":3,"retry_initial_ms":100,"retry_multiplier":1.5,"retry_max_ms":2000,"retry_jitter":0,
         "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":4,
         "gates":[{"kind":"max_concurrent","max":5,"key":["tenant"]}],
         "instances":"reuse","capabilities":["dir"]}]}"#,
@@ -61,7 +61,9 @@ fn read_every_field() {
     assert_eq!(handler.input_schema.written(), r#"{"type":"object"}"#);
     assert_eq!(handler.retry.max_attempts, 3);
     assert_eq!(handler.retry.initial, Duration::from_millis(100));
+    assert_eq!(handler.retry.multiplier, 1.5);
     assert_eq!(handler.retry.max, Duration::from_secs(2));
+    assert_eq!(handler.retry.jitter, 0.0);
     assert_eq!(handler.lease, Duration::from_secs(1));
     assert_eq!(handler.timeout, Duration::from_secs(2));
     assert_eq!(handler.grace, Duration::ZERO);
@@ -75,7 +77,7 @@ fn read_every_field() {
 
 #[test]
 fn a_long_initial_wait_raises_the_maximum() {
-    let handler = one(json!({ "name": "a", "retry": { "initial_ms": 14_400_000 } })).unwrap();
+    let handler = one(json!({ "name": "a", "retry_initial_ms": 14_400_000 })).unwrap();
     assert_eq!(handler.retry.max, Duration::from_secs(14_400));
 }
 
@@ -100,13 +102,13 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
             "output_schema",
             json!({ "properties": { "a": { "type": "int" } } }),
         ),
-        ("retry", json!({ "max_attempts": 0 })),
-        ("retry", json!({ "multiplier": 0.5 })),
-        ("retry", json!({ "jitter": 1.5 })),
-        ("retry", json!({ "jitter": -0.1 })),
-        ("retry", json!({ "initial_ms": 0 })),
-        ("retry", json!({ "max_ms": 30 * DAY_MS + 1 })),
-        ("retry", json!({ "initial_ms": 5000, "max_ms": 1000 })),
+        ("max_attempts", json!(0)),
+        ("retry_multiplier", json!(0.5)),
+        ("retry_jitter", json!(1.5)),
+        ("retry_jitter", json!(-0.1)),
+        ("retry_initial_ms", json!(0)),
+        ("retry_max_ms", json!(30 * DAY_MS + 1)),
+        ("retry_max_ms", json!(1000)),
     ] {
         let mut handler = json!({ "name": "text.stats" });
         handler[field] = value.clone();
@@ -200,7 +202,7 @@ fn report_unknown_keys_without_refusing_them() {
     let manifest = json!({
         "sdk": "of its own", "licence": "MIT",
         "handlers": [
-            {"name": "a", "timeout": "5s", "retry": {"max_attemps": 3}, "input_schema": {"x-own": 1}},
+            {"name": "a", "timeout": "5s", "schedule": {"cron": "0 3 * * *", "time_zome": "UTC"}, "input_schema": {"x-own": 1}},
             {"name": "b", "\u{9b}\n": {"deep": 1}},
         ],
     });
@@ -210,7 +212,7 @@ fn report_unknown_keys_without_refusing_them() {
         manifest.unknown,
         [
             "`licence`",
-            "`retry.max_attemps` of the handler `a`",
+            "`schedule.time_zome` of the handler `a`",
             "`timeout` of the handler `a`",
             "`\\u{9b} ` of the handler `b`",
         ]
@@ -298,7 +300,7 @@ fn the_sdk_has_the_same_limits() {
     assert_eq!(sdk::NAME_CHARS_MAX, NAME_CHARS_MAX);
     assert_eq!(sdk::ATTEMPTS_MAX, ATTEMPTS_MAX);
     assert_eq!(sdk::MULTIPLIER_MAX, MULTIPLIER_MAX);
-    let initial = Duration::from_millis(sdk::INITIAL_BACKOFF_MS);
+    let initial = Duration::from_millis(sdk::RETRY_INITIAL_MS);
     assert_eq!(initial, RetryPolicy::default().initial);
     assert_eq!(sdk::WAIT_MS_MAX, HandlerManifest::WAIT_MS_MAX);
     assert_eq!(sdk::LEASE_MS_MAX, HandlerManifest::LEASE_MS_MAX);
