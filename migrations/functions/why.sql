@@ -229,7 +229,7 @@ BEGIN
                 CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
                 WHERE j.state = 'running' AND j.lease_until > '-infinity' AND coalesce(gate.queue, l.queue) = l.queue
                   AND coalesce(gate.handler, l.handler) = l.handler AND rouse._gate_key(gate.key, l.queue, l.handler, l.key) = gate.own);
-            reason := 'limit';
+            reason := CASE WHEN gate.name LIKE 'queue %' THEN 'max_in_flight' ELSE 'max_concurrent' END;
             sentence := format('Jobs%s have been at their limit, %s of %s running, for %s (%s).', of, gate.running, gate.max,
                                rouse._duration(p_now - since),
                                CASE WHEN gate.name LIKE 'queue %' THEN 'fair share of ' || gate.name ELSE 'gate ' || gate.name END);
@@ -240,7 +240,7 @@ BEGIN
             FROM (SELECT) AS one LEFT JOIN rouse.gate_key AS k ON k.gate = gate.name AND k.key = gate.own
             CROSS JOIN LATERAL rouse._tokens(gate.max, gate.period_ms, gate.burst, k.starts, k.until, p_now) AS t;
             CONTINUE WHEN state.tokens > 0;
-            reason := 'rate';
+            reason := 'throttle';
             until := p_now + state.wait_ms * interval '1 millisecond';
             sentence := format('Jobs%s are at their rate, %s in %s: the next may start in %s (gate %s).', of, gate.max,
                                rouse._duration(gate.period_ms * interval '1 millisecond'), rouse._duration(until - p_now), gate.name);
@@ -370,7 +370,7 @@ BEGIN
                 WHERE w.incarnation = ANY (able));
         END IF;
         IF of.are_full THEN
-            reason := 'host_limit';
+            reason := 'concurrency';
             sentence := format('%s as many jobs of handler %s as may run at a time there: %s.',
                 CASE cardinality(able) WHEN 1 THEN 'The worker that can run it has' ELSE format('The %s workers that can run it have', cardinality(able)) END,
                 p_lane.handler, of.jobs_max || CASE WHEN cardinality(able) > 1 THEN ' in all' ELSE '' END);
@@ -397,8 +397,9 @@ $$;
 -- exist or is no longer kept.
 --
 --   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler,
---             no_queue, no_tag, not_permitted, draining, parked: no worker takes it; limit, rate, batch: gates; inbox,
---             shard; ahead, priority, queue_order, host_limit, busy: others are first; ready: no reason
+--             no_queue, no_tag, not_permitted, draining, parked: no worker takes it; max_concurrent, throttle, batch:
+--             gates of these kinds; max_in_flight: the limit of a fair queue; inbox, shard; ahead, priority,
+--             queue_order, concurrency, busy: others are first; ready: no reason
 --   sentence  the same as text
 --   remedy    what would change it; null: only time
 --   since     the time since which that is the case, if it is known

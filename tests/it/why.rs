@@ -213,11 +213,14 @@ async fn a_job_behind_gates_says_which_are_closed() {
     assert_eq!(claim(&worker, 2).await.len(), 1);
     let closed = [
         (
-            "limit",
+            "max_concurrent",
             "Jobs of tenant acme have been at their limit, 1 of 1 running",
         ),
-        ("limit", "(fair share of queue mail)"),
-        ("rate", "Jobs of tenant acme are at their rate, 1 in 60 s"),
+        ("max_in_flight", "(fair share of queue mail)"),
+        (
+            "throttle",
+            "Jobs of tenant acme are at their rate, 1 in 60 s",
+        ),
     ];
     assert_why(&client, second, &closed).await;
     assert_why(&client, first, &[("running", "worker one")]).await;
@@ -299,7 +302,7 @@ async fn a_job_that_its_hosts_keep_for_later_says_so() {
     assert_why(&client, id, &[("queue_order", first)]).await;
     assert_eq!(claim(&store, 2).await.len(), 2);
     let full = (
-        "host_limit",
+        "concurrency",
         "has as many jobs of handler greet as may run at a time there: 2.",
     );
     assert_why(&client, id, &[("queue_order", first), full]).await;

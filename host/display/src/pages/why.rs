@@ -37,8 +37,10 @@ fn link_for(chrome: &Chrome, record: &Value, reason: &str) -> Markup {
         },
         "no_handler" | "parked" => link(&format!("/handlers/{}", part("handler")), "the handler"),
         "no_worker" | "no_queue" | "no_tag" | "not_permitted" | "draining" | "inbox" | "shard"
-        | "queue_order" | "host_limit" | "busy" => link("/workers", "the workers"),
-        "limit" | "rate" | "batch" => link("/queues#gates", "the gates"),
+        | "queue_order" | "concurrency" | "busy" => link("/workers", "the workers"),
+        "max_concurrent" | "throttle" | "batch" | "max_in_flight" => {
+            link("/queues#gates", "the gates")
+        }
         "ahead" => {
             let these = JobFilter::for_states(&["queued"])
                 .with("handler", cells::text(record, "handler"))
