@@ -120,7 +120,7 @@ BEGIN
             -- Null if it is not permitted, its queue is paused, or its shard is not leased.
             WHERE j.lane = CASE WHEN lanes IS NULL THEN wanted.lane ELSE lanes[wanted.ordinality] END
               AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
+            ORDER BY j.turn LIMIT least(p_wanted, wanted.max) FOR NO KEY UPDATE SKIP LOCKED) AS ready
         WHERE wanted.waited_ms IS NULL OR ready.available_at <= at - wanted.waited_ms * interval '1 millisecond'
         LIMIT p_wanted) AS found
     WHERE found.bytes_so_far - found.bytes < 8388608;
@@ -188,7 +188,7 @@ BEGIN
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.gated, w.at,
-               ARRAY(SELECT o.most FROM unnest(w.orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place)
+               ARRAY(SELECT o.max FROM unnest(w.orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place) ORDER BY o.place)
         INTO gated, at, mosts
         FROM rouse._within_gates(
             ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
@@ -208,7 +208,7 @@ BEGIN
         SELECT found.id
         FROM (
             SELECT ready.id, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-            FROM unnest(p_lanes, mosts) AS wanted(lane, most)
+            FROM unnest(p_lanes, mosts) AS wanted(lane, max)
             CROSS JOIN LATERAL (
                 SELECT j.id, j.bytes FROM unnest(p_sources) AS bound(source)
                 CROSS JOIN LATERAL (
@@ -216,8 +216,8 @@ BEGIN
                     FROM rouse.job AS j
                     WHERE j.lane >= wanted.lane AND j.lane <= wanted.lane AND j.source >= bound.source AND j.source <= bound.source
                       AND j.state = 'queued' AND j.turn IS NOT NULL
-                    ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS j
-                LIMIT least(p_wanted, wanted.most)) AS ready
+                    ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, wanted.max) FOR NO KEY UPDATE SKIP LOCKED) AS j
+                LIMIT least(p_wanted, wanted.max)) AS ready
             LIMIT p_wanted) AS found
         WHERE found.bytes_so_far - found.bytes < 8388608),
     claimed AS (

@@ -288,7 +288,7 @@ BEGIN
 END
 $$;
 
--- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`most`) as all gates of its
+-- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
 -- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
 -- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
 -- so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact
@@ -336,7 +336,7 @@ BEGIN
     names := ARRAY(
         SELECT DISTINCT g.name
         FROM (SELECT DISTINCT l.queue, l.handler
-              FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) AS o(lane, after, lease_ms, most, waited_ms, permitted)
+              FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) AS o(lane, after, lease_ms, max, waited_ms, permitted)
               CROSS JOIN LATERAL (SELECT a.queue, a.handler FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
               WHERE p_lanes IS NULL OR o.permitted IS NOT NULL) AS l
         CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
@@ -367,10 +367,10 @@ BEGIN
         running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names) AS r);
     END IF;
     WITH pairs AS MATERIALIZED (
-        SELECT o.place, o.lane, o.after, o.most, g.name AS gate, g.kind, g.max, g.period_ms, g.burst, k.key,
+        SELECT o.place, o.lane, o.after, o.max AS most, g.name AS gate, g.kind, g.max, g.period_ms, g.burst, k.key,
                (dense_rank() OVER (ORDER BY g.name COLLATE "C", k.key COLLATE "C"))::integer AS number,
                row_number() OVER (PARTITION BY g.name COLLATE "C", k.key COLLATE "C" ORDER BY o.place) AS nth
-        FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, permitted, place)
+        FROM ROWS FROM (unnest(p_orders), unnest(p_lanes)) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, permitted, place)
         CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = o.lane LIMIT 1) AS l
         CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
         JOIN (SELECT c.* FROM rouse._claim_gates() AS c JOIN unnest(names) AS n(name) ON n.name = c.name) AS g
@@ -426,7 +426,7 @@ BEGIN
     rooms := pairs.rooms;
     waits := pairs.waits;
     sizes := pairs.sizes;
-    mosts := ARRAY(SELECT o.most FROM unnest(p_orders) AS o);
+    mosts := ARRAY(SELECT o.max FROM unnest(p_orders) AS o);
     -- Lanes that share a key get only what they can use.
     IF pairs.is_shared THEN
         ready := ARRAY(
@@ -435,13 +435,13 @@ BEGIN
                        SELECT FROM rouse.job AS j
                        WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
                          AND j.state = 'queued' AND j.turn IS NOT NULL
-                       ORDER BY j.turn LIMIT least(coalesce(o.most, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
+                       ORDER BY j.turn LIMIT least(coalesce(o.max, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
                    ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
                        SELECT FROM rouse.job AS j
                        WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
                          AND j.state = 'queued' AND j.turn IS NOT NULL
                        ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, s.room)) AS r) END) END
-            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place)
             LEFT JOIN (
                 SELECT c.place, bool_or(c.sharing > 1) AS is_shared, min(c.room) AS room
                 FROM (SELECT u.place, rooms[u.number] AS room, count(*) OVER (PARTITION BY u.number) AS sharing
@@ -454,8 +454,8 @@ BEGIN
     ELSIF NOT pairs.is_shared THEN
         -- Each group has one lane, so no lane leaves less room for another.
         mosts := ARRAY(
-            SELECT least(o.most, g.room)
-            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place)
+            SELECT least(o.max, g.room)
+            FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place)
             LEFT JOIN (
                 SELECT u.place, min(rooms[u.number]) AS room FROM ROWS FROM (unnest(pairs.places), unnest(pairs.numbers)) AS u(place, number)
                 GROUP BY u.place) AS g ON g.place = o.place
@@ -487,7 +487,7 @@ BEGIN
     END LOOP;
     orders := ARRAY(
         SELECT ROW(o.lane, o.after, o.lease_ms, mosts[o.place], o.waited_ms)::rouse.claim_order
-        FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, most, waited_ms, place) ORDER BY o.place);
+        FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place) ORDER BY o.place);
     gated := pairs.open || ARRAY(
         SELECT ROW(u.lane, u.gate, u.key, CASE WHEN u.kind <> 'throttle' THEN u.room END, waits[u.number])::rouse.gated_lane
         FROM ROWS FROM (unnest(pairs.lanes), unnest(pairs.gates), unnest(pairs.keys), unnest(pairs.numbers), unnest(pairs.kinds), unnest(lefts))

@@ -7,10 +7,10 @@
 DO $$
 BEGIN
     -- A lane to claim from: turns after `after`, with this lease.
-    --   most       the maximum number of its jobs; null: as many as are wanted
-    --   waited_ms  of the next `most` jobs, only those that have waited this long (as in rouse.overdue); null: any
+    --   max        the maximum number of its jobs; null: as many as are wanted
+    --   waited_ms  of the next `max` jobs, only those that have waited this long (as in rouse.overdue); null: any
     IF to_regtype('rouse.claim_order') IS NULL THEN
-        CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
+        CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, max integer, waited_ms bigint);
     END IF;
     -- A lane of a claim, and the key of a gate that limits it.
     --   room     max_concurrent: the number of its jobs that may start; batch: the number that make batches; throttle:

@@ -54,7 +54,7 @@ struct OrderRecord {
     lane: i64,
     after: i64,
     lease_ms: i64,
-    most: Option<i32>,
+    max: Option<i32>,
     waited_ms: Option<i64>,
 }
 
@@ -66,7 +66,7 @@ impl From<&ClaimOrder> for OrderRecord {
             lane: order.lane.0,
             after: order.after,
             lease_ms: order.lease_ms,
-            most: max.map(|max| i32::try_from(max).unwrap_or(i32::MAX)),
+            max: max.map(|max| i32::try_from(max).unwrap_or(i32::MAX)),
             waited_ms: order.overdue.map(|filter| millis(filter.waited)),
         }
     }

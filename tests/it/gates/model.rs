@@ -111,7 +111,7 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
     let asked: Vec<ClaimOrder> = orders
         .iter()
         .map(|order| ClaimOrder {
-            max: order.most,
+            max: order.max,
             ..lanes[order.lane as usize].order
         })
         .collect();
@@ -144,7 +144,7 @@ fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize)
     let mut claimed: HashMap<u32, usize> = HashMap::new();
     for order in &orders {
         let lane = &mut lanes[order.lane as usize];
-        let jobs = order.most.unwrap_or(left).min(left).min(lane.ready);
+        let jobs = order.max.unwrap_or(left).min(left).min(lane.ready);
         left -= jobs;
         lane.ready -= jobs;
         for key in lane.keys.iter().filter(|_| jobs > 0) {
@@ -249,7 +249,7 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
             let mut orders: Vec<Order> = (0..8)
                 .map(|lane| Order {
                     lane,
-                    most: (random.below(2) == 0).then_some(1 + random.below(5) as usize),
+                    max: (random.below(2) == 0).then_some(1 + random.below(5) as usize),
                 })
                 .collect();
             random.shuffle(&mut orders);

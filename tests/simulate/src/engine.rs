@@ -397,7 +397,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         }
         let orders = parts.into_iter().map(|part| Order {
             lane: part.lane,
-            most: part.max,
+            max: part.max,
         });
         of.sent = Some(Sent {
             orders: orders.collect(),

@@ -44,7 +44,7 @@ pub struct Order {
     /// The lane.
     pub lane: u32,
     /// The maximum number of jobs; `None`: only the limit of the claim applies.
-    pub most: Option<usize>,
+    pub max: Option<usize>,
 }
 
 /// A lane behind a gate, in a claim: `rouse.gated_lane`.
@@ -202,7 +202,7 @@ impl Gates {
                 let scarce: Vec<&Group> = of.filter(|group| group.is_scarce).collect();
                 let is_shared = scarce.iter().any(|group| group.lanes > 1);
                 let room = scarce.iter().map(|group| group.room).min()?;
-                let most = order.most.unwrap_or(wanted).min(wanted).min(whole(room));
+                let most = order.max.unwrap_or(wanted).min(wanted).min(whole(room));
                 is_shared.then(|| ready(order.lane).min(most))
             })
             .collect();
@@ -212,7 +212,7 @@ impl Gates {
             if of.is_empty() {
                 continue;
             }
-            let mut most = order.most.into_iter().chain(ready).min();
+            let mut most = order.max.into_iter().chain(ready).min();
             for of in of {
                 let group = &groups[of];
                 let is_limit = matches!(self.limits[of.gate], Limit::Running { .. });
@@ -230,7 +230,7 @@ impl Gates {
                     wait_ms: group.wait_ms,
                 });
             }
-            order.most = most;
+            order.max = most;
             if ready.is_some() {
                 let taken = i32::try_from(most.unwrap_or(0)).unwrap_or(i32::MAX);
                 for of in of {

@@ -210,7 +210,7 @@ impl Host {
         let last = used.iter().rposition(|jobs| *jobs > 0);
         let mut emptied = Vec::new();
         for (position, (order, jobs)) in sent.orders.iter().zip(used).enumerate() {
-            if let Some(most) = order.most {
+            if let Some(most) = order.max {
                 let taken = if self.turns.contains(order.lane) {
                     most
                 } else {
@@ -226,12 +226,12 @@ impl Host {
             if is_filled && Some(position) > last {
                 continue;
             }
-            let is_used_up = order.most.is_some_and(|most| jobs >= most);
+            let is_used_up = order.max.is_some_and(|most| jobs >= most);
             let was_read = !is_filled || Some(position) < last;
             if jobs == 0 && self.turns.contains(order.lane) {
                 emptied.push(order.lane);
             }
-            if jobs == 0 || order.most.is_some() && !is_used_up && was_read {
+            if jobs == 0 || order.max.is_some() && !is_used_up && was_read {
                 self.turns.remove(order.lane);
             } else {
                 self.insert(order.lane, lanes);
@@ -244,7 +244,7 @@ impl Host {
     pub(crate) fn not_claimed(&mut self, sent: &Sent) {
         for order in sent.orders.iter().rev() {
             self.turns
-                .settle(order.lane, order.most.unwrap_or(0), 0, 1.0);
+                .settle(order.lane, order.max.unwrap_or(0), 0, 1.0);
         }
     }
 

@@ -164,7 +164,7 @@ impl Server {
         let mut taken = Vec::new();
         for order in &orders {
             let left = wanted - jobs.len();
-            let mut most = order.most.unwrap_or(left);
+            let mut most = order.max.unwrap_or(left);
             if self.sabotage == Some(Sabotage::Gates) && !keys(order.lane).is_empty() {
                 most += 1;
             }
@@ -286,7 +286,7 @@ mod tests {
         server.enqueue(job(0, 5), 2);
         server.enqueue(job(0, 6), 1);
         server.enqueue(job(1, 1), 9);
-        let orders = [(1, Some(1)), (0, None)].map(|(lane, most)| Order { lane, most });
+        let orders = [(1, Some(1)), (0, None)].map(|(lane, max)| Order { lane, max });
         let response = server.claim(10, &orders, 4, &lanes);
         assert_eq!(response.jobs, [job(1, 1), job(0, 5), job(0, 5), job(0, 6)]);
         assert_eq!(response.taken, [(1, 1, 8), (0, 3, 0)]);
@@ -298,10 +298,7 @@ mod tests {
         let (mut server, lanes) = server(1);
         server.enqueue(job(0, 0), 1);
         server.orphan(job(0, 0), 100 * US);
-        let orders = [Order {
-            lane: 0,
-            most: None,
-        }];
+        let orders = [Order { lane: 0, max: None }];
         assert_eq!(server.claim(99 * US, &orders, 9, &lanes).jobs, [job(0, 0)]);
         let adopted = server.claim(900 * US, &orders, 9, &lanes);
         assert!(adopted.is_adoption && !adopted.jobs[0].is_new);

@@ -24,7 +24,7 @@ fn key(gate: usize, key: u32) -> Key {
 }
 
 fn order(lane: u32) -> Order {
-    Order { lane, most: None }
+    Order { lane, max: None }
 }
 
 /// Claims, with these numbers of ready jobs in the lanes, and returns what was taken from each, and what is closed.
@@ -42,7 +42,7 @@ fn claim(
     let mut left = wanted;
     let mut taken = HashMap::new();
     for order in &orders {
-        let jobs = order.most.unwrap_or(left).min(left);
+        let jobs = order.max.unwrap_or(left).min(left);
         let jobs = jobs.min(ready[order.lane as usize]);
         left -= jobs;
         if jobs > 0 {
