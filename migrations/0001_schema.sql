@@ -685,9 +685,9 @@ CREATE TABLE rouse.record (
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, priority_set, deleted, purged (of a job,
     -- and of a queue); paused, resumed, retention_set, default_retention_set, payload_limit_set, fair_share_set,
-    -- dispatch_set, shards_set; gate_set, gate_dropped; flow_cancelled, flow_retried, flow_deleted; schedule_created,
-    -- schedule_replaced, schedule_paused, schedule_resumed, schedule_removed, schedule_run, schedule_backfilled;
-    -- forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- dispatch_set, shards_set; gate_set, gate_deleted; flow_cancelled, flow_retried, flow_deleted; schedule_created,
+    -- schedule_replaced, schedule_paused, schedule_resumed, schedule_deleted, schedule_run, schedule_backfilled;
+    -- forgotten, timeouts_cleared; state_set, state_deleted; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,

@@ -114,7 +114,7 @@ enum Command {
     Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
-    /// List, show, set and drop gates: limits on which jobs run
+    /// List, show, set and delete gates: limits on which jobs run
     Gate(gate::Args),
     /// List, read and change what handlers keep between their jobs
     State(state::Args),

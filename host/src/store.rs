@@ -81,7 +81,7 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedLane, OverdueFilter,
     fills_a_response,
 };
-pub use contract::{Change, ContractChange, ContractError, drop_contracts, publish_contracts};
+pub use contract::{Change, ContractChange, ContractError, delete_contracts, publish_contracts};
 pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforcement, MissedDeadline};
 pub use declared::ModuleSchedule;

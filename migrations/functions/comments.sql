@@ -37,8 +37,8 @@ COMMENT ON FUNCTION rouse.job_log IS
 -- Schedules.
 COMMENT ON FUNCTION rouse.schedule IS
     'Creates or replaces a schedule in the transaction of the caller; returns created, replaced or unchanged.';
-COMMENT ON FUNCTION rouse.unschedule IS
-    'Removes a schedule; true if it existed. Its jobs stay.';
+COMMENT ON FUNCTION rouse.delete_schedule IS
+    'Deletes a schedule; true if it existed. Its jobs stay.';
 COMMENT ON FUNCTION rouse.pause_schedule IS
     'Pauses a schedule and returns the time at which it was paused; its live jobs continue.';
 COMMENT ON FUNCTION rouse.resume_schedule IS
@@ -58,19 +58,19 @@ COMMENT ON FUNCTION rouse.signal IS
 COMMENT ON FUNCTION rouse.retry_flow IS
     'Retries jobs of a flow that did not succeed, at most a given number, and returns how many; call it until it returns 0.';
 COMMENT ON FUNCTION rouse.delete_flow IS
-    'Removes the queued jobs of a flow and returns how many; refused while one runs, or while other jobs wait for the flow.';
+    'Deletes the queued jobs of a flow and returns how many; refused while one runs, or while other jobs wait for the flow.';
 COMMENT ON FUNCTION rouse.cancel_chain IS
     'Cancels the live job of a chain; true if the chain is cancelled now, false if it had ended otherwise.';
 COMMENT ON FUNCTION rouse.complete_chain IS
     'Ends the live job of a chain as succeeded, with this result, and with it the chain.';
 COMMENT ON FUNCTION rouse.delete_chain IS
-    'Removes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled first, 1000 in each call. Call it until it returns true.';
+    'Deletes the queued job of a chain; refused while other jobs wait for the chain, unless cascade is true: then they are cancelled first, 1000 in each call. Call it until it returns true.';
 COMMENT ON FUNCTION rouse.complete IS
     'Ends a queued or running job as succeeded, with this result.';
 COMMENT ON FUNCTION rouse.fail IS
     'Ends a queued or running job as failed with this message, regardless of its remaining attempts.';
 COMMENT ON FUNCTION rouse.delete IS
-    'Removes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
+    'Deletes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
 COMMENT ON FUNCTION rouse.retry IS
     'Enqueues a copy of a job that has ended and returns the id of the copy.';
 COMMENT ON FUNCTION rouse.retry_jobs IS
@@ -105,8 +105,8 @@ COMMENT ON FUNCTION rouse.set_shards IS
     'Divides the lanes of a queue into shards, which workers lease; 0 means that they are not divided.';
 COMMENT ON FUNCTION rouse.set_gate IS
     'Sets a gate: a limit on how many jobs run, how often they start, or which jobs of a burst are enqueued.';
-COMMENT ON FUNCTION rouse.drop_gate IS
-    'Removes a gate and returns whether there was one.';
+COMMENT ON FUNCTION rouse.delete_gate IS
+    'Deletes a gate and returns whether there was one.';
 COMMENT ON FUNCTION rouse.challenge IS
     'Challenges a live worker to prove that it has the module of a handler; returns the nonce of the challenge.';
 COMMENT ON FUNCTION rouse.challenge_answer IS
@@ -115,9 +115,9 @@ COMMENT ON FUNCTION rouse.forget_worker IS
     'Removes the ended incarnations of a worker from the listings and returns how many there were.';
 COMMENT ON FUNCTION rouse.clear_timeouts IS
     'Clears the timeout flag of all incarnations of a worker and returns how many had it.';
-COMMENT ON FUNCTION rouse.put_state IS
+COMMENT ON FUNCTION rouse.set_state IS
     'Writes one key of the state of a handler, regardless of versions and quota.';
-COMMENT ON FUNCTION rouse.remove_state IS
+COMMENT ON FUNCTION rouse.delete_state IS
     'Deletes one key, or with a null key all keys, of the state of a handler for one tenant; returns how many.';
 
 COMMENT ON FUNCTION rouse.audit IS
@@ -192,13 +192,13 @@ COMMENT ON FUNCTION rouse.report_usage IS
     'Stores the resources that running attempts have used so far.';
 COMMENT ON FUNCTION rouse.append_log IS
     'Stores log lines of attempts and returns how many are stored.';
-COMMENT ON FUNCTION rouse.get_state IS
+COMMENT ON FUNCTION rouse.read_state IS
     'Reads one key of the state of the handler of a job.';
 COMMENT ON FUNCTION rouse.state_keys IS
     'Lists keys of the state of the handler of a job.';
-COMMENT ON FUNCTION rouse.set_state IS
+COMMENT ON FUNCTION rouse.write_state IS
     'Writes one key of the state of the handler of a job, behind the fence and within the quota.';
-COMMENT ON FUNCTION rouse.delete_state IS
+COMMENT ON FUNCTION rouse.erase_state IS
     'Deletes one key of the state of the handler of a job, behind the fence.';
 COMMENT ON FUNCTION rouse.challenges IS
     'Lists the open challenges of this incarnation.';
@@ -256,5 +256,5 @@ COMMENT ON FUNCTION rouse._usage IS
 -- Contracts.
 COMMENT ON FUNCTION rouse.publish_contracts IS
     'Publishes the contracts of handlers in one transaction and returns the changes; for the owner.';
-COMMENT ON FUNCTION rouse.drop_contracts IS
-    'Drops contracts with their typed functions and returns the handlers that had one; for the owner.';
+COMMENT ON FUNCTION rouse.delete_contracts IS
+    'Deletes contracts with their typed functions and returns the handlers that had one; for the owner.';

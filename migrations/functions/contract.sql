@@ -6,7 +6,7 @@
 -- predicate is true only for payloads that the handler's host refuses too; what jsonpath cannot express exactly is left
 -- out. Where it cannot be decided (null), the payload is accepted.
 --
--- Only the owner publishes and drops contracts: no role has the privilege to call these functions.
+-- Only the owner publishes and deletes contracts: no role has the privilege to call these functions.
 
 -- True if enqueuing for a handler without a contract is reported: rouse.limits does not silence it, and no live worker
 -- has the handler.
@@ -308,7 +308,7 @@ BEGIN
         EXECUTE format('CREATE OR REPLACE FUNCTION %I.%I(%s) RETURNS bigint LANGUAGE plpgsql AS %L', p_schema, p_name, pg_get_function_arguments(old),
             format(E'BEGIN\n    RAISE EXCEPTION %L USING ERRCODE = %L, HINT = %L;\nEND',
                    format('%s.%s: handler %s was removed: no worker has it', p_schema, p_name, p_handler), 'undefined_object',
-                   format('`rouse contract publish` with its module brings it back; `rouse contract drop %s` drops this function.', p_handler)));
+                   format('`rouse contract publish` with its module brings it back; `rouse contract delete %s` drops this function.', p_handler)));
         EXECUTE format('COMMENT ON FUNCTION %s IS %L', old::regprocedure, format('Handler %s was removed: this function raises an error.', p_handler));
     END IF;
 END
@@ -483,8 +483,8 @@ BEGIN
 END
 $$;
 
--- Drops the contracts of these handlers, or of all (null), with their functions, and returns the handlers that had one.
-CREATE OR REPLACE FUNCTION rouse.drop_contracts(handlers text[]) RETURNS SETOF text
+-- Deletes the contracts of these handlers, or of all (null), with their functions, and returns the handlers that had one.
+CREATE OR REPLACE FUNCTION rouse.delete_contracts(handlers text[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE

@@ -88,7 +88,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM rouse._drop_schedule(p_handler);
+    PERFORM rouse._delete_schedule(p_handler);
     RETURN true;
 END
 $$;

@@ -833,21 +833,21 @@ BEGIN
 END
 $$;
 
--- Removes a gate, and returns whether there was one. A gate that a module declares comes back with the next worker that
+-- Deletes a gate, and returns whether there was one. A gate that a module declares comes back with the next worker that
 -- has the module. Leaves a record.
-CREATE OR REPLACE FUNCTION rouse.drop_gate(name text) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse.delete_gate(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at  timestamptz := clock_timestamp();
     was rouse.gate;
 BEGIN
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
-    DELETE FROM rouse.gate AS g WHERE g.name = drop_gate.name RETURNING * INTO was;
+    DELETE FROM rouse.gate AS g WHERE g.name = delete_gate.name RETURNING * INTO was;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     PERFORM rouse._ensure_partitions(at);
-    INSERT INTO rouse.record (at, queue, event, who, detail) VALUES (at, was.queue, 'gate_dropped', session_user, jsonb_build_object('name', was.name));
+    INSERT INTO rouse.record (at, queue, event, who, detail) VALUES (at, was.queue, 'gate_deleted', session_user, jsonb_build_object('name', was.name));
     RETURN true;
 END
 $$;
@@ -897,7 +897,7 @@ BEGIN
         SELECT g.name FROM rouse.gate AS g WHERE g.declared_by = p_handler
         UNION SELECT d.name FROM rouse._declared_gates(p_handler, p_gates) AS d));
     -- First, removals that make room for others.
-    PERFORM rouse.drop_gate(g.name) FROM rouse.gate AS g
+    PERFORM rouse.delete_gate(g.name) FROM rouse.gate AS g
     WHERE g.declared_by = p_handler AND NOT EXISTS (SELECT FROM rouse._declared_gates(p_handler, p_gates) AS d WHERE d.name = g.name);
     PERFORM rouse._set_gate(d) FROM rouse._declared_gates(p_handler, p_gates) AS d;
     RETURN true;

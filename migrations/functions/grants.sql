@@ -28,15 +28,15 @@ GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_and
 GRANT EXECUTE ON FUNCTION
     rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log,
     rouse.outcomes, rouse.wait, rouse.why, rouse.signal,
-    rouse.schedule, rouse.unschedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
+    rouse.schedule, rouse.delete_schedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
     TO rouse_producer, rouse_operator;
 
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.complete_chain, rouse.fail, rouse.delete, rouse.delete_chain, rouse.delete_flow, rouse.retry, rouse.retry_flow, rouse.retry_jobs, rouse.reschedule,
     rouse.set_priority, rouse.replace_payload,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_default_retention, rouse.set_payload_limit, rouse.set_fair_share, rouse.set_dispatch, rouse.set_shards, rouse.set_gate, rouse.drop_gate,
-    rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention, rouse.set_default_retention, rouse.set_payload_limit, rouse.set_fair_share, rouse.set_dispatch, rouse.set_shards, rouse.set_gate, rouse.delete_gate,
+    rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.set_state, rouse.delete_state
     TO rouse_operator;
 
 -- Workers. Each function checks the worker's key, except reads, and rouse.prepare_partitions, which only creates tables
@@ -47,7 +47,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.orphans, rouse.adopt, rouse.settle, rouse.renew,
     rouse.recorded_steps, rouse.recorded_results, rouse.record_step, rouse.confirm, rouse.take_signal, rouse.returned_calls, rouse.parent_ends,
     rouse.report, rouse.report_usage, rouse.append_log,
-    rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
+    rouse.read_state, rouse.state_keys, rouse.write_state, rouse.erase_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
     rouse.module_schedules, rouse.put_module_schedule, rouse.remove_module_schedule, rouse.declare_gates,

@@ -130,7 +130,7 @@ BEGIN
         EXIT WHEN FOUND;
         IF (SELECT count(*) FROM rouse.schedule) >= (SELECT l.schedules_max FROM rouse.limits AS l WHERE l.only_row) THEN
             RAISE EXCEPTION 'rouse.schedule: there are % schedules already', (SELECT l.schedules_max FROM rouse.limits AS l WHERE l.only_row)
-                USING ERRCODE = 'program_limit_exceeded', HINT = 'Remove some, or raise schedules_max in rouse.limits.';
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'Delete some, or raise schedules_max in rouse.limits.';
         END IF;
         p_schedule.created_at := at;
         p_schedule.changed_at := at;
@@ -282,36 +282,36 @@ BEGIN
 END
 $$;
 
--- Removes a schedule, and returns whether it existed. Jobs that it has enqueued stay; an unfinished backfill ends.
-CREATE OR REPLACE FUNCTION rouse.unschedule(name text) RETURNS boolean
+-- Deletes a schedule, and returns whether it existed. Jobs that it has enqueued stay; an unfinished backfill ends.
+CREATE OR REPLACE FUNCTION rouse.delete_schedule(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     was rouse.schedule;
 BEGIN
-    SELECT * INTO was FROM rouse.schedule AS s WHERE s.name = unschedule.name FOR UPDATE;
+    SELECT * INTO was FROM rouse.schedule AS s WHERE s.name = delete_schedule.name FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     PERFORM rouse._check_owner(was);
     IF was.module_version IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse: schedule % cannot be removed: the module of handler % declares it', was.name, was.handler
+        RAISE EXCEPTION 'rouse: schedule % cannot be deleted: the module of handler % declares it', was.name, was.handler
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('SELECT rouse.pause_schedule(%L) stops it. '
-                                'Without schedule = true for the handler in rouse.toml, the hosts remove it.', was.name);
+                                'Without schedule = true for the handler in rouse.toml, the hosts delete it.', was.name);
     END IF;
-    PERFORM rouse._drop_schedule(was.name);
+    PERFORM rouse._delete_schedule(was.name);
     RETURN true;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION rouse._drop_schedule(p_name text) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._delete_schedule(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM rouse.schedule AS s WHERE s.name = p_name;
-    UPDATE rouse.backfill AS b SET finished_at = clock_timestamp(), error = 'the schedule was removed'
+    UPDATE rouse.backfill AS b SET finished_at = clock_timestamp(), error = 'the schedule was deleted'
     WHERE b.schedule = p_name AND b.finished_at IS NULL;
-    PERFORM rouse._record_schedule('schedule_removed', p_name, clock_timestamp());
+    PERFORM rouse._record_schedule('schedule_deleted', p_name, clock_timestamp());
 END
 $$;
 

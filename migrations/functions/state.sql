@@ -3,7 +3,7 @@
 
 -- The value under a key, for the worker that runs the job; or one row with the reason why the job is not this worker's.
 -- No row if there is no value. Served by the primary keys.
-CREATE OR REPLACE FUNCTION rouse.get_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
+CREATE OR REPLACE FUNCTION rouse.read_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
 RETURNS TABLE (refusal text, value bytea, version bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -70,7 +70,7 @@ $$;
 -- quota is exact under concurrency: writes that make the namespace larger wait for each other, and only then sum; other
 -- writes need no permission, and never wait for that lock while they hold the row. Waits up to 250 ms for each lock;
 -- after that, the call fails with lock_not_available. Served by the primary keys.
-CREATE OR REPLACE FUNCTION rouse.set_state(
+CREATE OR REPLACE FUNCTION rouse.write_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
     OUT refusal text, OUT outcome text, OUT used bigint)
@@ -135,9 +135,9 @@ END
 $$;
 
 -- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like
--- rouse.set_state. If the response was lost, a repeated call returns false: it cannot recognise that the first call
+-- rouse.write_state. If the response was lost, a repeated call returns false: it cannot recognise that the first call
 -- removed the key.
-CREATE OR REPLACE FUNCTION rouse.delete_state(
+CREATE OR REPLACE FUNCTION rouse.erase_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
@@ -160,63 +160,63 @@ $$;
 
 -- Admin action: stores a value under a key, regardless of the existing value and the quota. Running attempts see it at
 -- their next read. A null tenant means the namespace of jobs without one.
-CREATE OR REPLACE FUNCTION rouse.put_state(handler text, tenant text, key text, value bytea) RETURNS void
+CREATE OR REPLACE FUNCTION rouse.set_state(handler text, tenant text, key text, value bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     -- 63 random bits.
     new_version bigint := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
 BEGIN
-    IF put_state.handler IS NULL OR put_state.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(put_state.handler) > 128 THEN
-        RAISE EXCEPTION 'rouse.put_state: % is not a handler name', coalesce(quote_literal(left(put_state.handler, 140)), 'null')
+    IF set_state.handler IS NULL OR set_state.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(set_state.handler) > 128 THEN
+        RAISE EXCEPTION 'rouse.set_state: % is not a handler name', coalesce(quote_literal(left(set_state.handler, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Handler names are lower-case words joined by dots; at most 128 characters.';
     END IF;
-    IF put_state.tenant = '' OR length(put_state.tenant) > 200 OR put_state.key IS NULL OR length(put_state.key) NOT BETWEEN 1 AND 200 THEN
-        RAISE EXCEPTION 'rouse.put_state: key and tenant must have 1 to 200 characters; a null tenant means the jobs without one'
+    IF set_state.tenant = '' OR length(set_state.tenant) > 200 OR set_state.key IS NULL OR length(set_state.key) NOT BETWEEN 1 AND 200 THEN
+        RAISE EXCEPTION 'rouse.set_state: key and tenant must have 1 to 200 characters; a null tenant means the jobs without one'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- No handler could read it.
-    IF put_state.key ~ '[\x01-\x1f\x7f-\x9f]' THEN
-        RAISE EXCEPTION 'rouse.put_state: the key must not contain control characters' USING ERRCODE = 'invalid_parameter_value';
+    IF set_state.key ~ '[\x01-\x1f\x7f-\x9f]' THEN
+        RAISE EXCEPTION 'rouse.set_state: the key must not contain control characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF put_state.value IS NULL OR octet_length(put_state.value) > 16777216 THEN
-        RAISE EXCEPTION 'rouse.put_state: the value must not be null and must have at most 16777216 bytes'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.remove_state removes a key. Store large data elsewhere, and keep a reference to it.';
+    IF set_state.value IS NULL OR octet_length(set_state.value) > 16777216 THEN
+        RAISE EXCEPTION 'rouse.set_state: the value must not be null and must have at most 16777216 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.delete_state deletes a key. Store large data elsewhere, and keep a reference to it.';
     END IF;
     -- A concurrent count of the keys either includes this key, or finishes first.
-    PERFORM rouse._lock_state_growth(put_state.handler, coalesce(put_state.tenant, ''));
+    PERFORM rouse._lock_state_growth(set_state.handler, coalesce(set_state.tenant, ''));
     INSERT INTO rouse.handler_state AS s (handler, tenant, key, value, version, set_at)
-    VALUES (put_state.handler, coalesce(put_state.tenant, ''), put_state.key, put_state.value, new_version, at)
+    VALUES (set_state.handler, coalesce(set_state.tenant, ''), set_state.key, set_state.value, new_version, at)
     ON CONFLICT ON CONSTRAINT handler_state_pkey DO UPDATE SET value = excluded.value, version = excluded.version, set_at = excluded.set_at;
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
-    VALUES (at, 'state_put', session_user, jsonb_strip_nulls(jsonb_build_object(
-        'handler', put_state.handler, 'tenant', put_state.tenant, 'key', put_state.key)));
+    VALUES (at, 'state_set', session_user, jsonb_strip_nulls(jsonb_build_object(
+        'handler', set_state.handler, 'tenant', set_state.tenant, 'key', set_state.key)));
 END
 $$;
 
--- Admin action: removes a key, or, if it is null, all keys of the handler for this tenant; returns their number.
-CREATE OR REPLACE FUNCTION rouse.remove_state(handler text, tenant text, key text) RETURNS bigint
+-- Admin action: deletes a key, or, if it is null, all keys of the handler for this tenant; returns their number.
+CREATE OR REPLACE FUNCTION rouse.delete_state(handler text, tenant text, key text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz := clock_timestamp();
-    removed bigint;
+    deleted bigint;
 BEGIN
-    -- Otherwise an empty variable of the caller would remove the state of all jobs without a tenant.
-    IF remove_state.tenant = '' THEN
-        RAISE EXCEPTION 'rouse.remove_state: tenant must not be empty; null means the jobs without a tenant'
+    -- Otherwise an empty variable of the caller would delete the state of all jobs without a tenant.
+    IF delete_state.tenant = '' THEN
+        RAISE EXCEPTION 'rouse.delete_state: tenant must not be empty; null means the jobs without a tenant'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     DELETE FROM rouse.handler_state AS s
-    WHERE s.handler = remove_state.handler AND s.tenant = coalesce(remove_state.tenant, '')
-      AND (remove_state.key IS NULL OR s.key = remove_state.key);
-    GET DIAGNOSTICS removed = ROW_COUNT;
-    IF removed > 0 THEN
+    WHERE s.handler = delete_state.handler AND s.tenant = coalesce(delete_state.tenant, '')
+      AND (delete_state.key IS NULL OR s.key = delete_state.key);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    IF deleted > 0 THEN
         PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, event, who, detail)
-        VALUES (at, 'state_removed', session_user, jsonb_strip_nulls(jsonb_build_object(
-            'handler', remove_state.handler, 'tenant', remove_state.tenant, 'key', remove_state.key, 'keys', removed)));
+        VALUES (at, 'state_deleted', session_user, jsonb_strip_nulls(jsonb_build_object(
+            'handler', delete_state.handler, 'tenant', delete_state.tenant, 'key', delete_state.key, 'keys', deleted)));
     END IF;
-    RETURN removed;
+    RETURN deleted;
 END
 $$;

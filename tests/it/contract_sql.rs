@@ -258,16 +258,16 @@ async fn only_the_owner_publishes_and_a_function_of_another_login_stays() {
     let url = db.url();
     let (_, rest) = url.split_once('@').unwrap();
     let url = format!("postgres://{role}@{rest}");
-    for args in [&["publish"][..], &["drop", "--all"]] {
+    for args in [&["publish"][..], &["delete", "--all"]] {
         let mut args = args.to_vec();
         args.extend(["--database-url", &url]);
         let (code, output) = match args[0] {
-            "drop" => run(&db, &[&["contract"], &args[..]].concat()),
+            "delete" => run(&db, &[&["contract"], &args[..]].concat()),
             _ => contract(&db, &folder, &args),
         };
         assert_eq!(code, 1, "{output}");
         assert!(
-            output.contains("only a member of rouse_owner publishes and drops contracts"),
+            output.contains("only a member of rouse_owner publishes and deletes contracts"),
             "{output}"
         );
     }

@@ -363,7 +363,7 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
     )
     .await;
     client
-        .batch_execute("SELECT rouse.put_state('secrets', NULL, 'k', 'v')")
+        .batch_execute("SELECT rouse.set_state('secrets', NULL, 'k', 'v')")
         .await
         .unwrap();
     enqueue_sql(&client, "'x', queue => 'mail'").await;
@@ -374,9 +374,9 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
         fence: job.fence,
         handler,
     };
-    let error = store.get_state(of("secrets"), "k").await.unwrap_err();
+    let error = store.read_state(of("secrets"), "k").await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "RW006", "{error}");
-    store.get_state(of("x"), "k").await.unwrap().unwrap();
+    store.read_state(of("x"), "k").await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -57,13 +57,14 @@ const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
 const INTERNAL_END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
 const INTERNAL_EXPIRE: &str = "SELECT rouse._expire_worker(1)";
-const GET_STATE: &str = "SELECT * FROM rouse.get_state(1, NULL, 1, 1, 'x', 'k')";
+const READ_STATE: &str = "SELECT * FROM rouse.read_state(1, NULL, 1, 1, 'x', 'k')";
 const STATE_KEYS: &str = "SELECT * FROM rouse.state_keys(1, NULL, 1, 1, 'x', '', NULL, 1)";
-const SET_STATE: &str = "SELECT * FROM rouse.set_state(1, NULL, 1, 1, 'x', 'k', '', 1, NULL, 1, 1)";
-const DELETE_STATE: &str = "SELECT * FROM rouse.delete_state(1, NULL, 1, 1, 'x', 'k')";
-const PUT_STATE: &str = "SELECT rouse.put_state('x', NULL, 'k', '')";
-const REMOVE_STATE: &str = "SELECT rouse.remove_state('x', NULL, 'k')";
-const READ_STATE: &str = "SELECT * FROM rouse.handler_state";
+const WRITE_STATE: &str =
+    "SELECT * FROM rouse.write_state(1, NULL, 1, 1, 'x', 'k', '', 1, NULL, 1, 1)";
+const ERASE_STATE: &str = "SELECT * FROM rouse.erase_state(1, NULL, 1, 1, 'x', 'k')";
+const SET_STATE: &str = "SELECT rouse.set_state('x', NULL, 'k', '')";
+const DELETE_STATE: &str = "SELECT rouse.delete_state('x', NULL, 'k')";
+const READ_STATE_ROWS: &str = "SELECT * FROM rouse.handler_state";
 const DELETE_STATE_ROWS: &str = "DELETE FROM rouse.handler_state";
 const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
 const RESULT: &str = "SELECT rouse.result(1)";
@@ -89,7 +90,7 @@ const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
 const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
 const FORGET_WORKER: &str = "SELECT rouse.forget_worker('nobody')";
 const SCHEDULE: &str = "SELECT rouse.schedule('roles', 'x', cron => '0 0 1 1 *')";
-const UNSCHEDULE: &str = "SELECT rouse.unschedule('nobody')";
+const DELETE_SCHEDULE: &str = "SELECT rouse.delete_schedule('nobody')";
 const PAUSE_SCHEDULE: &str = "SELECT rouse.pause_schedule('nobody')";
 const RESUME_SCHEDULE: &str = "SELECT rouse.resume_schedule('nobody')";
 const RUN_SCHEDULE: &str = "SELECT rouse.run_schedule('nobody')";
@@ -123,7 +124,7 @@ async fn each_role_has_exactly_its_own_privileges() {
         JOB_LOG,
         SIGNAL,
         SCHEDULE,
-        UNSCHEDULE,
+        DELETE_SCHEDULE,
         PAUSE_SCHEDULE,
         RESUME_SCHEDULE,
         RUN_SCHEDULE,
@@ -142,7 +143,7 @@ async fn each_role_has_exactly_its_own_privileges() {
         WORKERS,
         QUEUES,
         BACKLOG,
-        READ_STATE,
+        READ_STATE_ROWS,
         READ_LIMITS,
         SEARCH,
         FIND,
@@ -166,8 +167,8 @@ async fn each_role_has_exactly_its_own_privileges() {
         CHALLENGE,
         ANSWER,
         FORGET_WORKER,
-        PUT_STATE,
-        REMOVE_STATE,
+        SET_STATE,
+        DELETE_STATE,
     ][..];
     let worker = &[
         CLAIM,
@@ -182,10 +183,10 @@ async fn each_role_has_exactly_its_own_privileges() {
         MAINTAIN_PARTITIONS,
         WORKERS,
         BACKLOG,
-        GET_STATE,
+        READ_STATE,
         STATE_KEYS,
-        SET_STATE,
-        DELETE_STATE,
+        WRITE_STATE,
+        ERASE_STATE,
         DUE_SCHEDULES,
         FIRE_SCHEDULES,
         FIRE_BACKFILL,
@@ -240,13 +241,13 @@ async fn each_role_has_exactly_its_own_privileges() {
             QUEUES,
             BACKLOG,
             INTERNAL_END,
-            GET_STATE,
+            READ_STATE,
             STATE_KEYS,
+            WRITE_STATE,
+            ERASE_STATE,
             SET_STATE,
             DELETE_STATE,
-            PUT_STATE,
-            REMOVE_STATE,
-            READ_STATE,
+            READ_STATE_ROWS,
             DELETE_STATE_ROWS,
             RECEIPT,
             RESULT,
@@ -270,7 +271,7 @@ async fn each_role_has_exactly_its_own_privileges() {
             READ_LIMITS,
             DELETE_LIMITS,
             SCHEDULE,
-            UNSCHEDULE,
+            DELETE_SCHEDULE,
             PAUSE_SCHEDULE,
             RESUME_SCHEDULE,
             RUN_SCHEDULE,

@@ -110,7 +110,7 @@ async fn transactions_that_keep_their_snapshot_neither_claim_through_a_limit_nor
     let claim = format!(
         "SELECT FROM rouse.claim({me}, 7, ARRAY(SELECT ROW(l.id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane AS l), 1)"
     );
-    let set = format!("SELECT rouse.set_state({me}, {id}, 7, 'x', 'k', '1', 1, NULL, 10, 100)");
+    let set = format!("SELECT rouse.write_state({me}, {id}, 7, 'x', 'k', '1', 1, NULL, 10, 100)");
     for (sql, what) in [
         (&claim, "a claim through gates"),
         (&set, "a write that makes a state larger"),

@@ -142,7 +142,7 @@ async fn a_deletion_that_is_retried_because_its_response_was_lost_returns_false(
         middlewares: Vec::new(),
     };
     let worker = TestWorker::start_with(parts, Settings::default());
-    let response = proxy.hold("rouse.delete_state(", Side::Response);
+    let response = proxy.hold("rouse.erase_state(", Side::Response);
     let lose_the_answer = async {
         response.caught().await;
         until_true(

@@ -228,7 +228,7 @@ async fn a_job_behind_gates_says_which_are_closed() {
     let other = enqueue_sql(&client, &other).await;
     assert_why(&client, other, READY).await;
 
-    let batch = "SELECT rouse.set_gate('many', 'batch', handler => 'greet', max => 3, period => '1 hour'), rouse.drop_gate('few'), rouse.drop_gate('rate')";
+    let batch = "SELECT rouse.set_gate('many', 'batch', handler => 'greet', max => 3, period => '1 hour'), rouse.delete_gate('few'), rouse.delete_gate('rate')";
     client.batch_execute(batch).await.unwrap();
     assert_why(&client, other, &[("batch", "in batches of 3")]).await;
 }

@@ -20,7 +20,7 @@ use super::text::{as_json, plain};
 use crate::job::pattern_covers;
 use crate::sandbox::{Catalog, Handler, HandlerSet};
 use crate::store::connect::Connector;
-use crate::store::{Change, ContractChange, drop_contracts, publish_contracts};
+use crate::store::{Change, ContractChange, delete_contracts, publish_contracts};
 
 /// The schema of the typed functions.
 const SCHEMA: &str = "jobs";
@@ -46,8 +46,8 @@ enum Operation {
     Publish(Publish),
     /// Show what `publish` would change
     Diff(Publish),
-    /// Drop contracts with their functions
-    Drop(Drop),
+    /// Delete contracts with their functions
+    Delete(Delete),
 }
 
 /// Options of `rouse contract publish` and `diff`.
@@ -55,7 +55,7 @@ enum Operation {
 #[command(after_help = "\
 Needs the owner: a member of rouse_owner. Either everything is published, in one transaction, or nothing.\n\
 While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
-that is not in the folder, and that no worker has, is removed: its function raises an error until it is dropped.\n\
+that is not in the folder, and that no worker has, is removed: its function raises an error until it is deleted.\n\
 Exit codes of diff: 0 nothing would change · 1 something would, or an error")]
 struct Publish {
     #[command(flatten)]
@@ -82,12 +82,12 @@ struct Publish {
     json: bool,
 }
 
-/// Options of `rouse contract drop`.
+/// Options of `rouse contract delete`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the owner: a member of rouse_owner. The schema of the functions stays.\n\
-Exit codes: 0 done · 1 one of the handlers has no contract, and nothing was dropped, or an error")]
-struct Drop {
+Exit codes: 0 done · 1 one of the handlers has no contract, and nothing was deleted, or an error")]
+struct Delete {
     #[command(flatten)]
     target: Target,
 
@@ -95,7 +95,7 @@ struct Drop {
     #[arg(value_name = "HANDLER", required_unless_present = "all")]
     handlers: Vec<String>,
 
-    /// Drop the contracts of all handlers
+    /// Delete the contracts of all handlers
     #[arg(long, conflicts_with = "handlers")]
     all: bool,
 
@@ -109,7 +109,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.operation {
         Operation::Publish(args) => publish(&args, false).await,
         Operation::Diff(args) => publish(&args, true).await,
-        Operation::Drop(args) => drop(&args).await,
+        Operation::Delete(args) => delete(&args).await,
     }
 }
 
@@ -202,7 +202,7 @@ fn print_changes(changes: &[ContractChange], dry_run: bool) {
         }
         match (change.change, change.versions) {
             (Change::Removed, _) => notes.push(
-                "no worker has it: its function raises an error, `rouse contract drop` drops it"
+                "no worker has it: its function raises an error, `rouse contract delete` deletes it"
                     .into(),
             ),
             (Change::Kept, _) => notes.push("not in the folder, but a worker has it".into()),
@@ -224,7 +224,7 @@ fn print_changes(changes: &[ContractChange], dry_run: bool) {
     }
 }
 
-async fn drop(args: &Drop) -> anyhow::Result<ExitCode> {
+async fn delete(args: &Delete) -> anyhow::Result<ExitCode> {
     let client = args.target.connector()?.client().await?;
     args.target.checked_store().await?;
     if !args.all {
@@ -239,14 +239,14 @@ async fn drop(args: &Drop) -> anyhow::Result<ExitCode> {
         }
     }
     let handlers = (!args.all).then_some(&args.handlers[..]);
-    let dropped = drop_contracts(&client, handlers).await?;
+    let deleted = delete_contracts(&client, handlers).await?;
     if args.json {
-        println!("{}", as_json(json!({"dropped": dropped})));
+        println!("{}", as_json(json!({"deleted": deleted})));
     } else {
-        for handler in &dropped {
-            println!("dropped  {}", plain(handler));
+        for handler in &deleted {
+            println!("deleted  {}", plain(handler));
         }
-        if dropped.is_empty() {
+        if deleted.is_empty() {
             println!("no handler has a contract");
         }
     }

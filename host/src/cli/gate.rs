@@ -1,4 +1,4 @@
-//! `rouse gate`: lists, shows, sets and drops gates.
+//! `rouse gate`: lists, shows, sets and deletes gates.
 
 mod set;
 mod show;
@@ -28,7 +28,7 @@ const GATES: &str = "gates";
 Without a command: lists the gates, like `rouse gate ls`. A gate limits how many jobs run, how often they start, or which are enqueued:
   rouse gate set tenants --kind max_concurrent --key tenant --max 5
   rouse gate show tenants     which tenants have running and waiting jobs, and how many more may start
-  rouse gate drop tenants"
+  rouse gate delete tenants"
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -47,8 +47,8 @@ enum Operation {
     Show(show::Args),
     /// Create or replace a gate
     Set(Box<set::Args>),
-    /// Drop gates; jobs that they hold back can start at once
-    Drop(Named),
+    /// Delete gates; jobs that they hold back can start at once
+    Delete(Named),
 }
 
 /// Options of `rouse gate ls`.
@@ -88,7 +88,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Operation::Ls(args)) => ls(args).await,
         Some(Operation::Show(args)) => show::run(args).await,
         Some(Operation::Set(args)) => set::run(*args).await,
-        Some(Operation::Drop(args)) => drop_all(args).await,
+        Some(Operation::Delete(args)) => delete(args).await,
     }
 }
 
@@ -128,13 +128,13 @@ fn table(gates: &[Value]) -> List {
     list
 }
 
-async fn drop_all(args: Named) -> anyhow::Result<ExitCode> {
+async fn delete(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, GATES, args.json, async |name| {
-        Ok(match store.drop_gate(name).await? {
+        Ok(match store.delete_gate(name).await? {
             true => Ok(Done {
-                text: format!("gate {} is dropped", plain(name)),
-                json: json!({"gate": name, "dropped": true}),
+                text: format!("gate {} is deleted", plain(name)),
+                json: json!({"gate": name, "deleted": true}),
             }),
             false => Err(Refusal {
                 code: EXIT_UNKNOWN,

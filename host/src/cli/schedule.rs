@@ -1,4 +1,4 @@
-//! `rouse schedule`: lists, shows, sets, runs, pauses, resumes, backfills and removes schedules.
+//! `rouse schedule`: lists, shows, sets, runs, pauses, resumes, backfills and deletes schedules.
 
 mod backfill;
 mod next;
@@ -66,9 +66,8 @@ enum Operation {
     Resume(NamedMany),
     /// Enqueue jobs for due times of the past that have none
     Backfill(backfill::Args),
-    /// Remove schedules; their jobs stay
-    #[command(visible_alias = "remove")]
-    Rm(NamedMany),
+    /// Delete schedules; their jobs stay
+    Delete(NamedMany),
 }
 
 /// Options of `rouse schedule ls`.
@@ -128,7 +127,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Operation::Pause(args)) => pause(args).await,
         Some(Operation::Resume(args)) => resume(args).await,
         Some(Operation::Backfill(args)) => backfill::run(args).await,
-        Some(Operation::Rm(args)) => rm(args).await,
+        Some(Operation::Delete(args)) => delete(args).await,
     }
 }
 
@@ -227,22 +226,22 @@ async fn resume(args: NamedMany) -> anyhow::Result<ExitCode> {
     .await
 }
 
-async fn rm(args: NamedMany) -> anyhow::Result<ExitCode> {
+async fn delete(args: NamedMany) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(
         &args.names,
         SCHEDULES,
         args.json,
-        async |name| match store.unschedule(name).await {
+        async |name| match store.delete_schedule(name).await {
             Ok(false) => Ok(Err(Refusal {
                 code: EXIT_UNKNOWN,
                 why: no_schedule(name),
             })),
-            removed => refusal(
+            deleted => refusal(
                 name,
-                removed.map(|_| Done {
-                    text: format!("schedule {} is removed; its jobs stay", plain(name)),
-                    json: json!({"schedule": name, "removed": true}),
+                deleted.map(|_| Done {
+                    text: format!("schedule {} is deleted; its jobs stay", plain(name)),
+                    json: json!({"schedule": name, "deleted": true}),
                 }),
             ),
         },

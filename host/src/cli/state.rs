@@ -56,8 +56,8 @@ enum Operation {
     Get(Get),
     /// Set the value of a key
     Set(Set),
-    /// Remove a key, or all keys of a handler and tenant
-    Rm(Rm),
+    /// Delete a key, or all keys of a handler and tenant
+    Delete(Delete),
 }
 
 /// Options of `rouse state ls`.
@@ -136,12 +136,12 @@ struct Set {
     json: bool,
 }
 
-/// Options of `rouse state rm`.
+/// Options of `rouse state delete`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_operator, and leaves a record.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 there is no such key")]
-struct Rm {
+struct Delete {
     #[command(flatten)]
     target: Target,
 
@@ -155,7 +155,7 @@ struct Rm {
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
-    /// Confirm the removal
+    /// Confirm the deletion
     #[arg(long, visible_alias = "yes")]
     confirm: bool,
 
@@ -180,7 +180,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Operation::Ls(args)) => ls(args).await,
         Some(Operation::Get(args)) => get(args).await,
         Some(Operation::Set(args)) => set(args).await,
-        Some(Operation::Rm(args)) => rm(args).await,
+        Some(Operation::Delete(args)) => delete(args).await,
     }
 }
 
@@ -263,7 +263,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let tenant = args.tenant.as_deref();
     store
-        .put_state(&args.handler, tenant, &args.key, &value)
+        .set_state(&args.handler, tenant, &args.key, &value)
         .await?;
     match args.json {
         true => println!(
@@ -277,28 +277,28 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
+async fn delete(args: Delete) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let (tenant, key) = (args.tenant.as_deref(), args.key.as_deref());
     let selection = described(&args.handler, tenant, key);
     if !args.confirm {
         eprintln!(
-            "rouse: nothing was done: this removes {selection} for good; confirm it with --confirm"
+            "rouse: nothing was done: this deletes {selection} for good; confirm it with --confirm"
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
-    let removed = store.remove_state(&args.handler, tenant, key).await?;
+    let deleted = store.delete_state(&args.handler, tenant, key).await?;
     if args.json {
         println!(
             "{}",
             as_json(
-                json!({"handler": args.handler, "tenant": tenant, "key": key, "removed": removed})
+                json!({"handler": args.handler, "tenant": tenant, "key": key, "deleted": deleted})
             )
         );
-    } else if removed > 0 {
-        println!("removed {selection}: {removed} keys");
+    } else if deleted > 0 {
+        println!("deleted {selection}: {deleted} keys");
     }
-    match removed {
+    match deleted {
         0 => Ok(nothing(&args.handler, tenant, key)),
         _ => Ok(ExitCode::SUCCESS),
     }

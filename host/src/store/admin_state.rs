@@ -1,4 +1,4 @@
-//! Handler state, for the command line: lists, reads, writes and removes entries, independently of running
+//! Handler state, for the command line: lists, reads, writes and deletes entries, independently of running
 //! attempts.
 
 use serde_json::Value;
@@ -50,7 +50,7 @@ impl Store {
     }
 
     /// Stores a value. Overwrites an existing one.
-    pub async fn put_state(
+    pub async fn set_state(
         &self,
         handler: &str,
         tenant: Option<&str>,
@@ -58,7 +58,7 @@ impl Store {
         value: &[u8],
     ) -> Result<(), StoreError> {
         self.query(
-            "SELECT rouse.put_state($1, $2, $3, $4)",
+            "SELECT rouse.set_state($1, $2, $3, $4)",
             &[
                 (&handler, Type::TEXT),
                 (&tenant, Type::TEXT),
@@ -70,8 +70,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes one key, or all keys of the handler for this tenant; returns how many there were.
-    pub async fn remove_state(
+    /// Deletes one key, or all keys of the handler for this tenant; returns how many there were.
+    pub async fn delete_state(
         &self,
         handler: &str,
         tenant: Option<&str>,
@@ -79,7 +79,7 @@ impl Store {
     ) -> Result<i64, StoreError> {
         let rows = self
             .query(
-                "SELECT rouse.remove_state($1, $2, $3)",
+                "SELECT rouse.delete_state($1, $2, $3)",
                 &[
                     (&handler, Type::TEXT),
                     (&tenant, Type::TEXT),

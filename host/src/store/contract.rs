@@ -52,7 +52,7 @@ impl From<&tokio_postgres::Error> for ContractError {
     fn from(error: &tokio_postgres::Error) -> Self {
         let hint = match error.code() {
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                "; only a member of rouse_owner publishes and drops contracts; a new schema also needs CREATE on the database, and rouse_owner needs CREATE on one of somebody else"
+                "; only a member of rouse_owner publishes and deletes contracts; a new schema also needs CREATE on the database, and rouse_owner needs CREATE on one of somebody else"
             }
             _ => "",
         };
@@ -106,17 +106,17 @@ pub async fn publish_contracts(
     serde_json::from_str(changes).map_err(|error| ContractError(error.to_string()))
 }
 
-/// Drops the contracts of these handlers (`None`: of all), and returns the handlers that had one.
+/// Deletes the contracts of these handlers (`None`: of all), and returns the handlers that had one.
 ///
 /// # Errors
 /// If the connection's user is not the owner.
-pub async fn drop_contracts(
+pub async fn delete_contracts(
     client: &Client,
     handlers: Option<&[String]>,
 ) -> Result<Vec<String>, ContractError> {
     let rows = client
         .query_typed(
-            include_str!("drop_contracts.sql"),
+            include_str!("delete_contracts.sql"),
             &[(&handlers, Type::TEXT_ARRAY)],
         )
         .await

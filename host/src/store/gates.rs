@@ -75,10 +75,10 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a gate; true if it existed.
-    pub async fn drop_gate(&self, name: &str) -> Result<bool, StoreError> {
+    /// Deletes a gate; true if it existed.
+    pub async fn delete_gate(&self, name: &str) -> Result<bool, StoreError> {
         let rows = self
-            .query("SELECT rouse.drop_gate($1)", &[(&name, Type::TEXT)])
+            .query("SELECT rouse.delete_gate($1)", &[(&name, Type::TEXT)])
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))

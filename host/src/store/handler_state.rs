@@ -56,7 +56,7 @@ impl StateWrite {
             "conflict" => Self::Conflict,
             "again" => Self::Again,
             "keys" => Self::TooManyKeys,
-            // The last outcome of rouse.set_state.
+            // The last outcome of rouse.write_state.
             _ => Self::TooManyBytes(u64::try_from(row.get::<_, i64>(2)).unwrap_or(0)),
         }
     }
@@ -96,13 +96,13 @@ impl Store {
     }
 
     /// The value under a key, with its version.
-    pub async fn get_state(
+    pub async fn read_state(
         &self,
         scope: StateScope<'_>,
         key: &str,
     ) -> Result<Result<Option<(Vec<u8>, i64)>, LostJob>, StoreError> {
         let rows = self
-            .query_state(scope, include_str!("get_state.sql"), &[(&key, Type::TEXT)])
+            .query_state(scope, include_str!("read_state.sql"), &[(&key, Type::TEXT)])
             .await?;
         let row = rows.first().map(check_held).transpose();
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
@@ -133,7 +133,7 @@ impl Store {
     }
 
     /// Stores a value. If this returns [`StateWrite::Set`], it is committed.
-    pub async fn set_state(
+    pub async fn write_state(
         &self,
         scope: StateScope<'_>,
         set: NewStateValue<'_>,
@@ -142,7 +142,7 @@ impl Store {
         let rows = self
             .query_state(
                 scope,
-                include_str!("set_state.sql"),
+                include_str!("write_state.sql"),
                 &[
                     (&set.key, Type::TEXT),
                     (&set.value, Type::BYTEA),
@@ -157,7 +157,7 @@ impl Store {
     }
 
     /// Removes a key; false if it did not exist.
-    pub async fn delete_state(
+    pub async fn erase_state(
         &self,
         scope: StateScope<'_>,
         key: &str,
@@ -165,7 +165,7 @@ impl Store {
         let rows = self
             .query_state(
                 scope,
-                include_str!("delete_state.sql"),
+                include_str!("erase_state.sql"),
                 &[(&key, Type::TEXT)],
             )
             .await?;

@@ -98,10 +98,10 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Removes a schedule; returns whether it existed.
-    pub async fn unschedule(&self, name: &str) -> Result<bool, StoreError> {
+    /// Deletes a schedule; returns whether it existed.
+    pub async fn delete_schedule(&self, name: &str) -> Result<bool, StoreError> {
         let rows = self
-            .query("SELECT rouse.unschedule($1)", &[(&name, Type::TEXT)])
+            .query("SELECT rouse.delete_schedule($1)", &[(&name, Type::TEXT)])
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))

@@ -20,7 +20,7 @@ impl StateStore for AttemptJournal {
             let store = &self.shared.store;
             let found = self
                 .call(&self.shared.calls.state, || {
-                    store.get_state(self.state_scope(), key)
+                    store.read_state(self.state_scope(), key)
                 })
                 .await?;
             Ok(found.map(|(value, version)| StoredValue { value, version }))
@@ -62,7 +62,7 @@ impl StateStore for AttemptJournal {
                 return Ok(
                     match self
                         .call(&self.shared.calls.state, || {
-                            store.set_state(self.state_scope(), set)
+                            store.write_state(self.state_scope(), set)
                         })
                         .await?
                     {
@@ -81,7 +81,7 @@ impl StateStore for AttemptJournal {
         Box::pin(async move {
             let store = &self.shared.store;
             self.call(&self.shared.calls.state, || {
-                store.delete_state(self.state_scope(), key)
+                store.erase_state(self.state_scope(), key)
             })
             .await
         })

@@ -17,7 +17,7 @@ pub(super) const PUBLISH: &str = r##"
             || exists($."tags" ? (@.type() != "array" || exists(@[*] ? (@.type() != "string"))))$path$)))"##;
 
 /// Drops the contract.
-pub(super) const DROP: &str = "SELECT rouse.drop_contracts(NULL)";
+pub(super) const DROP: &str = "SELECT rouse.delete_contracts(NULL)";
 
 /// The number of payloads that are checked in one statement.
 pub(super) const CHECKED: u32 = 100_000;

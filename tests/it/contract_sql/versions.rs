@@ -77,12 +77,12 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_dropped()
         message,
         "jobs.mail_send: handler mail.send was removed: no worker has it"
     );
-    assert!(hint.contains("rouse contract drop mail.send"), "{hint}");
+    assert!(hint.contains("rouse contract delete mail.send"), "{hint}");
     // A publication of some handlers does not remove any others.
     let (code, output) = contract(&db, &folder, &["publish", "x.*"]);
     assert_eq!((code, output.trim()), (0, "nothing changed (1 unchanged)"));
 
-    // The contract comes back with its module, and is removed by drop.
+    // The contract comes back with its module, and is removed by delete.
     std::fs::write(
         folder.join("handlers-wasm/mail.wasm"),
         module(&[("mail.send", MAIL)]),
@@ -90,17 +90,17 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_dropped()
     .unwrap();
     publish(&db, &folder);
     assert!(one::<i64>(&client, "SELECT jobs.mail_send('a@b.c')").await > 0);
-    let (code, output) = run(&db, &["contract", "drop", "mail.send", "no.such"]);
+    let (code, output) = run(&db, &["contract", "delete", "mail.send", "no.such"]);
     assert_eq!(code, 1);
     assert!(output.contains("no.such has no contract"), "{output}");
-    let (code, output) = run(&db, &["contract", "drop", "mail.send", "--json"]);
+    let (code, output) = run(&db, &["contract", "delete", "mail.send", "--json"]);
     assert_eq!(code, 0, "{output}");
-    let dropped: Value = serde_json::from_str(&output).unwrap();
-    assert_eq!(dropped["dropped"], serde_json::json!(["mail.send"]));
+    let deleted: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(deleted["deleted"], serde_json::json!(["mail.send"]));
     let gone = "SELECT count(*) = 0 FROM pg_proc WHERE proname = 'mail_send'";
     assert!(one::<bool>(&client, gone).await);
-    let (code, output) = run(&db, &["contract", "drop", "--all"]);
-    assert_eq!((code, output.trim()), (0, "dropped  x.y"));
+    let (code, output) = run(&db, &["contract", "delete", "--all"]);
+    assert_eq!((code, output.trim()), (0, "deleted  x.y"));
     assert_eq!(
         one::<i64>(&client, "SELECT count(*) FROM rouse.contract").await,
         0
@@ -173,7 +173,7 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
     assert!(client.query(calls[0], &[]).await.is_ok());
     worker.drain().await;
     // Without any contract, nothing is checked.
-    run(&db, &["contract", "drop", "--all"]);
+    run(&db, &["contract", "delete", "--all"]);
     assert!(
         client
             .query("SELECT rouse.enqueue('else')", &[])
@@ -227,7 +227,7 @@ async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_
     .unwrap();
     publish(&db, &folder);
     assert!(bad("before").await && bad("after").await);
-    let (code, output) = run(&db, &["contract", "drop", "--all"]);
+    let (code, output) = run(&db, &["contract", "delete", "--all"]);
     assert_eq!(code, 0, "{output}");
     assert!(!bad("before").await && !bad("after").await);
 }

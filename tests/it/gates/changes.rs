@@ -103,7 +103,7 @@ async fn a_claim_that_waits_for_a_fair_queue_counts_by_its_new_key() {
     assert_eq!(claim_during(&db, &client, change).await, 0);
 }
 
-/// A gate that is dropped permits everything.
+/// A deleted gate permits everything.
 #[tokio::test]
 async fn a_claim_that_waits_for_a_gate_that_is_dropped_takes_all_jobs() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -111,6 +111,6 @@ async fn a_claim_that_waits_for_a_gate_that_is_dropped_takes_all_jobs() {
     for _ in 0..5 {
         enqueue(&client, "a", "").await;
     }
-    let change = "SELECT rouse.drop_gate('one'), rouse.drop_gate('two')";
+    let change = "SELECT rouse.delete_gate('one'), rouse.delete_gate('two')";
     assert_eq!(claim_during(&db, &client, change).await, 5);
 }

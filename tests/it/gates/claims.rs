@@ -105,7 +105,7 @@ async fn no_more_jobs_of_a_key_run_than_its_limit_on_any_number_of_workers() {
         counts(&[("", 1), ("x", 1), ("y", 1)])
     );
     client
-        .batch_execute("SELECT rouse.drop_gate('few')")
+        .batch_execute("SELECT rouse.delete_gate('few')")
         .await
         .unwrap();
     assert_eq!(

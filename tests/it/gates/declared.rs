@@ -57,7 +57,7 @@ async fn until_gate(client: &Client, name: &str) {
 }
 
 async fn changes(client: &Client) -> i64 {
-    let sql = "SELECT count(*) FROM rouse.record WHERE event IN ('gate_set', 'gate_dropped')";
+    let sql = "SELECT count(*) FROM rouse.record WHERE event IN ('gate_set', 'gate_deleted')";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 

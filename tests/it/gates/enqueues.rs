@@ -109,7 +109,7 @@ async fn a_new_job_may_replace_what_waits_or_be_refused() {
         "{why}"
     );
     client
-        .batch_execute("SELECT rouse.drop_gate('last')")
+        .batch_execute("SELECT rouse.delete_gate('last')")
         .await
         .unwrap();
     enqueue(&client, "a", "").await;
@@ -300,7 +300,7 @@ async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
     store.maintain_lanes().await.unwrap();
     assert_eq!(number(&client, rows).await, 1);
     client
-        .batch_execute("SELECT rouse.drop_gate('one')")
+        .batch_execute("SELECT rouse.delete_gate('one')")
         .await
         .unwrap();
     assert_eq!(number(&client, rows).await, 0);

@@ -118,18 +118,18 @@ async fn the_command_line_sets_lists_and_drops_gates() {
         .prints("the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s, or 1m after the first")
         .prints("at most 5 running jobs of each tenant");
 
-    gate(&db, &["drop", "api", "nothing", "report"])
+    gate(&db, &["delete", "api", "nothing", "report"])
         .await
         .exits(3)
-        .prints("gate api is dropped\n")
+        .prints("gate api is deleted\n")
         .prints("rouse: no gate nothing (`rouse gate ls`)\n")
         .prints("rouse: 2 of 3 gates done, 1 refused\n");
-    let dropped = gate(&db, &["drop", "index", "--json"]).await;
+    let deleted = gate(&db, &["delete", "index", "--json"]).await;
     assert_eq!(
-        dropped.exits(0).json(),
-        json!({"gate": "index", "dropped": true})
+        deleted.exits(0).json(),
+        json!({"gate": "index", "deleted": true})
     );
-    gate(&db, &["drop", "index"])
+    gate(&db, &["delete", "index"])
         .await
         .exits(3)
         .prints("rouse: no gate index");
@@ -373,7 +373,7 @@ async fn each_change_of_a_gate_leaves_a_record() {
     .await;
     run(
         &client,
-        "SELECT rouse.drop_gate('mail'); SELECT rouse.drop_gate('mail')",
+        "SELECT rouse.delete_gate('mail'); SELECT rouse.delete_gate('mail')",
     )
     .await;
     let records = "SELECT jsonb_build_array(event, queue, who = session_user, detail) FROM rouse.record ORDER BY at";
@@ -385,12 +385,12 @@ async fn each_change_of_a_gate_leaves_a_record() {
             json!(["gate_set", "mail", true, {"name": "mail", "kind": "throttle", "handler": "mail.send", "queue": "mail", "key": ["tenant"],
                                               "max": 3, "period_ms": 60000}]),
             json!(["gate_set", null, true, {"name": "mail", "kind": "max_concurrent", "key": [], "max": 2}]),
-            json!(["gate_dropped", null, true, {"name": "mail"}]),
+            json!(["gate_deleted", null, true, {"name": "mail"}]),
         ],
         "a call that changes nothing leaves none"
     );
     let audit = rouse_in(&db, &["audit"], &scratch("gates")).await;
-    audit.exits(0).prints("gate_set").prints("gate_dropped");
+    audit.exits(0).prints("gate_set").prints("gate_deleted");
 }
 
 #[tokio::test]
@@ -444,10 +444,10 @@ async fn an_observer_sees_gates_and_an_operator_changes_them() {
             .await
             .exits(1)
             .prints("permission denied for function set_gate");
-        by(role, &["drop", "tenants"])
+        by(role, &["delete", "tenants"])
             .await
             .exits(1)
-            .prints("permission denied for function drop_gate");
+            .prints("permission denied for function delete_gate");
     }
     by("gates_producer", &["ls"])
         .await
@@ -468,8 +468,8 @@ async fn an_observer_sees_gates_and_an_operator_changes_them() {
             "{change}"
         );
     }
-    by("gates_operator", &["drop", "tenants"])
+    by("gates_operator", &["delete", "tenants"])
         .await
         .exits(0)
-        .prints("gate tenants is dropped");
+        .prints("gate tenants is deleted");
 }

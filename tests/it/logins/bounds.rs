@@ -295,7 +295,7 @@ async fn advisory_locks_held_by_a_login_without_roles_do_not_block_rouse() {
         assert!(error_text.starts_with("42501"), "{error_text}");
     }
     client
-        .batch_execute("SET lock_timeout = '10s'; SELECT rouse.put_state('x', NULL, 'k', 'v')")
+        .batch_execute("SET lock_timeout = '10s'; SELECT rouse.set_state('x', NULL, 'k', 'v')")
         .await
         .unwrap();
     let store = db.store();

@@ -325,7 +325,7 @@ async fn every_public_function_has_a_comment_and_none_is_executable_by_public() 
     assert_eq!(
         list(unused).await,
         [
-            "rouse.drop_contracts(text[])",
+            "rouse.delete_contracts(text[])",
             "rouse.drop_partitions(interval)",
             "rouse.publish_contracts(jsonb,name,boolean)",
             "rouse.unlock_history(text)"

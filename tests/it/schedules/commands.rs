@@ -126,10 +126,10 @@ async fn a_schedule_is_set_listed_shown_and_removed() {
     );
     let json = run(&["ls", "--json"]).await.json();
     assert_eq!(json["schedules"][0]["name"], "nightly");
-    run(&["rm", "nightly", "nobody"])
+    run(&["delete", "nightly", "nobody"])
         .await
         .exits(3)
-        .prints("schedule nightly is removed; its jobs stay")
+        .prints("schedule nightly is deleted; its jobs stay")
         .prints("no schedule nobody");
 }
 
@@ -195,7 +195,7 @@ async fn a_schedule_is_run_paused_resumed_and_backfilled() {
         &["resume", "x"],
         &["show", "x"],
         &["next", "x"],
-        &["rm", "x"],
+        &["delete", "x"],
     ] {
         run(args).await.exits(3).prints("no schedule x");
     }

@@ -71,7 +71,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
             &json!("report.make")
         )
     );
-    let refused = refusal(&client, "SELECT rouse.unschedule('report.make')").await;
+    let refused = refusal(&client, "SELECT rouse.delete_schedule('report.make')").await;
     assert!(
         refused.contains("the module of handler report.make declares it"),
         "{refused}"
@@ -117,7 +117,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
     end(without);
     let removed: i64 = one(
         &client,
-        "SELECT count(*) FROM rouse.record WHERE event = 'schedule_removed'",
+        "SELECT count(*) FROM rouse.record WHERE event = 'schedule_deleted'",
     )
     .await;
     assert_eq!(removed, 1);

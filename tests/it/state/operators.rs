@@ -6,7 +6,7 @@ use super::{entry, kept};
 use crate::support::{TestDb, rouse_in};
 
 #[tokio::test]
-async fn operators_list_read_put_and_remove_state() {
+async fn operators_list_read_set_and_delete_state() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let here = crate::support::scratch("state-commands");
@@ -73,20 +73,25 @@ async fn operators_list_read_put_and_remove_state() {
         .exits(3)
         .prints("no such state");
 
-    rouse(&["rm", "gone.by", "n"])
+    rouse(&["delete", "gone.by", "n"])
         .await
         .exits(2)
         .prints("--confirm");
-    rouse(&["rm", "gone.by"]).await.exits(2).prints("all keys");
-    rouse(&["rm", "gone.by", "n", "--confirm"])
+    rouse(&["delete", "gone.by"])
+        .await
+        .exits(2)
+        .prints("all keys");
+    rouse(&["delete", "gone.by", "n", "--confirm"])
         .await
         .exits(0)
         .prints("1 keys");
-    rouse(&["rm", "gone.by", "n", "--confirm"]).await.exits(3);
-    let removed = rouse(&["rm", "gone.by", "--tenant", "acme", "--yes", "--json"])
+    rouse(&["delete", "gone.by", "n", "--confirm"])
+        .await
+        .exits(3);
+    let deleted = rouse(&["delete", "gone.by", "--tenant", "acme", "--yes", "--json"])
         .await
         .json();
-    assert_eq!(removed["removed"], 1);
+    assert_eq!(deleted["deleted"], 1);
     assert_eq!(kept(&client).await, [entry("gone.by", "", "raw", "{")]);
 
     let records = client
@@ -98,31 +103,31 @@ async fn operators_list_read_put_and_remove_state() {
         .map(|row| (row.get(0), row.get(1), row.get(2)))
         .collect();
     let (put, removed) = (
-        ("state_put", "rouse", "gone.by"),
-        ("state_removed", "rouse", "gone.by"),
+        ("state_set", "rouse", "gone.by"),
+        ("state_deleted", "rouse", "gone.by"),
     );
     assert_eq!(records, [put, put, removed, removed]);
 }
 
 #[tokio::test]
-async fn put_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant() {
+async fn set_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
-        .batch_execute("SELECT rouse.put_state('x', NULL, 'kept', '1')")
+        .batch_execute("SELECT rouse.set_state('x', NULL, 'kept', '1')")
         .await
         .unwrap();
     for (call, expected) in [
         (
-            "rouse.remove_state('x', '', NULL)",
+            "rouse.delete_state('x', '', NULL)",
             "tenant must not be empty",
         ),
-        ("rouse.put_state('x', '', 'k', '1')", "1 to 200 characters"),
+        ("rouse.set_state('x', '', 'k', '1')", "1 to 200 characters"),
         (
-            "rouse.put_state('x', NULL, E'a\\x1b', '1')",
+            "rouse.set_state('x', NULL, E'a\\x1b', '1')",
             "control characters",
         ),
-        ("rouse.put_state('x', NULL, 'k', NULL)", "must not be null"),
+        ("rouse.set_state('x', NULL, 'k', NULL)", "must not be null"),
     ] {
         let error = client
             .batch_execute(&format!("SELECT {call}"))

@@ -45,7 +45,7 @@ fn write(
     let (store, state) = (store.clone(), state_of(job));
     tokio::spawn(async move {
         loop {
-            match store.set_state(state, set).await {
+            match store.write_state(state, set).await {
                 Ok(outcome) => return outcome.expect("the job is this worker's"),
                 Err(error) => {
                     assert_eq!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{error}")
@@ -59,7 +59,7 @@ fn write(
 async fn until_writes_wait(client: &Client, writes: usize) {
     let sql = format!(
         "SELECT count(*) = {writes} FROM pg_stat_activity
-         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.set_state%'"
+         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.write_state%'"
     );
     until_true(client, &sql).await;
 }
@@ -122,7 +122,7 @@ async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait()
         keys_max: 0,
         ..set_value("k", b"456")
     };
-    let outcome = store.set_state(state_of(&job), no_room).await.unwrap();
+    let outcome = store.write_state(state_of(&job), no_room).await.unwrap();
     assert_eq!(outcome, Ok(StateWrite::Set));
     open.rollback().await.unwrap();
     assert_eq!(kept(&client).await, [entry("x", "", "k", "456")]);
@@ -169,7 +169,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     until_writes_wait(&client, 2).await;
     open.rollback().await.unwrap();
     let winner = the_winner(writes, sets).await;
-    let found = owner.get_state(state_of(&jobs[0]), "k").await.unwrap();
+    let found = owner.read_state(state_of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
     // Its response was lost, so the winner writes again.
@@ -179,7 +179,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     );
     // A deleted and recreated value has another version.
     assert_eq!(
-        owner.delete_state(state_of(&jobs[0]), "k").await.unwrap(),
+        owner.erase_state(state_of(&jobs[0]), "k").await.unwrap(),
         Ok(true)
     );
     write(&owner, &jobs[0], set_value("k", winner.value))
@@ -247,19 +247,22 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
     let job = claimed(&client, &owner).await;
     let here = state_of(&job);
     assert_eq!(
-        owner.set_state(here, set_value("k", b"1")).await.unwrap(),
+        owner.write_state(here, set_value("k", b"1")).await.unwrap(),
         Ok(StateWrite::Set)
     );
 
     let all_refuse = async |store: &Store, state: StateScope<'_>, reason| {
         let no = LostJob(reason);
-        assert_eq!(store.get_state(state, "k").await.unwrap(), Err(no));
+        assert_eq!(store.read_state(state, "k").await.unwrap(), Err(no));
         assert_eq!(store.state_keys(state, "", None, 9).await.unwrap(), Err(no));
         assert_eq!(
-            store.set_state(state, set_value("k", b"2")).await.unwrap(),
+            store
+                .write_state(state, set_value("k", b"2"))
+                .await
+                .unwrap(),
             Err(no)
         );
-        assert_eq!(store.delete_state(state, "k").await.unwrap(), Err(no));
+        assert_eq!(store.erase_state(state, "k").await.unwrap(), Err(no));
     };
     let wrong = StateScope {
         fence: Fence(job.fence.0 ^ 1),
@@ -316,7 +319,7 @@ async fn a_job_is_not_taken_over_during_a_write_of_state_and_the_old_attempt_can
         adopted.unwrap().claimed.len()
     };
     let set = format!(
-        "SELECT refusal, outcome FROM rouse.set_state({worker}, sha256('key'), {id}, 7, 'x', 'k', $1, $2, NULL, 9, 99)"
+        "SELECT refusal, outcome FROM rouse.write_state({worker}, sha256('key'), {id}, 7, 'x', 'k', $1, $2, NULL, 9, 99)"
     );
 
     let open = writing.transaction().await.unwrap();

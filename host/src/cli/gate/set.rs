@@ -117,7 +117,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let gates = store.gates(Some(&new.name)).await?;
     let gate = gates
         .first()
-        .context("the gate has been dropped in the meantime")?;
+        .context("the gate has been deleted in the meantime")?;
     if let Some(handler) = &new.handler {
         warn_of_unused_handler(&store, handler).await?;
     }

@@ -38,7 +38,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         gate("'rate', 'throttle', key => '{tenant}', max => 1000000, period => '1 s', burst => 1000000").await?;
         with.push(one().await?);
         client
-            .batch_execute("SELECT rouse.drop_gate('few'), rouse.drop_gate('rate')")
+            .batch_execute("SELECT rouse.delete_gate('few'), rouse.delete_gate('rate')")
             .await?;
     }
     let plain = median(without.iter().map(Drained::jobs_per_s).collect())?;
@@ -84,7 +84,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     scale
         .server
         .client
-        .batch_execute("SELECT rouse.drop_gate('one')")
+        .batch_execute("SELECT rouse.delete_gate('one')")
         .await?;
     Ok(())
 }

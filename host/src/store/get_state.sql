@@ -1,3 +1,0 @@
--- The value under a key of a handler's state, for the worker that runs its job; see rouse.get_state
--- (migrations/functions/state.sql).
-SELECT refusal, value, version FROM rouse.get_state($1, $2, $3, $4, $5, $6)
