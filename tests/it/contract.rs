@@ -98,7 +98,14 @@ async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     let listed = r#""input_schema":{"enum":[99.43984295500535,18446744073709551616,1e400]}"#;
     for args in [
         &["handlers", "--handlers", dir, "--json"][..],
-        &["handlers", "show", "test.typed", "--folder", dir, "--json"],
+        &[
+            "handlers",
+            "show",
+            "test.typed",
+            "--handlers",
+            dir,
+            "--json",
+        ],
     ] {
         let (code, shown) = run(&db, args);
         assert!(code == 0 && shown.contains(listed), "{shown}");
@@ -109,7 +116,7 @@ async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
             "handlers",
             "show",
             "test.typed",
-            "--folder",
+            "--handlers",
             dir,
             "--schema",
         ],

@@ -329,15 +329,15 @@ fn a_folder_is_shown_without_a_database() {
         let errors = String::from_utf8(output.stderr).unwrap();
         (output.status.code().unwrap(), text + &errors)
     };
-    let (code, text) = run(&["handlers", "ls", "--folder", "handlers-wasm"]);
+    let (code, text) = run(&["handlers", "ls", "--handlers", "handlers-wasm"]);
     assert!(code == 0 && text.contains("noop.wasm"), "{text}");
-    let (code, text) = run(&["handlers", "show", "noop", "--folder", "handlers-wasm"]);
+    let (code, text) = run(&["handlers", "show", "noop", "--handlers", "handlers-wasm"]);
     assert!(code == 0 && text.contains("noop.wasm"), "{text}");
-    let (code, text) = run(&["handlers", "show", "noop", "--folder", "nowhere"]);
+    let (code, text) = run(&["handlers", "show", "noop", "--handlers", "nowhere"]);
     assert_eq!(code, 1);
-    assert!(text.contains("name another with --folder DIR"), "{text}");
+    assert!(text.contains("name another with --handlers DIR"), "{text}");
     std::fs::write(folder.join("handlers-wasm/broken.wasm"), "no module").unwrap();
-    let (code, text) = run(&["handlers", "show", "no.such", "--folder", "handlers-wasm"]);
+    let (code, text) = run(&["handlers", "show", "no.such", "--handlers", "handlers-wasm"]);
     assert_eq!(code, 3);
     assert!(
         text.contains("no handler no.such in handlers-wasm; its handlers are noop")

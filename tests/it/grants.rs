@@ -165,7 +165,13 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     );
     let config = "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
-    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let show = [
+        "handlers",
+        "show",
+        "mail.send",
+        "--handlers",
+        "handlers-wasm",
+    ];
 
     let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
@@ -241,7 +247,13 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
                   dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
-    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let show = [
+        "handlers",
+        "show",
+        "mail.send",
+        "--handlers",
+        "handlers-wasm",
+    ];
     let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
     for remark in [
@@ -261,7 +273,7 @@ async fn the_lines_printed_for_http_deliver_allow_it_to_sign() {
         "handlers",
         "show",
         "http.deliver",
-        "--folder",
+        "--handlers",
         "handlers-wasm",
     ];
     let ran = rouse_without_database(&show, &dir);

@@ -34,7 +34,7 @@ methods = ["GET", "POST"]
 hosts = ["127.0.0.1"]
 "#;
 
-const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--folder", "handlers-wasm"];
+const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--handlers", "handlers-wasm"];
 
 #[tokio::test]
 async fn settings_in_effect_are_shown_with_their_table() {

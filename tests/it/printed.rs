@@ -114,7 +114,7 @@ fn a_handler_fits_on_a_screen_and_its_schemas_are_shown_on_request() {
             "handlers",
             "show",
             "email.send",
-            "--folder",
+            "--handlers",
             "handlers-wasm",
         ];
         rouse_without_database(&[&args[..], more].concat(), &folder)

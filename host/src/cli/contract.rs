@@ -119,7 +119,7 @@ async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
     args.target.checked_store().await?;
     let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
     let location = FolderLocation::resolve(folder, config, Serves::here);
-    let folder = Folder::open(&location, "--handlers").await?;
+    let folder = Folder::open(&location).await?;
     let handlers = chosen(&folder.handlers, &args.only)?;
     let refused = &folder.handlers.refused;
     for refusal in refused {

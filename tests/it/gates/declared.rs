@@ -285,7 +285,7 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
     let gates_of = json!([max(1), {"kind": "singleton"}, max(2), max(3)]);
     let module = module(&[(&handler, gates_of)]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
-    let show = ["handlers", "show", &handler, "--folder", "handlers-wasm"];
+    let show = ["handlers", "show", &handler, "--handlers", "handlers-wasm"];
     let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
     let shown = json["manifest"]["gates"].as_array().unwrap();
     let host = host(&db, &module);
@@ -303,7 +303,13 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
 
 #[test]
 fn gates_and_concurrency_are_shown() {
-    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let show = [
+        "handlers",
+        "show",
+        "mail.send",
+        "--handlers",
+        "handlers-wasm",
+    ];
     let module = module(&[("mail.send", every_kind())]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
     let text = rouse_without_database(&show, &folder);

@@ -44,7 +44,13 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     );
 
     fs::remove_file(folder.join("handlers-wasm/0.wasm")).unwrap();
-    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let show = [
+        "handlers",
+        "show",
+        "mail.send",
+        "--handlers",
+        "handlers-wasm",
+    ];
     let shown = rouse_without_database(&show, &folder);
     shown.exits(0);
     shown.prints("withheld, because its table is not bound to a module");

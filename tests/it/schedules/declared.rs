@@ -157,7 +157,7 @@ fn a_schedule_that_is_not_allowed_is_shown_with_the_lines_that_allow_it() {
         "handlers",
         "show",
         "report.make",
-        "--folder",
+        "--handlers",
         "handlers-wasm",
     ];
     let ran = rouse_without_database(&show, &folder);

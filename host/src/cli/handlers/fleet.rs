@@ -22,7 +22,7 @@ const NAMED_MAX: usize = 4;
 /// Options of `rouse handlers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. Exit code: 0, even if no handler matches; with --folder, those of `rouse handlers`")]
+Needs the role rouse_observer or rouse_worker. Exit code: 0, even if no handler matches; with --handlers, those of `rouse handlers`")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -33,7 +33,7 @@ pub(super) struct Args {
     filters: Vec<Filter>,
 
     /// List the handlers of this folder instead, without a database
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["filters", "database_url"])]
+    #[arg(long = "handlers", value_name = "DIR", conflicts_with_all = ["filters", "database_url"])]
     folder: Option<PathBuf>,
 
     /// Print one JSON object

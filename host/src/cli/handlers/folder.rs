@@ -110,16 +110,13 @@ pub(in crate::cli) struct Folder {
 }
 
 impl Folder {
-    /// Loads the folder. `option` is the option that names another folder, for messages.
-    pub(in crate::cli) async fn open(
-        location: &FolderLocation,
-        option: &str,
-    ) -> anyhow::Result<Self> {
+    /// Loads the folder.
+    pub(in crate::cli) async fn open(location: &FolderLocation) -> anyhow::Result<Self> {
         let (dir, config) = (location.folder.as_path(), location.config.as_deref());
         let (file, folder) = File::read(config)?;
         anyhow::ensure!(
             dir.is_dir(),
-            "there is no folder {}; name another with {option} DIR",
+            "there is no folder {}; name another with --handlers DIR",
             dir.display()
         );
         let settings = file.sandbox(&folder, 1);
@@ -254,7 +251,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         args.config.as_deref(),
         Serves::here,
     );
-    let folder = Folder::open(&location, "--handlers").await?;
+    let folder = Folder::open(&location).await?;
     if folder.of_dev {
         eprintln!(
             "rouse: {} as the `rouse dev` here serves it",

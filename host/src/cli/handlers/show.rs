@@ -28,7 +28,7 @@ const EXIT_UNKNOWN: u8 = 3;
 /// Options of `rouse handlers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker; with --folder no database.\n\
+Needs the role rouse_observer or rouse_worker; with --handlers no database.\n\
 Exit codes: 0 found · 3 no worker and no folder has it, and no job waits for it")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub(super) struct Args {
 
     /// Show only the manifest in this folder, without a database; default: the fleet, and the manifest in the folder of
     /// a `rouse dev` that runs here, else in ./handlers-wasm if that exists
-    #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
+    #[arg(long = "handlers", value_name = "DIR", conflicts_with = "database_url")]
     folder: Option<PathBuf>,
 
     /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml
@@ -70,7 +70,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Some(dir) => {
             let location = FolderLocation::resolve(Some(dir), args.config.as_deref(), Serves::here);
-            let folder = Folder::open(&location, "--folder").await?;
+            let folder = Folder::open(&location).await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -317,7 +317,7 @@ async fn in_the_usual_folder(args: &Args) -> Option<Here> {
     if !location.folder.is_dir() {
         return None;
     }
-    match Folder::open(&location, "--folder").await {
+    match Folder::open(&location).await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
             Some(Here::for_handler(&folder, handler))

@@ -73,7 +73,7 @@ enum Lang {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
     let location = FolderLocation::resolve(folder, config, Serves::here);
-    let folder = Folder::open(&location, "--handlers").await?;
+    let folder = Folder::open(&location).await?;
     for pattern in &args.only {
         let mut names = folder.handlers.handlers.keys();
         anyhow::ensure!(
