@@ -110,7 +110,7 @@ BEGIN
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_fair_share.queue, 'fair_share_set', session_user, jsonb_build_object(
             'policy', policy, 'key', key, 'quantum', quantum, 'weights', CASE WHEN octet_length(weights::text) <= 8192 THEN weights END,
-            'default_weight', default_weight, 'starvation_s', now.starvation_s, 'max_in_flight', max_in_flight, 'charge', charge));
+            'default_weight', default_weight, 'starvation_ms', now.starvation_s * 1000::bigint, 'max_in_flight', max_in_flight, 'charge', charge));
     END IF;
 END
 $$;

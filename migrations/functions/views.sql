@@ -215,7 +215,7 @@ SELECT coalesce(q.name, l.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
        greatest(q.used_at, l.used_at) AS last_used_at, q.keep_days, q.keep_failed_days,
        CASE WHEN q.policy = 'drr' THEN jsonb_build_object(
            'policy', q.policy, 'key', q.fair_key, 'quantum', q.quantum, 'weights', q.weights, 'default_weight', q.default_weight,
-           'starvation_s', q.starvation_s, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
+           'starvation_ms', q.starvation_s * 1000::bigint, 'max_in_flight', q.max_in_flight, 'charge', q.charge)
        ELSE '{"policy": "fifo"}' END AS fair_share,
        coalesce(q.dispatch, 'shared') AS dispatch, CASE WHEN q.dispatch = 'hash' THEN q.dispatch_key END AS dispatch_key,
        coalesce(q.shards, 0) AS shards

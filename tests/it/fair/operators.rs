@@ -26,7 +26,7 @@ async fn the_command_line_sets_how_a_queue_is_shared() {
     let all = set(&["--no-weights", "--json"]).await.json();
     let expected = json!({"queue": "mail", "fair_share": {
         "policy": "drr", "key": "tenant-and-handler", "quantum": 4, "weights": {}, "default_weight": 2,
-        "starvation_s": 0, "max_in_flight": 7, "charge": "jobs"}});
+        "starvation_ms": 0, "max_in_flight": 7, "charge": "jobs"}});
     assert_eq!(all, expected);
     set(&["--policy", "fifo"])
         .await
@@ -113,7 +113,7 @@ async fn the_list_of_queues_has_the_keys_of_fair_ones_and_the_counts_of_live_wor
     assert_eq!(
         scheduler,
         json!({"policy": "drr", "key": "tenant", "quantum": 1, "weights": {"a": 3}, "default_weight": 1,
-               "starvation_s": 300, "max_in_flight": 2, "charge": "jobs", "rounds": 10, "promotions": 6}),
+               "starvation_ms": 300_000, "max_in_flight": 2, "charge": "jobs", "rounds": 10, "promotions": 6}),
         "the third report has expired"
     );
     let key = |name: Value| {

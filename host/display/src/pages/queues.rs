@@ -200,7 +200,8 @@ fn fair(scheduler: &Value) -> Markup {
             h2 { "Fair share" }
             p class="soft" {
                 "By " (cells::plain(&scheduler["key"])) ", " (cells::plain(&scheduler["quantum"])) " a turn, charged by "
-                (cells::plain(&scheduler["charge"])) ". Keys go first after waiting for " (cells::plain(&scheduler["starvation_s"])) " s."
+                (cells::plain(&scheduler["charge"])) ". Keys go first after waiting for "
+                (scheduler["starvation_ms"].as_u64().unwrap_or_default() / 1000) " s."
             }
             table class="stack" {
                 thead { tr {

@@ -175,10 +175,10 @@ pub(super) fn describe(share: &Value) -> String {
             number(&share["default_weight"])
         );
     }
-    if let Some(age) = share["starvation_s"].as_u64().filter(|age| *age > 0) {
+    if let Some(age) = share["starvation_ms"].as_u64().filter(|age| *age > 0) {
         text += &format!(
             "; after {} the oldest first",
-            rouse_display::when::in_days(Duration::from_secs(age))
+            rouse_display::when::in_days(Duration::from_millis(age))
         );
     }
     if let Some(max) = share["max_in_flight"].as_u64().filter(|max| *max > 0) {
