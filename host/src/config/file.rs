@@ -138,7 +138,7 @@ impl Table for File {
             "queues",
             "a list of names",
             "all",
-            "The queues to serve; within a priority, jobs of the first go first",
+            "The queues to serve, unless `queue` is `\"off\"`; within a priority, jobs of the first go first",
         )
         .overridden_by(&["--queue"]),
         Entry::new(
@@ -166,7 +166,7 @@ impl Table for File {
             "queue",
             "`\"on\"`, `\"off\"`",
             "`\"on\"`",
-            "`\"off\"`: take no jobs and use no database, only POST /invoke/HANDLER",
+            "`\"off\"`: take no jobs, of whatever queue, and use no database, only POST /invoke/HANDLER",
         )
         .overridden_by(&["--no-queue"]),
         Entry::new(
