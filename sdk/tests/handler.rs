@@ -48,7 +48,7 @@ struct Receipt {
     debounce(period = "5s", max_wait = "1m"),
     debounce(period = "5s", edge = "leading"),
     instances = "reuse",
-    capabilities = ["dir"]
+    capabilities = ["dirs"]
 )]
 fn send(ctx: &Ctx, letter: Letter) -> Result<Receipt, Error> {
     if letter.to.is_empty() {
@@ -202,7 +202,7 @@ fn the_manifest_contains_the_declared_options() {
                 {"kind": "debounce", "period_ms": 5_000, "edge": "leading"},
             ],
             "instances": "reuse",
-            "capabilities": ["dir"],
+            "capabilities": ["dirs"],
         })
     );
 }

@@ -37,7 +37,7 @@ pub struct Summary {
 }
 
 /// Summarises each column of a CSV: its kind, its range, its mean.
-#[handler(name = "csv.summary", timeout = "10m", capabilities = ["dir"])]
+#[handler(name = "csv.summary", timeout = "10m", capabilities = ["dirs"])]
 pub fn summary(ctx: &Ctx, input: Input) -> Result<Summary, Error> {
     let delimiter = match input.delimiter {
         None => b',',

@@ -105,7 +105,7 @@ pub struct Fetched {
     retry_initial = "10s",
     retry_max = "1h",
     timeout = "10m",
-    capabilities = ["http", "dir"]
+    capabilities = ["http", "dirs"]
 )]
 pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
     let bytes_max = check(&input)?;

@@ -66,7 +66,7 @@ pub struct Picture {
 }
 
 /// Makes a thumbnail of a PNG or JPEG file. The picture keeps its aspect ratio and is never enlarged.
-#[handler(name = "image.thumbnail", timeout = "2m", capabilities = ["dir"])]
+#[handler(name = "image.thumbnail", timeout = "2m", capabilities = ["dirs"])]
 pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     let out_format = check(&input)?;
     remove_parts(ctx, &input.out);

@@ -13,7 +13,7 @@ pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
         "input_schema": schema::schema(random, 3), "output_schema": true,
         "max_attempts": 3, "retry_initial_ms": 100, "retry_multiplier": 1.5, "retry_max_ms": 2000, "retry_jitter": 0,
         "lease_ms": 1000, "timeout_ms": 2000, "grace_ms": 0, "concurrency": 2,
-        "instances": "reuse", "capabilities": ["dir"],
+        "instances": "reuse", "capabilities": ["dirs"],
         "gates": [
             {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},
             {"kind": "singleton", "during": "period", "period_ms": 1000, "on_conflict": "keep"},

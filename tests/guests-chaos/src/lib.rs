@@ -86,19 +86,19 @@ impl Witness {
 
 /// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the
 /// attempt.
-#[handler(name = "chaos.work", capabilities = ["dir"])]
+#[handler(name = "chaos.work", capabilities = ["dirs"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
 /// Like `chaos.work`, with a lease so long that it is not renewed during the attempt.
-#[handler(name = "chaos.patient", capabilities = ["dir"])]
+#[handler(name = "chaos.patient", capabilities = ["dirs"])]
 async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
 /// Like `chaos.work`; the run sets gates for it.
-#[handler(name = "chaos.gated", capabilities = ["dir"])]
+#[handler(name = "chaos.gated", capabilities = ["dirs"])]
 async fn gated(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
@@ -151,7 +151,7 @@ async fn sleep(ms: u64) {
 }
 
 /// Computes until its run timeout stops it.
-#[handler(name = "chaos.spin", capabilities = ["dir"])]
+#[handler(name = "chaos.spin", capabilities = ["dirs"])]
 fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     Witness::start(ctx)?;
     let mut n = work.n;

@@ -27,7 +27,7 @@ pub(crate) struct Payment {
 /// Moves an amount, and leaves a line for each of its transactions.
 #[handler(
     name = "chaos.pay",
-    capabilities = ["dir"],
+    capabilities = ["dirs"],
     sql(
         add = "UPDATE bank.account SET balance = balance + $2 WHERE id = $1",
         rows = 1

@@ -39,7 +39,7 @@ pub(crate) struct Task {
 
 /// Enqueues jobs, does a step, sleeps, waits for signals and calls a job. The result says what it has enqueued and
 /// received.
-#[handler(name = "chaos.suspending", capabilities = ["dir", "enqueue:chaos.work"])]
+#[handler(name = "chaos.suspending", capabilities = ["dirs", "enqueue:chaos.work"])]
 pub(crate) fn suspending(ctx: &Ctx, task: Task) -> Result<Value, Error> {
     let witness = Witness::start(ctx)?;
     // Every attempt enqueues them, and only those of the last one may exist.

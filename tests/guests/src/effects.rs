@@ -19,7 +19,7 @@ pub(crate) struct Effects {
 }
 
 /// Repeats its effects endlessly in its first attempt, and has them once in a later one; errors do not stop it.
-#[handler(name = "test.effects", max_attempts = 3, grace = "2s", capabilities = ["http", "secrets", "dir", "state"])]
+#[handler(name = "test.effects", max_attempts = 3, grace = "2s", capabilities = ["http", "secrets", "dirs", "state"])]
 pub(crate) async fn effects(ctx: &Ctx, payload: Effects) -> Result<u64> {
     let attempt = ctx.job().attempt;
     let mut n = 0_u64;

@@ -31,7 +31,7 @@ use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
     lease = "20s",
     timeout = "30s",
     grace = "1s",
-    capabilities = ["dir"]
+    capabilities = ["dirs"]
 )]
 fn echo(ctx: &Ctx, payload: Value) -> Result<Value, Error> {
     let job = ctx.job();

@@ -14,7 +14,7 @@ pub(crate) struct ReadFile {
 }
 
 /// Returns the contents of a file.
-#[handler(name = "test.read-file", max_attempts = 1, capabilities = ["dir"])]
+#[handler(name = "test.read-file", max_attempts = 1, capabilities = ["dirs"])]
 pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
     Ok(fs::read_to_string(payload.path)?)
 }
@@ -38,7 +38,7 @@ pub(crate) struct WriteFile {
 }
 
 /// Writes a file.
-#[handler(name = "test.write-file", max_attempts = 1, capabilities = ["dir"])]
+#[handler(name = "test.write-file", max_attempts = 1, capabilities = ["dirs"])]
 pub(crate) fn write_file(payload: WriteFile) -> Result<(), Error> {
     Ok(fs::write(payload.path, payload.text)?)
 }

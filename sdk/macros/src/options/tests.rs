@@ -476,7 +476,7 @@ fn a_value_of_the_wrong_kind_is_refused_with_what_is_expected() {
     assert!(why(quote!(name = "a", max_attempts = "3")).contains("a whole number"));
     assert!(why(quote!(name = "a", max_attempts = -1)).contains("a whole number"));
     assert!(why(quote!(name = "a", retry_multiplier = 0.5)).contains("from 1 to"));
-    assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dirs:/photos\"]"));
+    assert!(why(quote!(name = "a", capabilities = "dirs")).contains("[\"dirs:/photos\"]"));
     assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("followed by a colon"));
     assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
     assert!(why(quote!(name = "a", instances = "many")).contains("\"reuse\" (many)"));

@@ -72,8 +72,6 @@ impl FromStr for Capability {
             ),
             ("secrets", name) => Self::Secrets(name.map(key).transpose()?),
             ("sign", name) => Self::Sign(name.map(key).transpose()?),
-            // The spelling in modules from before 0.1.
-            ("dir", None) => Self::Dirs(None),
             ("dirs", at) => Self::Dirs(at.map(|at| {
                 let (at, mode) = Mode::split(at);
                 (at.to_owned(), mode.unwrap_or(Mode::Read))
@@ -171,7 +169,6 @@ mod tests {
             let capability: Capability = text.parse().unwrap();
             assert_eq!(capability.to_string(), text);
         }
-        assert_eq!("dir".parse(), Ok(Capability::Dirs(None)));
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn read_every_field() {
         "max_attempts":3,"retry_initial_ms":100,"retry_multiplier":1.5,"retry_max_ms":2000,"retry_jitter":0,
         "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":4,
         "gates":[{"kind":"max_concurrent","max":5,"key":["tenant"]}],
-        "instances":"reuse","capabilities":["dir"]}]}"#,
+        "instances":"reuse","capabilities":["dirs"]}]}"#,
     )
     .unwrap();
     assert_eq!(manifest.sdk.as_deref(), Some("rouse-sdk 0.1.0"));
