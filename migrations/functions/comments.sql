@@ -37,7 +37,7 @@ COMMENT ON FUNCTION rouse.job_log IS
 -- Schedules.
 COMMENT ON FUNCTION rouse.schedule IS
     'Creates or replaces a schedule in the transaction of the caller; returns created, replaced or unchanged.';
-COMMENT ON FUNCTION rouse.delete_schedule IS
+COMMENT ON FUNCTION rouse.unschedule IS
     'Deletes a schedule; true if it existed. Its jobs stay.';
 COMMENT ON FUNCTION rouse.pause_schedule IS
     'Pauses a schedule and returns the time at which it was paused; its live jobs continue.';

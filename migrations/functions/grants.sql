@@ -28,7 +28,7 @@ GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_and
 GRANT EXECUTE ON FUNCTION
     rouse.cancel, rouse.cancel_chain, rouse.cancel_flow, rouse.job, rouse.result, rouse.chain, rouse.chain_result, rouse.flow, rouse.history, rouse.job_log,
     rouse.outcomes, rouse.wait, rouse.why, rouse.signal,
-    rouse.schedule, rouse.delete_schedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
+    rouse.schedule, rouse.unschedule, rouse.pause_schedule, rouse.resume_schedule, rouse.run_schedule, rouse.backfill_schedule
     TO rouse_producer, rouse_operator;
 
 -- Operators.

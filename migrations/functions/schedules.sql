@@ -283,13 +283,13 @@ END
 $$;
 
 -- Deletes a schedule, and returns whether it existed. Jobs that it has enqueued stay; an unfinished backfill ends.
-CREATE OR REPLACE FUNCTION rouse.delete_schedule(name text) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse.unschedule(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     was rouse.schedule;
 BEGIN
-    SELECT * INTO was FROM rouse.schedule AS s WHERE s.name = delete_schedule.name FOR UPDATE;
+    SELECT * INTO was FROM rouse.schedule AS s WHERE s.name = unschedule.name FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

@@ -90,7 +90,7 @@ const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
 const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
 const FORGET_WORKER: &str = "SELECT rouse.forget_worker('nobody')";
 const SCHEDULE: &str = "SELECT rouse.schedule('roles', 'x', cron => '0 0 1 1 *')";
-const DELETE_SCHEDULE: &str = "SELECT rouse.delete_schedule('nobody')";
+const UNSCHEDULE: &str = "SELECT rouse.unschedule('nobody')";
 const PAUSE_SCHEDULE: &str = "SELECT rouse.pause_schedule('nobody')";
 const RESUME_SCHEDULE: &str = "SELECT rouse.resume_schedule('nobody')";
 const RUN_SCHEDULE: &str = "SELECT rouse.run_schedule('nobody')";
@@ -124,7 +124,7 @@ async fn each_role_has_exactly_its_own_privileges() {
         JOB_LOG,
         SIGNAL,
         SCHEDULE,
-        DELETE_SCHEDULE,
+        UNSCHEDULE,
         PAUSE_SCHEDULE,
         RESUME_SCHEDULE,
         RUN_SCHEDULE,
@@ -271,7 +271,7 @@ async fn each_role_has_exactly_its_own_privileges() {
             READ_LIMITS,
             DELETE_LIMITS,
             SCHEDULE,
-            DELETE_SCHEDULE,
+            UNSCHEDULE,
             PAUSE_SCHEDULE,
             RESUME_SCHEDULE,
             RUN_SCHEDULE,

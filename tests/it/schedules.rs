@@ -170,8 +170,8 @@ async fn a_schedule_is_created_replaced_and_left_alone() {
         one::<i64>(&client, "SELECT count(*) FROM rouse.schedules").await,
         1
     );
-    assert!(one::<bool>(&client, "SELECT rouse.delete_schedule('nightly')").await);
-    assert!(!one::<bool>(&client, "SELECT rouse.delete_schedule('nightly')").await);
+    assert!(one::<bool>(&client, "SELECT rouse.unschedule('nightly')").await);
+    assert!(!one::<bool>(&client, "SELECT rouse.unschedule('nightly')").await);
 }
 
 #[tokio::test]
@@ -310,7 +310,7 @@ async fn every_action_on_a_schedule_leaves_a_record_with_its_login() {
         .batch_execute(
             "SELECT rouse.schedule('a', 'x', cron => '0 * * * *');
              SELECT rouse.pause_schedule('a'); SELECT rouse.pause_schedule('a'); SELECT rouse.resume_schedule('a'); SELECT rouse.resume_schedule('a');
-             SELECT rouse.run_schedule('a'); SELECT rouse.backfill_schedule('a', now() - interval '1 day', now()); SELECT rouse.delete_schedule('a')",
+             SELECT rouse.run_schedule('a'); SELECT rouse.backfill_schedule('a', now() - interval '1 day', now()); SELECT rouse.unschedule('a')",
         )
         .await
         .unwrap();
@@ -346,7 +346,7 @@ async fn a_producer_changes_only_the_schedules_of_its_own_login_and_an_operator_
     let mail = login("mail").await;
     for call in [
         "schedule('shop', 'y', cron => '* * * * *')",
-        "delete_schedule('shop')",
+        "unschedule('shop')",
         "pause_schedule('shop')",
         "resume_schedule('shop')",
         "run_schedule('shop')",
@@ -354,7 +354,7 @@ async fn a_producer_changes_only_the_schedules_of_its_own_login_and_an_operator_
     ] {
         let refused = refusal(&mail, &format!("SELECT rouse.{call}")).await;
         assert!(refused.contains("login schedules_mail may not change schedule shop, which belongs to login schedules_shop"), "{refused}");
-        if !call.starts_with("delete_schedule") {
+        if !call.starts_with("unschedule") {
             shop.batch_execute(&format!("SELECT rouse.{call}"))
                 .await
                 .unwrap();
@@ -375,7 +375,7 @@ async fn a_producer_changes_only_the_schedules_of_its_own_login_and_an_operator_
         "{refused}"
     );
     let ops = login("ops").await;
-    ops.batch_execute("SELECT rouse.pause_schedule('shop'); SELECT FROM rouse.schedules; SELECT rouse.delete_schedule('shop')").await.unwrap();
+    ops.batch_execute("SELECT rouse.pause_schedule('shop'); SELECT FROM rouse.schedules; SELECT rouse.unschedule('shop')").await.unwrap();
 }
 
 #[tokio::test]

@@ -232,7 +232,7 @@ async fn delete(args: NamedMany) -> anyhow::Result<ExitCode> {
         &args.names,
         SCHEDULES,
         args.json,
-        async |name| match store.delete_schedule(name).await {
+        async |name| match store.unschedule(name).await {
             Ok(false) => Ok(Err(Refusal {
                 code: EXIT_UNKNOWN,
                 why: no_schedule(name),

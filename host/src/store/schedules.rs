@@ -99,9 +99,9 @@ impl Store {
     }
 
     /// Deletes a schedule; returns whether it existed.
-    pub async fn delete_schedule(&self, name: &str) -> Result<bool, StoreError> {
+    pub async fn unschedule(&self, name: &str) -> Result<bool, StoreError> {
         let rows = self
-            .query("SELECT rouse.delete_schedule($1)", &[(&name, Type::TEXT)])
+            .query("SELECT rouse.unschedule($1)", &[(&name, Type::TEXT)])
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))

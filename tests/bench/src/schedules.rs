@@ -108,10 +108,7 @@ async fn measure(server: &Server, schedules: i32, round: u16) -> Result<Round> {
         "the schedules were due at different times"
     );
     client
-        .execute(
-            "SELECT rouse.delete_schedule(name) FROM rouse.schedule",
-            &[],
-        )
+        .execute("SELECT rouse.unschedule(name) FROM rouse.schedule", &[])
         .await?;
     Ok(Round {
         enqueued,

@@ -71,7 +71,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
             &json!("report.make")
         )
     );
-    let refused = refusal(&client, "SELECT rouse.delete_schedule('report.make')").await;
+    let refused = refusal(&client, "SELECT rouse.unschedule('report.make')").await;
     assert!(
         refused.contains("the module of handler report.make declares it"),
         "{refused}"

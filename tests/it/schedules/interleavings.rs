@@ -257,7 +257,7 @@ async fn a_schedule_that_is_removed_and_created_again_does_not_repeat_a_due_time
     fire_due(&store).await;
     let cron: String = one(&client, "SELECT cron FROM rouse.schedules").await;
     client
-        .batch_execute("SELECT rouse.delete_schedule('a')")
+        .batch_execute("SELECT rouse.unschedule('a')")
         .await
         .unwrap();
     assert!(write(&store, &old).await.is_empty());
