@@ -223,7 +223,8 @@ $$;
 -- The number of jobs of a key that may start now, and if that is 0, the number of milliseconds after which one may.
 -- Without a burst, at most `p_max` start in any period: p_starts has the last starts; starts more than a period ahead
 -- do not count, because they mean that the clock has been set back. With a burst, p_until is the time at which the
--- bucket is full again.
+-- bucket is full again; it does not count if an empty bucket would be full in half of the time until then, for the same
+-- reason.
 CREATE OR REPLACE FUNCTION rouse._tokens(
     p_max integer, p_period_ms bigint, p_burst integer, p_starts timestamptz[], p_until timestamptz, p_at timestamptz)
 RETURNS TABLE (tokens integer, wait_ms bigint)
@@ -232,6 +233,7 @@ LANGUAGE sql IMMUTABLE ROWS 1 AS $$
     SELECT t.tokens, CASE WHEN t.tokens = 0 THEN greatest(ceil(t.wait), 1)::bigint END
     FROM (SELECT CASE WHEN p_burst IS NULL
                       THEN greatest(p_max - (SELECT count(*) FROM unnest(p_starts) AS s(at) WHERE s.at > b.since AND s.at <= b.until), 0)
+                      WHEN b.behind > 2 * p_burst THEN p_burst
                       ELSE greatest(floor(p_burst - b.behind + 1e-6), 0) END::integer AS tokens,
                  CASE WHEN p_burst IS NULL
                       THEN p_period_ms + date_part('epoch', p_starts[cardinality(p_starts) - p_max + 1] - p_at) * 1000
@@ -270,7 +272,9 @@ BEGIN
     others := cardinality(ready) % p_max;
     room := cardinality(ready);
     waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(ready[room - others + 1:]) AS o(at))) * 1000;
-    IF waited < p_period_ms THEN
+    -- A job that was enqueued after p_at may lie slightly in the future. More than 10 s mean that the clock has been set
+    -- back: then the jobs do not wait.
+    IF waited > -10000 AND waited < p_period_ms THEN
         room := room - others;
         waited := greatest(waited, 0);
         wait_ms := ceil(least(p_period_ms - waited, greatest(least((p_max - others) * waited / others, 5000), 10)));
@@ -528,7 +532,10 @@ BEGIN
                 FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n),
                      (SELECT g.period_ms * interval '1 millisecond' AS period FROM rouse.gate AS g WHERE g.name = k.gate) AS g
                 WHERE s.at > p_at - g.period AND s.at <= p_at + g.period) END,
-            until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + greatest(k.until - p_at, '0') END
+            until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + (
+                SELECT CASE WHEN k.until > p_at AND k.until <= p_at + 2 * g.burst::double precision / g.max * g.period_ms * interval '1 millisecond'
+                       THEN k.until - p_at ELSE '0' END
+                FROM rouse.gate AS g WHERE g.name = k.gate) END
         RETURNING k.gate, k.key, k.starts, k.until),
     -- The keys that have no room for another start.
     used_up AS (
@@ -574,6 +581,7 @@ DECLARE
     own   text;
     rest  interval;
     taken boolean;
+    now   timestamptz;
 BEGIN
     FOR gate IN
         SELECT * FROM rouse.gate AS g
@@ -585,6 +593,9 @@ BEGIN
         INSERT INTO rouse.gate_key AS k (gate, key, job, since, until) VALUES (gate.name, own, p_id, p_at, p_at + rest)
         ON CONFLICT (gate, key) DO UPDATE SET gate = k.gate
         RETURNING * INTO held;
+        -- Later than the time of every enqueue that had the row before, unless the clock has been set back. An enqueue
+        -- that lies more than a period in the future does not count.
+        now := clock_timestamp();
         was := NULL;
         taken := false;
         IF held.job <> p_id THEN
@@ -594,12 +605,13 @@ BEGIN
                 SELECT * INTO was FROM rouse.job AS j WHERE j.id = held.job FOR NO KEY UPDATE;
             END IF;
             taken := CASE
-                WHEN gate.edge = 'leading' THEN p_at < least(held.until, held.since + gate.max_wait_ms * interval '1 millisecond')
+                WHEN gate.edge = 'leading'
+                    THEN p_at < least(held.until, held.since + gate.max_wait_ms * interval '1 millisecond') AND held.until <= now + 2 * rest
                 -- A job that has started, or waits for others, stays as it is.
                 WHEN gate.kind = 'debounce' OR gate.on_conflict = 'replace' THEN was.state = 'queued' AND was.attempt = 0 AND was.blockers IS NULL
                 WHEN gate.during = 'queued' THEN was.state = 'queued'
                 WHEN gate.during = 'running' THEN was.id IS NOT NULL
-                ELSE p_at < held.until END;
+                ELSE p_at < held.until AND held.since <= now + rest END;
         END IF;
         IF taken IS NOT TRUE THEN
             IF held.job <> p_id THEN
@@ -622,10 +634,10 @@ BEGIN
         PERFORM rouse._open_gates(p_id, gates, keys);
         replaced := gate.on_conflict = 'replace' OR gate.edge = 'trailing';
         IF gate.edge = 'leading' THEN
-            UPDATE rouse.gate_key AS k SET until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
+            UPDATE rouse.gate_key AS k SET since = least(k.since, now), until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
         ELSIF gate.edge = 'trailing' THEN
             run_at := greatest(run_at, least(p_at + rest, held.since + gate.max_wait_ms * interval '1 millisecond'));
-            UPDATE rouse.gate_key AS k SET until = run_at WHERE k.gate = gate.name AND k.key = own;
+            UPDATE rouse.gate_key AS k SET since = least(k.since, now), until = run_at WHERE k.gate = gate.name AND k.key = own;
         END IF;
         RETURN;
     END LOOP;
@@ -696,11 +708,14 @@ BEGIN
         SET starts = CASE WHEN new.burst IS NULL THEN array_fill(clock_timestamp(), ARRAY[new.max]) END,
             until = clock_timestamp() + new.period_ms * interval '1 millisecond' * CASE WHEN new.burst IS NULL THEN 1 ELSE new.burst::double precision / new.max END
         WHERE k.gate = new.name AND k.until > clock_timestamp();
-    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL AND (old.max, old.period_ms) IS DISTINCT FROM (new.max, new.period_ms) THEN
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND new.burst IS NOT NULL
+          AND (old.max, old.period_ms, old.burst) IS DISTINCT FROM (new.max, new.period_ms, new.burst) THEN
         PERFORM rouse._lock('gate', old.name);
-        -- The bucket is as many starts short of being full as before, at the new rate.
+        -- The bucket is as many starts short of being full as before, at the new rate, but no more than the new burst.
         UPDATE rouse.gate_key AS k
-        SET until = clock_timestamp() + (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms))
+        SET until = clock_timestamp() + least(
+            (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms)),
+            new.burst::double precision / new.max * new.period_ms * interval '1 millisecond')
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     END IF;
     RETURN NULL;

@@ -201,10 +201,11 @@ BEGIN
         WHEN g.kind = 'batch' THEN w.jobs > 0
         WHEN g.kind = 'throttle' THEN w.jobs > 0 OR t.tokens < coalesce(g.burst, g.max)
         WHEN g.edge = 'leading' THEN now < least(k.until, k.since + g.max_wait_ms * interval '1 millisecond')
+                                 AND k.until <= now + 2 * g.period_ms * interval '1 millisecond'
         WHEN g.kind = 'debounce' OR g.on_conflict = 'replace' THEN j.state = 'queued' AND j.attempt = 0 AND j.blockers IS NULL
         WHEN g.during = 'queued' THEN j.state = 'queued'
         WHEN g.during = 'running' THEN j.id IS NOT NULL
-        ELSE now < k.until END
+        ELSE now < k.until AND k.since <= now + g.period_ms * interval '1 millisecond' END
     ORDER BY g.name, u.key;
 END
 $$;

@@ -223,6 +223,14 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     .await;
     assert!((550..=600).contains(&number(&client, rest).await));
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
+    // With a smaller burst, an empty bucket is full earlier. It does not become full at once.
+    set_gate(
+        &client,
+        "'rate', 'throttle', max => 1, period => '1 minute', burst => 3",
+    )
+    .await;
+    assert!((150..=180).contains(&number(&client, rest).await));
+    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
 }
 
 /// The claim meets the change to the keys, and has read the gate before.
@@ -667,4 +675,35 @@ async fn starts_count_for_two_periods_at_most_if_the_clock_is_set_back() {
     assert_eq!(claim(&store, 9).await.len(), 0, "the new start counts");
     let sql = "SELECT cardinality(starts)::bigint FROM rouse.gate_key";
     assert_eq!(number(&client, sql).await, 1, "the old one is forgotten");
+}
+
+/// The time at which the bucket is full then lies too far in the future. Without a limit, the key would be closed until
+/// the clock has caught up.
+#[tokio::test]
+async fn a_bucket_is_full_if_the_clock_is_set_back_by_more_than_its_burst_takes() {
+    // An empty bucket is full after two minutes.
+    let (db, client) =
+        gate("'rate', 'throttle', handler => 'a', max => 1, period => '1 minute', burst => 2")
+            .await;
+    for _ in 0..5 {
+        enqueue(&client, "a", "").await;
+    }
+    let store = db.worker().await;
+    assert_eq!(claim(&store, 9).await.len(), 2);
+    let back = async |by: &str| {
+        let sql = format!("UPDATE rouse.gate_key SET until = until + interval '{by}'");
+        client.batch_execute(&sql).await.unwrap();
+    };
+    back("90 seconds").await;
+    assert_eq!(claim(&store, 9).await.len(), 0, "it still counts");
+    back("1 hour").await;
+    assert_eq!(claim(&store, 1).await.len(), 1);
+    let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
+    let rest = number(&client, rest).await;
+    assert!(
+        (30..=60).contains(&rest),
+        "only the new start counts: {rest}"
+    );
+    assert_eq!(claim(&store, 9).await.len(), 1);
+    assert_eq!(claim(&store, 9).await.len(), 0, "the new starts count");
 }

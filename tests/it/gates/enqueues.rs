@@ -2,6 +2,7 @@
 
 use rouse::job::{JsonText, NewJob, NewJobKind};
 use rouse::store::Locked;
+use tokio_postgres::Client;
 
 use crate::support::claims::{claim, claim_one, result, settlement, settlement_with};
 use crate::support::database::refusal;
@@ -259,6 +260,54 @@ async fn of_a_burst_the_first_one_runs_at_once_if_the_edge_is_leading() {
         second,
         "a burst has an end"
     );
+}
+
+/// Makes the last enqueues lie this much later, as if the clock had been set back since.
+async fn set_back(client: &Client, by: &str) {
+    let sql = format!(
+        "UPDATE rouse.gate_key SET since = since + interval '{by}', until = until + interval '{by}'"
+    );
+    client.batch_execute(&sql).await.unwrap();
+}
+
+/// Without a limit, an enqueue that lies in the future would close the gate until the clock has caught up.
+#[tokio::test]
+async fn an_enqueue_closes_a_gate_for_two_periods_at_most_if_the_clock_is_set_back() {
+    for kind in [
+        "'singleton', during => 'period'",
+        "'debounce', edge => 'leading'",
+    ] {
+        let (_db, client) = gate(&format!(
+            "'one', {kind}, handler => 'a', period => '10 minutes'"
+        ))
+        .await;
+        let first = enqueue(&client, "a", "").await;
+        let shown = "SELECT count(*) FROM rouse.gate_keys('one')";
+        set_back(&client, "9 minutes").await;
+        assert_eq!(number(&client, shown).await, 1);
+        assert_eq!(enqueue(&client, "a", "").await, first, "{kind}");
+        set_back(&client, "1 hour").await;
+        assert_eq!(number(&client, shown).await, 0, "it is open");
+        let second = enqueue(&client, "a", "").await;
+        assert_ne!(second, first, "{kind}");
+        assert_eq!(enqueue(&client, "a", "").await, second, "it counts: {kind}");
+    }
+}
+
+/// Otherwise, the burst could last longer by the time by which the clock was set back.
+#[tokio::test]
+async fn a_burst_that_began_in_the_future_counts_from_now_on() {
+    for edge in ["trailing", "leading"] {
+        let (_db, client) = gate(&format!(
+            "'calm', 'debounce', handler => 'a', period => '1 minute', max_wait => '1 hour', edge => '{edge}'"
+        ))
+        .await;
+        let first = enqueue(&client, "a", "").await;
+        set_back(&client, "30 seconds").await;
+        assert_eq!(enqueue(&client, "a", "").await, first);
+        let ahead = "SELECT count(*) FROM rouse.gate_key WHERE since > clock_timestamp()";
+        assert_eq!(number(&client, ahead).await, 0, "{edge}");
+    }
 }
 
 #[tokio::test]

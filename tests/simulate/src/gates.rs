@@ -108,6 +108,12 @@ pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, 
             // The number of starts by which the bucket is short of being full.
             let short = seconds(until.unwrap_or(at) - at).max(0.0) * 1000.0 * f64::from(max)
                 / period_ms as f64;
+            // No bucket lacks so many, unless the clock has been set back.
+            let short = if short > f64::from(2 * burst) {
+                0.0
+            } else {
+                short
+            };
             let tokens = (f64::from(burst) - short + 1e-6).floor().max(0.0);
             let wait = (short - f64::from(burst) + 1.0) * period_ms as f64 / f64::from(max);
             (tokens as i32, Some(wait))

@@ -95,6 +95,12 @@ fn a_bucket_fills_evenly_up_to_its_burst() {
     assert_eq!(tokens(rate, &[], Some(300 * MS), 99 * MS), (0, Some(1)));
     assert_eq!(tokens(rate, &[], Some(300 * MS), 100 * MS), (1, None));
     assert_eq!(tokens(rate, &[], Some(300 * MS), 5000 * MS), (3, None));
+    assert_eq!(tokens(rate, &[], Some(600 * MS), 0), (0, Some(400)));
+    assert_eq!(
+        tokens(rate, &[], Some(601 * MS), 0),
+        (3, None),
+        "the clock has been set back"
+    );
 }
 
 #[test]
