@@ -219,9 +219,9 @@ END
 $$;
 
 -- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
--- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder, or at
--- once if the last heartbeat is more than 10 s in the future, because then the clock has been set back, and the holder
--- may be dead.
+-- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder. If the
+-- last heartbeat is more than 10 s in the future, the clock has been set back, and the holder may be alive or dead. The
+-- heartbeat then counts as sent now, and `incarnation` is null: call again. An error would undo this.
 --
 -- Two hosts that share an id and a key would take the id from each other for as long as their supervisors restart them,
 -- and each takeover costs every running job an attempt. So the replaced host reports that it was still alive
@@ -265,7 +265,11 @@ BEGIN
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
     IF FOUND THEN
-        is_live := holder.seen_at > at - interval '90 seconds' AND holder.seen_at <= at + interval '10 seconds';
+        IF holder.seen_at > at + interval '10 seconds' THEN
+            UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = holder.incarnation;
+            RETURN;
+        END IF;
+        is_live := holder.seen_at > at - interval '90 seconds';
         IF is_live AND (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) THEN
             RAISE EXCEPTION 'rouse.register: worker id % is taken by a live host (%, last heartbeat % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))

@@ -183,35 +183,41 @@ impl Store {
         &self,
         worker: &Registration,
     ) -> Result<(Incarnation, Duration), StoreError> {
-        let rows = self
-            .query(
-                "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-                &[
-                    (&worker.worker_id, Type::TEXT),
-                    (&&worker.key.0[..], Type::BYTEA),
-                    (&worker.hostname, Type::TEXT),
-                    (&worker.platform, Type::TEXT),
-                    (&worker.version, Type::TEXT),
-                    (&Json(&worker.capabilities), Type::JSONB),
-                    (
-                        &i32::try_from(worker.slots).unwrap_or(i32::MAX),
-                        Type::INT4,
-                    ),
-                    (&worker.queues, Type::TEXT_ARRAY),
-                    (&worker.tags, Type::TEXT_ARRAY),
-                    (&worker.stats.as_ref().map(Json), Type::JSONB),
-                ],
-            )
-            .await?;
-        let row = rows
-            .first()
-            .expect("a function with OUT parameters returns one row");
-        let incarnation = Incarnation(row.get(0));
+        let (incarnation, every) = loop {
+            let rows = self
+                .query(
+                    "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                    &[
+                        (&worker.worker_id, Type::TEXT),
+                        (&&worker.key.0[..], Type::BYTEA),
+                        (&worker.hostname, Type::TEXT),
+                        (&worker.platform, Type::TEXT),
+                        (&worker.version, Type::TEXT),
+                        (&Json(&worker.capabilities), Type::JSONB),
+                        (
+                            &i32::try_from(worker.slots).unwrap_or(i32::MAX),
+                            Type::INT4,
+                        ),
+                        (&worker.queues, Type::TEXT_ARRAY),
+                        (&worker.tags, Type::TEXT_ARRAY),
+                        (&worker.stats.as_ref().map(Json), Type::JSONB),
+                    ],
+                )
+                .await?;
+            let row = rows
+                .first()
+                .expect("a function with OUT parameters returns one row");
+            // Null if the database's clock has been set back since the last heartbeat of the holder of the id. The
+            // call has corrected that, and the next one decides.
+            if let Some(incarnation) = row.get::<_, Option<i64>>(0) {
+                break (Incarnation(incarnation), row.get::<_, i64>(1));
+            }
+        };
         self.identity.store(Some(Arc::new(Identity {
             incarnation,
             key: worker.key.clone(),
         })));
-        let every = u64::try_from(row.get::<_, i64>(1)).unwrap_or(30_000);
+        let every = u64::try_from(every).unwrap_or(30_000);
         Ok((incarnation, Duration::from_millis(every)))
     }
 
