@@ -225,8 +225,9 @@ $$;
 --
 -- Two hosts that share an id and a key would take the id from each other for as long as their supervisors restart them,
 -- and each takeover costs every running job an attempt. So the replaced host reports that it was still alive
--- (rouse.outlived). After that, the id stays with its holder for 10 minutes, as long as it sends heartbeats. Waits for
--- locks as a heartbeat does. Served by worker_replaced.
+-- (rouse.outlived). After that, the id stays with its holder for 10 minutes, as long as it sends heartbeats. A report
+-- that is more than 10 minutes in the future does not count, because then the clock has been set back. Waits for locks
+-- as a heartbeat does. Served by worker_replaced.
 --
 --   key           32 bytes, random for each incarnation or pinned by the operator
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
@@ -277,7 +278,9 @@ BEGIN
                       HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
         END IF;
         IF is_live AND EXISTS (
-            SELECT FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.replaced_at IS NOT NULL AND w.outlived_at > at - interval '10 minutes')
+            SELECT FROM rouse.worker AS w
+            WHERE w.worker_id = p_worker_id AND w.replaced_at IS NOT NULL
+              AND w.outlived_at > at - interval '10 minutes' AND w.outlived_at <= at + interval '10 minutes')
         THEN
             RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; it is held by the one on % (last heartbeat % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))

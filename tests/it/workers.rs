@@ -517,6 +517,31 @@ async fn an_id_is_taken_for_90_seconds_if_the_heartbeat_of_its_holder_lies_in_th
     register(key).await.expect("it has the key");
 }
 
+/// Otherwise, a host that has the key of a live holder could not take over its id for as long as the clock was set
+/// back.
+#[tokio::test]
+async fn a_report_that_lies_in_the_future_does_not_show_that_two_hosts_share_an_id() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let key = WorkerKey::new([7; 32]);
+    let register = async || db.store().register(&registration("w-1", key.clone())).await;
+    register().await.unwrap();
+    register().await.expect("it has the key");
+    let report = async |at: &str| {
+        let sql = format!(
+            "UPDATE rouse.worker SET outlived_at = clock_timestamp() + interval '{at}' WHERE replaced_at IS NOT NULL"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    for at in ["0", "9 minutes"] {
+        report(at).await;
+        let refused = register().await.unwrap_err();
+        assert!(refused.to_string().contains("two hosts share"), "{refused}");
+    }
+    report("1 hour").await;
+    register().await.expect("it has the key");
+}
+
 /// Nobody else may correct this: it may be the only worker.
 #[tokio::test]
 async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten() {
