@@ -121,7 +121,8 @@ impl SqlFailure {
 pub enum SqlErrorClass {
     /// There was a conflict with another transaction: the same transaction may succeed at once.
     Conflict,
-    /// The server has become unreachable, or has no connection left: the same transaction may succeed later.
+    /// The server has become unreachable, has no connection left, or is a standby: the same transaction may succeed
+    /// later, in a new session.
     Away,
     /// The statement does not fit the database: a table or a privilege is missing. It would fail for each job.
     Misfit,
@@ -142,6 +143,8 @@ impl SqlErrorClass {
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Away,
             // A row that violates a policy has the code of a missing privilege.
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
+            // BEGIN READ WRITE on a standby: a new session may reach the primary.
+            "0A000" if routine == Some("call_bool_check_hook") => Self::Away,
             _ => match code.get(..2) {
                 Some("08") => Self::Away,
                 // Syntax error or access rule violation; invalid schema, catalog; wrong password; not supported.
@@ -188,5 +191,8 @@ mod tests {
         }
         let policy = Some("ExecWithCheckOptions");
         assert_eq!(SqlErrorClass::from_code("42501", policy), Data);
+        let standby = Some("call_bool_check_hook");
+        assert_eq!(SqlErrorClass::from_code("0A000", standby), Away);
+        assert_eq!(SqlErrorClass::from_code("0A000", None), Misfit);
     }
 }

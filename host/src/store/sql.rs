@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{OptionFuture, join_all};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -175,6 +176,8 @@ impl Store {
         let answered = tokio::time::timeout(RESPONSE_TIMEOUT, checking).await;
         match &answered {
             Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Away => {}
+            // A new session may reach a server that accepts writes.
+            Ok(Err(error)) if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {}
             Ok(_) => session.end(),
             Err(_) => {}
         }

@@ -229,3 +229,20 @@ async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_logi
     assert!(matches!(checked, Err(Unfit::Misfit(_))), "{checked:?}");
     assert_eq!(login.away_for(), None);
 }
+
+#[tokio::test]
+async fn a_session_of_a_login_that_may_not_write_is_not_used_again() {
+    let shop = Shop::open().await;
+    let worker = shop.db.worker().await;
+    let login = Login::new(&shop.login(), 1);
+    let alter = async |change: &str| {
+        let sql = format!("ALTER ROLE {} {change}", shop.role);
+        shop.sql(&sql).await;
+    };
+    // As on a standby, for a transaction that does not declare that it writes.
+    alter("SET default_transaction_read_only = on").await;
+    let checked = worker.check_login(&login).await;
+    assert!(matches!(checked, Err(Unfit::Unchecked(_))), "{checked:?}");
+    alter("RESET default_transaction_read_only").await;
+    assert_eq!(worker.check_login(&login).await, Ok(()), "a new session");
+}

@@ -36,6 +36,9 @@ const NEXT_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const RESET: &str =
     "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all()";
 
+/// Fails on a standby.
+const WRITABLE: &str = "BEGIN READ WRITE; ROLLBACK";
+
 /// The timeouts of a transaction.
 fn timeouts(statement_timeout: Duration, lock_wait: Duration) -> String {
     format!(
@@ -141,12 +144,13 @@ impl Login {
         self.away_since().get_or_insert(since);
     }
 
-    /// Checks whether it gets a response now.
+    /// Checks whether it gets a response now, from a server that accepts writes.
     pub async fn responds(&self) -> bool {
         let Ok(session) = self.session().await else {
             return false;
         };
-        let answered = tokio::time::timeout(RESPONSE_TIMEOUT, session.batch_execute(RESET)).await;
+        let answered =
+            tokio::time::timeout(RESPONSE_TIMEOUT, session.batch_execute(WRITABLE)).await;
         let responses = matches!(answered, Ok(Ok(())));
         if responses {
             session.end();
