@@ -9,8 +9,8 @@ use crate::sandbox::{AbortHandle, HandlerManifest, RunReport};
 use crate::setting::Field::{Ratio, Time, U32};
 use crate::setting::{Overlay, Settable, Setting};
 
-/// The shortest lease: a renewal is sent before half of it has passed, and needs a round trip.
-pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
+/// The shortest lease.
+pub(super) const LEASE_MIN: Duration = Duration::from_millis(HandlerManifest::LEASE_MS_MIN);
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -64,10 +64,9 @@ impl Default for Policy {
 
 impl Settable for Policy {
     const SETTINGS: &'static [Setting<Self>] = &[
-        // The minimum is `LEASE_MIN`.
         Setting::new(
             "lease",
-            2000..=HandlerManifest::LEASE_MS_MAX,
+            HandlerManifest::LEASE_MS_MIN..=HandlerManifest::LEASE_MS_MAX,
             |of| Time(&mut of.lease),
             "How long a claim is valid; running attempts renew it in time",
         ),

@@ -24,7 +24,7 @@ use proc_macro::TokenStream;
 /// | `retry_multiplier` | the factor by which each further wait grows, 1 to 1,000 | 2 |
 /// | `retry_max` | `"5m"`: the longest wait, up to 30 days, and not shorter than the first | 3 h |
 /// | `retry_jitter` | the random share of the wait, 0 to 1 | 0.2 |
-/// | `lease` | `"1m"`: the duration of a claim without renewal, up to a day | the host's default |
+/// | `lease` | `"1m"`: the duration of a claim without renewal, 2 seconds to a day | the host's default |
 /// | `timeout` | `"1h"`: the run timeout of an attempt, up to 30 days | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop, up to 10 minutes | the host's default |
 /// | `concurrency` | the number of attempts of the handler that may run at the same time on one host | as many as there are slots |

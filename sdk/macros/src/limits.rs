@@ -12,6 +12,7 @@ pub(crate) const MULTIPLIER_MAX: f64 = 1_000.0;
 pub(crate) const RETRY_INITIAL_MS: u64 = 10_000;
 /// The maximum backoff and run timeout.
 pub(crate) const WAIT_MS_MAX: u64 = 30 * DAY_MS;
+pub(crate) const LEASE_MS_MIN: u64 = 2_000;
 pub(crate) const LEASE_MS_MAX: u64 = DAY_MS;
 pub(crate) const GRACE_MS_MAX: u64 = 10 * 60 * 1000;
 pub(crate) const CONCURRENCY_MAX: u32 = 1_000_000;

@@ -4,6 +4,8 @@ mod capability;
 mod gate;
 mod schedule;
 
+use std::ops::RangeInclusive;
+
 use proc_macro2::{Ident, Span, TokenStream};
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::punctuated::Punctuated;
@@ -15,9 +17,9 @@ pub(crate) use self::gate::{During, Edge, Gate, Limit, OnConflict};
 use self::schedule::{cron, time_zone};
 use crate::duration::milliseconds;
 use crate::limits::{
-    ATTEMPTS_MAX, CONCURRENCY_MAX, GATES_MAX, GRACE_MS_MAX, LEASE_MS_MAX, MULTIPLIER_MAX,
-    NAME_CHARS_MAX, RETRY_INITIAL_MS, STATEMENT_BYTES_MAX, STATEMENT_NAME_CHARS_MAX,
-    STATEMENTS_MAX, WAIT_MS_MAX,
+    ATTEMPTS_MAX, CONCURRENCY_MAX, GATES_MAX, GRACE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN,
+    MULTIPLIER_MAX, NAME_CHARS_MAX, RETRY_INITIAL_MS, STATEMENT_BYTES_MAX,
+    STATEMENT_NAME_CHARS_MAX, STATEMENTS_MAX, WAIT_MS_MAX,
 };
 
 const KNOWN: &str = "name, version, description, max_attempts, retry_initial, retry_max, \
@@ -136,16 +138,16 @@ impl Options {
                 "description" => o.description = reader.keep(nonempty(value)),
                 "max_attempts" => o.max_attempts = reader.keep(bounded(value, ATTEMPTS_MAX)),
                 "retry_initial" => {
-                    o.retry_initial_ms = reader.keep(duration(value, WAIT_MS_MAX));
+                    o.retry_initial_ms = reader.keep(duration(value, 1..=WAIT_MS_MAX));
                 }
-                "retry_max" => o.retry_max_ms = reader.keep(duration(value, WAIT_MS_MAX)),
+                "retry_max" => o.retry_max_ms = reader.keep(duration(value, 1..=WAIT_MS_MAX)),
                 "retry_multiplier" => {
                     o.retry_multiplier = reader.keep(number(value, 1.0, MULTIPLIER_MAX))
                 }
                 "retry_jitter" => o.retry_jitter = reader.keep(number(value, 0.0, 1.0)),
-                "lease" => o.lease_ms = reader.keep(duration(value, LEASE_MS_MAX)),
-                "timeout" => o.timeout_ms = reader.keep(duration(value, WAIT_MS_MAX)),
-                "grace" => o.grace_ms = reader.keep(duration(value, GRACE_MS_MAX)),
+                "lease" => o.lease_ms = reader.keep(duration(value, LEASE_MS_MIN..=LEASE_MS_MAX)),
+                "timeout" => o.timeout_ms = reader.keep(duration(value, 1..=WAIT_MS_MAX)),
+                "grace" => o.grace_ms = reader.keep(duration(value, 1..=GRACE_MS_MAX)),
                 "concurrency" => {
                     o.concurrency = reader.keep(bounded(value, CONCURRENCY_MAX));
                 }
@@ -454,12 +456,12 @@ fn reuse(value: &Expr) -> syn::Result<bool> {
     }
 }
 
-fn duration(value: &Expr, max_ms: u64) -> syn::Result<u64> {
+fn duration(value: &Expr, range_ms: RangeInclusive<u64>) -> syn::Result<u64> {
     let literal = text(value).map_err(|error| {
         let why = "expected a duration in quotes, for instance \"30s\"";
         syn::Error::new(error.span(), why)
     })?;
-    milliseconds(literal, max_ms)
+    milliseconds(literal, range_ms)
 }
 
 fn bounded(value: &Expr, max: u32) -> syn::Result<u32> {

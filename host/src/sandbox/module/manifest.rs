@@ -103,6 +103,9 @@ impl HandlerManifest {
     /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(5);
 
+    /// The minimum lease, the same as for one job (`rouse._time_ms`): a renewal is sent before half of it has passed,
+    /// and needs a round trip.
+    pub const LEASE_MS_MIN: u64 = 2_000;
     /// The maximum lease, the same as for one job (`rouse._time_ms`).
     pub const LEASE_MS_MAX: u64 = DAY_MS;
     /// The maximum wait and run timeout, the same as for one job (`rouse._time_ms`).
@@ -309,7 +312,7 @@ impl HandlerManifest {
             lease: between(
                 "lease_ms",
                 written.lease_ms,
-                1,
+                HandlerManifest::LEASE_MS_MIN,
                 HandlerManifest::LEASE_MS_MAX,
             )?
             .unwrap_or(HandlerManifest::LEASE),

@@ -139,10 +139,10 @@ impl Reader {
                 "max" => written.max = self.keep(bounded(value, GATE_COUNT_MAX)),
                 "burst" => written.burst = self.keep(bounded(value, GATE_COUNT_MAX)),
                 "period" => {
-                    written.period_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
+                    written.period_ms = self.keep(duration(value, 1..=GATE_PERIOD_MS_MAX));
                 }
                 "max_wait" => {
-                    written.max_wait_ms = self.keep(duration(value, GATE_PERIOD_MS_MAX));
+                    written.max_wait_ms = self.keep(duration(value, 1..=GATE_PERIOD_MS_MAX));
                 }
                 "during" => written.during = self.keep(during(value)).unwrap_or_default(),
                 "on_conflict" => {

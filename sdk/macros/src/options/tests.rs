@@ -356,7 +356,11 @@ fn values_beyond_the_limits_of_the_host_are_refused_with_the_range() {
         ),
         (
             quote!(lease = "2d"),
-            "`2d` is out of range: expected 1ms to 1d",
+            "`2d` is out of range: expected 2s to 1d",
+        ),
+        (
+            quote!(lease = "1999ms"),
+            "`1999ms` is out of range: expected 2s to 1d",
         ),
         (
             quote!(grace = "15m"),

@@ -12,6 +12,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use crate::job::is_pattern;
+use crate::sandbox::HandlerManifest;
 use crate::sanitize::printable;
 
 /// The maximum number of bytes of an invalid value that an error message shows.
@@ -78,7 +79,8 @@ impl Options<'_> {
                 "tags must be a list of at most 16 tags, not {{{tags}}}"
             ));
         }
-        check_time("lease", &self.lease, 2_000, 86_400_000)?;
+        let (lease_min, lease_max) = (HandlerManifest::LEASE_MS_MIN, HandlerManifest::LEASE_MS_MAX);
+        check_time("lease", &self.lease, lease_min, lease_max)?;
         check_time("timeout", &self.timeout, 1, 2_592_000_000)?;
         check_time("job_timeout", &self.job_timeout, 1, 316_224_000_000)
     }

@@ -48,7 +48,7 @@ fn read_every_field() {
         r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
         "max_attempts":3,"retry_initial_ms":100,"retry_multiplier":1.5,"retry_max_ms":2000,"retry_jitter":0,
-        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":4,
+        "lease_ms":2000,"timeout_ms":3000,"grace_ms":0,"concurrency":4,
         "gates":[{"kind":"max_concurrent","max":5,"key":["tenant"]}],
         "instances":"reuse","capabilities":["dirs"]}]}"#,
     )
@@ -64,8 +64,8 @@ fn read_every_field() {
     assert_eq!(handler.retry.multiplier, 1.5);
     assert_eq!(handler.retry.max, Duration::from_secs(2));
     assert_eq!(handler.retry.jitter, 0.0);
-    assert_eq!(handler.lease, Duration::from_secs(1));
-    assert_eq!(handler.timeout, Duration::from_secs(2));
+    assert_eq!(handler.lease, Duration::from_secs(2));
+    assert_eq!(handler.timeout, Duration::from_secs(3));
     assert_eq!(handler.grace, Duration::ZERO);
     assert_eq!(handler.concurrency, Some(4));
     let limit = GateLimit::MaxConcurrent { max: 5 };
@@ -86,6 +86,7 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
     for (field, value) in [
         ("lease_ms", json!(0)),
         ("lease_ms", json!(-1)),
+        ("lease_ms", json!(1_999)),
         ("lease_ms", json!(24 * 60 * 60 * 1_000 + 1)),
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!(u64::MAX)),
@@ -116,6 +117,11 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
         assert!(why.contains("text.stats"), "{field} {value}: {why}");
     }
     assert!(refused(json!({ "name": "a", "grace_ms": 999_999_999 })).contains("grace_ms"));
+    let why = refused(json!({ "name": "a", "lease_ms": 1_999 }));
+    assert!(
+        why.contains("lease_ms is 1999; expected 2000 to 86400000"),
+        "{why}"
+    );
     let schema = json!({ "properties": { "b": { "pattern": "(?=c)" } } });
     let why = refused(json!({ "name": "a", "output_schema": schema }));
     assert!(
@@ -293,6 +299,11 @@ fn a_job_has_the_same_limits() {
         HandlerManifest::WAIT_MS_MAX
     );
     assert!(sql.contains(&limits), "{limits}");
+    let limits = format!(
+        "CASE p_name WHEN 'lease' THEN {} ELSE 1 END",
+        HandlerManifest::LEASE_MS_MIN
+    );
+    assert!(sql.contains(&limits), "{limits}");
 }
 
 #[test]
@@ -303,6 +314,7 @@ fn the_sdk_has_the_same_limits() {
     let initial = Duration::from_millis(sdk::RETRY_INITIAL_MS);
     assert_eq!(initial, RetryPolicy::default().initial);
     assert_eq!(sdk::WAIT_MS_MAX, HandlerManifest::WAIT_MS_MAX);
+    assert_eq!(sdk::LEASE_MS_MIN, HandlerManifest::LEASE_MS_MIN);
     assert_eq!(sdk::LEASE_MS_MAX, HandlerManifest::LEASE_MS_MAX);
     assert_eq!(sdk::GRACE_MS_MAX, HandlerManifest::GRACE_MS_MAX);
     assert_eq!(u64::from(sdk::CONCURRENCY_MAX), CONCURRENCY_MAX);
