@@ -30,6 +30,7 @@ mod jobs;
 mod json;
 mod lanes;
 mod listen;
+mod lock_wait;
 mod log;
 mod outcomes;
 mod overdue;
@@ -94,6 +95,7 @@ pub use handler_state::{NewStateValue, StateScope, StateWrite};
 pub use jobs::{EXAMINED_MAX, JobList, Listing};
 pub use lanes::{CATALOG_WINDOW, Catalog, InboxRecovery, Lane};
 pub use listen::{ECHO_TIMEOUT, Listener, Notification, WAKE_CHANNEL, Wakeup};
+pub use lock_wait::LockWait;
 pub use log::{LogLine, LoggedLine, NEWEST_LINES};
 pub use outcomes::JobStatus;
 pub use overdue::OverdueLane;
@@ -121,8 +123,8 @@ pub use steps::{LostJob, RecordedSteps};
 /// silent for this long is dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The functions in which calls by workers wait for locks for up to a few seconds, and what they wait for.
-const AWAITED: [(&str, &str); 9] = [
+/// The functions in which calls by hosts and commands wait for locks for up to a few seconds, and what they wait for.
+const AWAITED: [(&str, &str); 10] = [
     (
         "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
@@ -135,6 +137,10 @@ const AWAITED: [(&str, &str); 9] = [
     ("rouse.unregister", CHANGED_WORKER),
     ("rouse.declare_fair_share", CHANGED_QUEUE),
     ("rouse.declare_gates", CHANGED_QUEUE),
+    (
+        "rouse.retry_jobs",
+        "a transaction that has retried jobs by a filter and is still open",
+    ),
 ];
 
 const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
@@ -244,7 +250,7 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    /// What a call by a worker has waited for until its timeout, as text. `None` if it has failed for another reason.
+    /// What a call has waited for until its timeout, as text. `None` if it has failed for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {
             return None;
@@ -563,7 +569,7 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What a call by a worker has waited for until its lock timeout.
+/// What a call has waited for until its lock timeout.
 fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     let db = error.as_db_error()?;
     if *db.code() != SqlState::LOCK_NOT_AVAILABLE {

@@ -74,7 +74,7 @@ COMMENT ON FUNCTION rouse.delete IS
 COMMENT ON FUNCTION rouse.retry IS
     'Enqueues a copy of a job that has ended and returns the id of the copy.';
 COMMENT ON FUNCTION rouse.retry_jobs IS
-    'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, and where to continue.';
+    'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, those that could not be retried, and where to continue.';
 COMMENT ON FUNCTION rouse.reschedule IS
     'Changes the time at which a queued job may start; a null time makes it ready at once.';
 COMMENT ON FUNCTION rouse.set_priority IS

@@ -273,14 +273,19 @@ $$;
 --   retried, made   the jobs, and the new job of each
 --   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has
 --                   failed: an older batch may retry it, and then the job can be retried too
+--   locked          jobs that another transaction has locked: a later call may retry them. `lock_wait` is the time for
+--                   which this call waits for all of them together, by default not at all.
+--
+-- It waits for another batch for up to 10 s, and is an error if that has not committed by then.
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
-    filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
-    OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000, lock_wait interval DEFAULT '0',
+    OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT locked bigint[], OUT looked_at integer, OUT next_before bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
     at        timestamptz := clock_timestamp();
+    wait_end  timestamptz;
     batch     record;
     found_job bigint;
     was       rouse.finished;
@@ -288,6 +293,10 @@ DECLARE
 BEGIN
     IF max IS NULL OR max NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'rouse.retry_jobs: max must be between 1 and 1000, not %', coalesce(max::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF lock_wait IS NULL OR lock_wait NOT BETWEEN interval '0' AND interval '1 minute' THEN
+        RAISE EXCEPTION 'rouse.retry_jobs: lock_wait must be between 0 and 1 minute, not %', coalesce(lock_wait::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     batch := rouse._read_filter('retry_jobs', filter);
@@ -307,14 +316,25 @@ BEGIN
     retried := '{}';
     made := '{}';
     refused := '{}';
+    locked := '{}';
     looked_at := batch.looked_at;
     next_before := batch.next_before;
+    wait_end := clock_timestamp() + lock_wait;
     -- Each job comes after those that it waits for.
     FOREACH found_job IN ARRAY ARRAY(SELECT i.id FROM unnest(batch.ids) AS i(id) ORDER BY i.id) LOOP
         SELECT * INTO was FROM rouse.finished AS f WHERE f.id = found_job LIMIT 1;
         -- Its partition may have been dropped in the meantime.
         CONTINUE WHEN NOT FOUND;
-        done := rouse._retry(was, at);
+        -- A subtransaction: if another transaction has locked something that the retry needs, only this retry is undone.
+        BEGIN
+            -- 0 would wait without end.
+            PERFORM set_config('lock_timeout', greatest(ceil(extract(epoch FROM wait_end - clock_timestamp()) * 1000), 1) || 'ms', true);
+            done := rouse._retry(was, at);
+        EXCEPTION
+            WHEN lock_not_available THEN
+                locked := locked || found_job;
+                CONTINUE;
+        END;
         IF done.made IS NOT NULL THEN
             retried := retried || found_job;
             made := made || done.made;

@@ -1,10 +1,13 @@
 //! Admin actions on a job, for the command line. Programs call the SQL functions themselves
 //! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state.
+//!
+//! The statements of bulk changes limit the wait for locks, and restore the setting before the commit: commits that
+//! send a notification wait for each other.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError};
+use super::{JsonText, LockWait, Store, StoreError};
 use crate::job::JobId;
 
 /// When a job becomes ready.
@@ -40,28 +43,64 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Like [`Self::cancel`], if the state of the job is one of these.
-    pub async fn cancel_in(&self, id: JobId, states: &[String]) -> Result<bool, StoreError> {
+    /// Like [`Self::cancel`], if the state of the job is one of these; part of a bulk change.
+    pub async fn cancel_in(
+        &self,
+        id: JobId,
+        states: &[String],
+        wait: LockWait,
+    ) -> Result<bool, StoreError> {
         let rows = self
             .query(
-                "SELECT rouse.cancel(j.id) FROM rouse.jobs AS j WHERE j.id = $1 AND j.state = ANY ($2::text[]::rouse.state[])",
-                &[(&id.0, Type::INT8), (&states, Type::TEXT_ARRAY)],
+                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $3, true))
+                 SELECT rouse.cancel(j.id), set_config('lock_timeout', wait.was, true) FROM wait, rouse.jobs AS j
+                 WHERE j.id = $1 AND j.state = ANY ($2::text[]::rouse.state[])",
+                &[
+                    (&id.0, Type::INT8),
+                    (&states, Type::TEXT_ARRAY),
+                    (&wait.lock_timeout(), Type::TEXT),
+                ],
             )
             .await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Makes a queued job due now. False if it is not queued, or waits for something other than its time: another job,
-    /// a signal, or the end of a sleep.
-    pub async fn run_now(&self, id: JobId) -> Result<bool, StoreError> {
+    /// Makes a queued job due now, as part of a bulk change. False if it is not queued, or waits for something other
+    /// than its time: another job, a signal, or the end of a sleep.
+    pub async fn run_now(&self, id: JobId, wait: LockWait) -> Result<bool, StoreError> {
         let rows = self
             .query(
-                "SELECT rouse.reschedule(j.id) FROM rouse.jobs AS j
+                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
+                 SELECT rouse.reschedule(j.id), set_config('lock_timeout', wait.was, true) FROM wait, rouse.jobs AS j
                  WHERE j.id = $1 AND j.state = 'queued' AND j.wait IS NULL AND j.waits_for IS NULL",
-                &[(&id.0, Type::INT8)],
+                &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
             )
             .await?;
         Ok(!rows.is_empty())
+    }
+
+    /// Like [`Self::delete`], as part of a bulk change.
+    pub async fn delete_waiting(&self, id: JobId, wait: LockWait) -> Result<(), StoreError> {
+        self.query(
+            "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
+             SELECT rouse.delete($1), set_config('lock_timeout', wait.was, true) FROM wait",
+            &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Like [`Self::retry`], as part of a bulk change.
+    pub async fn retry_waiting(&self, id: JobId, wait: LockWait) -> Result<JobId, StoreError> {
+        let rows = self
+            .query(
+                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
+                 SELECT rouse.retry($1), set_config('lock_timeout', wait.was, true) FROM wait",
+                &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(JobId(row.get(0)))
     }
 
     /// Ends the job as succeeded, with this result.

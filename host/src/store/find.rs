@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{EXAMINED_MAX, JsonText, Store, StoreError};
+use super::{EXAMINED_MAX, JsonText, LockWait, Store, StoreError};
 
 /// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct RetriedJobs {
     /// The jobs that were not retried: a live job has their unique key, their payload was removed, or a job that they
     /// wait for has failed.
     pub refused: Vec<i64>,
+    /// The jobs that were not retried because another transaction has locked them.
+    pub locked: Vec<i64>,
     /// The number of jobs that were examined.
     pub looked_at: i32,
     /// The id with which to continue; `None` if there are no more jobs.
@@ -81,15 +83,18 @@ impl Store {
         filter: &Value,
         before: Option<i64>,
         limit: i32,
+        wait: LockWait,
     ) -> Result<RetriedJobs, StoreError> {
         let rows = self
             .query(
-                "SELECT retried, made, refused, looked_at, next_before FROM rouse.retry_jobs($1, $2, $3, $4)",
+                "SELECT retried, made, refused, locked, looked_at, next_before
+                 FROM rouse.retry_jobs($1, $2, $3, $4, $5::float8 * interval '1 second')",
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
                     (&EXAMINED_MAX, Type::INT4),
+                    (&wait.left().as_secs_f64(), Type::FLOAT8),
                 ],
             )
             .await?;
@@ -98,8 +103,9 @@ impl Store {
             retried: row.get(0),
             made: row.get(1),
             refused: row.get(2),
-            looked_at: row.get(3),
-            next_before: row.get(4),
+            locked: row.get(3),
+            looked_at: row.get(4),
+            next_before: row.get(5),
         })
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! The batches go from the newest job down, so a job may be refused because a job that it waits for has failed, and is
 //! retried by a later batch. Therefore the refused jobs are tried again, oldest first, as long as that retries some of
-//! them.
+//! them. Jobs that another transaction has locked are left out at first, and tried again at the end, when the calls also
+//! wait for them.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use serde_json::Value;
 
-use super::{RetriedJobs, Store, StoreError};
+use super::{LockWait, RetriedJobs, Store, StoreError};
 
 /// A bulk retry, and what it has done so far.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub struct RetryAll {
     pub retried: usize,
     /// The jobs that were refused.
     pub refused: BTreeSet<i64>,
+    /// The jobs that another transaction has locked.
+    pub locked: BTreeSet<i64>,
     /// The number of jobs that were examined; refused ones count once.
     pub looked_at: i64,
     filter: Value,
@@ -27,6 +30,7 @@ pub struct RetryAll {
     is_first_pass: bool,
     /// This pass has retried jobs.
     has_retried: bool,
+    wait: LockWait,
 }
 
 impl RetryAll {
@@ -36,12 +40,14 @@ impl RetryAll {
         Self {
             retried: 0,
             refused: BTreeSet::new(),
+            locked: BTreeSet::new(),
             looked_at: 0,
             filter,
             limit,
             calls: VecDeque::from([(None, i64::MIN)]),
             is_first_pass: true,
             has_retried: false,
+            wait: LockWait::default(),
         }
     }
 
@@ -53,18 +59,23 @@ impl RetryAll {
         let Some((before, last)) = self.calls.pop_front() else {
             return Ok(false);
         };
-        let batch = store.retry_jobs(&self.filter, before, self.limit).await?;
-        self.note(&batch, last);
+        let batch = store
+            .retry_jobs(&self.filter, before, self.limit, self.wait)
+            .await?;
+        self.note(&batch, before, last);
         Ok(!self.calls.is_empty())
     }
 
-    fn note(&mut self, batch: &RetriedJobs, last: i64) {
+    fn note(&mut self, batch: &RetriedJobs, before: Option<i64>, last: i64) {
         self.retried += batch.retried.len();
         self.has_retried |= !batch.retried.is_empty();
-        for id in &batch.retried {
-            self.refused.remove(id);
-        }
+        // This result replaces earlier ones about the jobs that the call has examined.
+        let from = batch.next_before.unwrap_or(i64::MIN);
+        let was_not_examined = |id: &i64| *id < from || before.is_some_and(|before| *id >= before);
+        self.refused.retain(was_not_examined);
+        self.locked.retain(was_not_examined);
         self.refused.extend(&batch.refused);
+        self.locked.extend(&batch.locked);
         if self.is_first_pass {
             self.looked_at += i64::from(batch.looked_at);
         }
@@ -72,20 +83,23 @@ impl RetryAll {
             self.calls.push_front((batch.next_before, last));
         }
         if self.calls.is_empty() && self.has_retried {
-            self.is_first_pass = false;
-            self.has_retried = false;
-            self.calls = self.calls_for_refused();
+            self.try_again(&(&self.refused | &self.locked));
+        } else if self.calls.is_empty() && !self.locked.is_empty() && !self.wait.is_started() {
+            self.wait = LockWait::start();
+            self.try_again(&self.locked.clone());
         }
     }
 
-    /// Calls that each try a batch of the refused jobs, oldest first.
-    fn calls_for_refused(&self) -> VecDeque<(Option<i64>, i64)> {
-        let refused: Vec<i64> = self.refused.iter().copied().collect();
+    /// Plans a pass of calls that each try a batch of these jobs, oldest first.
+    fn try_again(&mut self, jobs: &BTreeSet<i64>) {
+        self.is_first_pass = false;
+        self.has_retried = false;
+        let jobs: Vec<i64> = jobs.iter().copied().collect();
         let max = usize::try_from(self.limit).unwrap_or(1).max(1);
-        refused
+        self.calls = jobs
             .chunks(max)
             .filter_map(|jobs| Some((Some(jobs.last()? + 1), *jobs.first()?)))
-            .collect()
+            .collect();
     }
 }
 
@@ -98,6 +112,7 @@ mod tests {
             retried: retried.to_vec(),
             made: Vec::new(),
             refused: refused.to_vec(),
+            locked: Vec::new(),
             looked_at: 2,
             next_before,
         }
@@ -107,7 +122,7 @@ mod tests {
     fn call(all: &mut RetryAll, before: Option<i64>, result: &RetriedJobs) {
         let (of_call, last) = all.calls.pop_front().expect("another call");
         assert_eq!(of_call, before);
-        all.note(result, last);
+        all.note(result, of_call, last);
     }
 
     #[test]
@@ -123,6 +138,28 @@ mod tests {
         assert!(all.calls.is_empty());
         assert_eq!((all.retried, all.looked_at), (2, 4));
         assert_eq!(all.refused, BTreeSet::from([8, 9]));
+    }
+
+    #[test]
+    fn locked_jobs_are_tried_again_once_with_waiting() {
+        let mut all = RetryAll::new(Value::Null, 2);
+        let locked = |locked: &[i64], next_before| RetriedJobs {
+            locked: locked.to_vec(),
+            ..batch(&[], &[], next_before)
+        };
+        call(&mut all, None, &locked(&[9, 8], Some(8)));
+        assert!(!all.wait.is_started());
+        call(&mut all, Some(8), &locked(&[4], None));
+        assert!(all.wait.is_started());
+        // Another transaction has retried 4: it does not match any more.
+        call(&mut all, Some(9), &locked(&[8], Some(8)));
+        call(&mut all, Some(8), &batch(&[], &[], None));
+        call(&mut all, Some(10), &batch(&[9], &[], Some(9)));
+        // Because a job was retried, the rest is tried again, but this does not wait again.
+        call(&mut all, Some(9), &locked(&[8], None));
+        assert!(all.calls.is_empty());
+        assert_eq!((all.retried, all.looked_at), (1, 4));
+        assert_eq!(all.locked, BTreeSet::from([8]));
     }
 
     #[test]

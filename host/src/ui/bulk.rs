@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
-use crate::store::{RetryAll, Store, StoreError};
+use crate::store::{LockWait, RetryAll, Store, StoreError};
 
 /// Why a change ended early.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ enum Stopped {
     #[error("the host stopped before the end; start the change again for the rest")]
     Host,
     /// The database refused, or did not respond.
-    #[error(transparent)]
+    #[error("{0}; start the change again for the rest")]
     Database(#[from] StoreError),
 }
 
@@ -211,7 +211,14 @@ pub(super) fn change_ids(ui: &Ui, what: BulkAction, mut ids: Vec<i64>, who: &str
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
     tokio::spawn(async move {
         let states = ["queued", "running"].map(str::to_owned);
-        let ended = change_each(&ui, &store, what, &states, &ids, number).await;
+        let each = Each {
+            ui: &ui,
+            store: &store,
+            what,
+            states: &states,
+            number,
+        };
+        let ended = each.change_ids(&ids).await;
         ui.bulks.end(number, ended);
         ui.reads.forget();
     });
@@ -250,15 +257,22 @@ async fn change_matching(
     if what == BulkAction::Retry {
         return retry_matching(ui, store, filter, number).await;
     }
-    let mut before = None;
+    let each = Each {
+        ui,
+        store,
+        what,
+        states,
+        number,
+    };
+    let (mut before, mut locked) = (None, Vec::new());
     loop {
         if ui.stopping.is_cancelled() {
             return Err(Stopped::Host);
         }
         let batch = store.search_jobs(&filter, before, BATCH).await?;
-        change_each(ui, store, what, states, &batch.ids, number).await?;
+        locked.extend(each.change(&batch.ids, LockWait::default()).await?);
         match batch.next_before {
-            None => return Ok(()),
+            None => return each.change_locked(&locked).await,
             next => before = next,
         }
     }
@@ -274,6 +288,7 @@ async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> R
         ui.bulks.change(number, |bulk| {
             bulk.done = count(all.retried);
             bulk.refused = count(all.refused.len());
+            bulk.locked = count(all.locked.len());
         });
         if !has_more {
             return Ok(());
@@ -281,53 +296,79 @@ async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> R
     }
 }
 
-async fn change_each(
-    ui: &Ui,
-    store: &Store,
+/// A change that is made to one job after another.
+struct Each<'a> {
+    ui: &'a Ui,
+    store: &'a Store,
     what: BulkAction,
-    states: &[String],
-    ids: &[i64],
+    /// Only jobs in one of these states are cancelled: others may have started since they were found.
+    states: &'a [String],
     number: u64,
-) -> Result<(), Stopped> {
-    for id in ids {
-        if ui.stopping.is_cancelled() {
-            return Err(Stopped::Host);
-        }
-        let is_done = change(store, what, states, JobId(*id)).await?;
-        ui.bulks.change(number, |bulk| match is_done {
-            true => bulk.done += 1,
-            false => bulk.refused += 1,
-        });
-    }
-    Ok(())
 }
 
-/// Changes one job. False if its state does not allow that, or another transaction has locked it. Only jobs in one of
-/// these states are cancelled: others may have started since they were found.
-async fn change(
-    store: &Store,
-    what: BulkAction,
-    states: &[String],
-    id: JobId,
-) -> Result<bool, StoreError> {
-    let done = match what {
-        BulkAction::Cancel => store.cancel_in(id, states).await,
-        BulkAction::Retry => store.retry(id).await.map(|_| true),
-        BulkAction::RunNow => store.run_now(id).await,
-        BulkAction::Delete => store.delete(id).await.map(|()| true),
-    };
-    match done {
-        Ok(is_done) => Ok(is_done),
-        Err(error)
-            if error.is_refused_by_state()
-                || error.is_unknown_job()
-                || error.is_about_data()
-                || error.is_locked()
-                || error.is_silence() =>
-        {
-            Ok(false)
+/// What became of the change to one job.
+#[derive(Debug, Clone, Copy)]
+enum Changed {
+    Done,
+    /// Its state does not allow the change, among others.
+    Refused,
+    /// Another transaction has locked it.
+    Locked,
+}
+
+impl Each<'_> {
+    /// Changes these jobs, the locked ones last.
+    async fn change_ids(&self, ids: &[i64]) -> Result<(), Stopped> {
+        let locked = self.change(ids, LockWait::default()).await?;
+        self.change_locked(&locked).await
+    }
+
+    /// Tries locked jobs again, and waits for them.
+    async fn change_locked(&self, ids: &[i64]) -> Result<(), Stopped> {
+        let left = self.change(ids, LockWait::start()).await?;
+        self.ui
+            .bulks
+            .change(self.number, |bulk| bulk.locked = count(left.len()));
+        Ok(())
+    }
+
+    /// Changes these jobs, and returns those that are locked.
+    async fn change(&self, ids: &[i64], wait: LockWait) -> Result<Vec<i64>, Stopped> {
+        let mut locked = Vec::new();
+        for id in ids {
+            if self.ui.stopping.is_cancelled() {
+                return Err(Stopped::Host);
+            }
+            match self.change_one(JobId(*id), wait).await? {
+                Changed::Done => self.ui.bulks.change(self.number, |bulk| bulk.done += 1),
+                Changed::Refused => self.ui.bulks.change(self.number, |bulk| bulk.refused += 1),
+                Changed::Locked => locked.push(*id),
+            }
         }
-        Err(error) => Err(error),
+        Ok(locked)
+    }
+
+    async fn change_one(&self, id: JobId, wait: LockWait) -> Result<Changed, StoreError> {
+        let store = self.store;
+        let done = match self.what {
+            BulkAction::Cancel => store.cancel_in(id, self.states, wait).await,
+            BulkAction::Retry => store.retry_waiting(id, wait).await.map(|_| true),
+            BulkAction::RunNow => store.run_now(id, wait).await,
+            BulkAction::Delete => store.delete_waiting(id, wait).await.map(|()| true),
+        };
+        match done {
+            Ok(true) => Ok(Changed::Done),
+            Ok(false) => Ok(Changed::Refused),
+            Err(error) if error.is_locked() => Ok(Changed::Locked),
+            Err(error)
+                if error.is_refused_by_state()
+                    || error.is_unknown_job()
+                    || error.is_about_data() =>
+            {
+                Ok(Changed::Refused)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 

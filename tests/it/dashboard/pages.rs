@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::JobId;
+use rouse::store::LockWait;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::{sleep, timeout};
@@ -10,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::{Dashboard, ids, paths, read_until, shop};
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{TIMEOUT, WAIT_BRIEFLY_FOR_LOCKS, enqueue, enqueue_sql, until_true};
+use crate::support::worker::{TIMEOUT, enqueue, enqueue_sql, until_true};
 
 #[tokio::test]
 async fn every_page_responds_and_does_not_run_untrusted_text() {
@@ -382,17 +383,17 @@ async fn a_job_that_was_found_queued_and_has_started_since_is_not_cancelled() {
     let worker = db.worker().await;
     let id = enqueue(&client, "a.b", json!({})).await;
     assert_eq!(claim(&worker, 1).await.len(), 1);
-    let store = db.store();
+    let (store, wait) = (db.store(), LockWait::default());
     let queued = ["queued".to_owned()];
-    assert!(!store.cancel_in(JobId(id), &queued).await.unwrap());
+    assert!(!store.cancel_in(JobId(id), &queued, wait).await.unwrap());
     let live = ["queued".to_owned(), "running".to_owned()];
-    assert!(store.cancel_in(JobId(id), &live).await.unwrap());
+    assert!(store.cancel_in(JobId(id), &live, wait).await.unwrap());
 }
 
 #[tokio::test]
 async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
     let db = TestDb::new().await;
-    let (mut client, watcher) = (db.client().await, db.client().await);
+    let mut client = db.client().await;
     let locked = enqueue_sql(&client, "'a.b'").await;
     let other = enqueue_sql(&client, "'a.b'").await;
     let transaction = client.transaction().await.unwrap();
@@ -400,13 +401,15 @@ async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
         .query("SELECT rouse.cancel($1)", &[&locked])
         .await
         .unwrap();
-    watcher.batch_execute(WAIT_BRIEFLY_FOR_LOCKS).await.unwrap();
     let dashboard = Dashboard::start(&db, &[]);
     let token = dashboard.form_token("/jobs").await;
     let form = format!("csrf={token}&do=cancel&id={locked}&id={other}");
     dashboard.post("/jobs/change", &form).await;
     dashboard
-        .until("/bulk/1", "1 cancelled of 2; 1 could not be")
+        .until(
+            "/bulk/1",
+            "1 cancelled of 2; 1 are left, because another transaction has locked them",
+        )
         .await;
     transaction.rollback().await.unwrap();
 }

@@ -5,10 +5,22 @@ use serde_json::{Value, json};
 use crate::commands::run;
 use crate::support::claims::claim;
 use crate::support::page::blocks_of;
-use crate::support::worker::{
-    SOMEBODY_WAITS, TIMEOUT, WAIT_BRIEFLY_FOR_LOCKS, enqueue_sql, show, until_true,
-};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, show, until_true};
 use crate::support::{Host, TestDb};
+
+/// Starts a command whose connections lead through this proxy.
+fn start(proxy: &Proxy, args: &[&str]) -> Host {
+    Host::rouse(args, &[("DATABASE_URL", proxy.url()), ("ROUSE_LOG", "off")])
+}
+
+/// Its exit code and output, without blocking the proxy, which runs on this thread.
+async fn exit(host: Host) -> (Option<i32>, String) {
+    let (status, output) = tokio::task::spawn_blocking(move || host.exit(TIMEOUT))
+        .await
+        .unwrap();
+    (status.code(), output)
+}
 
 #[tokio::test]
 async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
@@ -100,66 +112,125 @@ async fn a_job_that_ends_before_its_turn_is_skipped() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_locked_does_not_hold_up_the_others() {
-    for verb in ["cancel", "delete"] {
+async fn locked_jobs_are_left_after_a_short_wait_and_do_not_hold_up_the_others() {
+    for (verb, done) in [("cancel", "cancelled"), ("delete", "deleted")] {
         let db = TestDb::new().await;
         let (mut client, watcher) = (db.client().await, db.client().await);
         let older = enqueue_sql(&client, "'x'").await;
-        let locked = enqueue_sql(&client, "'x'").await;
+        // Waiting for each of them would take longer than the test.
+        let mut locked = Vec::new();
+        for _ in 0..10 {
+            locked.push(enqueue_sql(&client, "'x'").await);
+        }
         let transaction = client.transaction().await.unwrap();
         transaction
-            .query("SELECT rouse.cancel($1)", &[&locked])
+            .query(
+                "SELECT rouse.cancel(id) FROM unnest($1::bigint[]) AS id",
+                &[&locked],
+            )
             .await
             .unwrap();
-        watcher.batch_execute(WAIT_BRIEFLY_FOR_LOCKS).await.unwrap();
-        let (code, output) = run(&db, &["job", verb, "--handler", "x", "--confirm"]);
+        let args = ["job", verb, "--handler", "x", "--confirm"];
+        let (code, output) = run(&db, &[&args[..], &["--json"]].concat());
         assert_eq!(code, 6, "{output}");
+        let named: Vec<String> = locked.iter().map(ToString::to_string).collect();
+        let why = "because another transaction has locked them";
+        let again = "; the same command with --until 2";
         assert!(
-            output.contains("1 of the 2 jobs")
-                && output.contains("1 were refused, because another transaction has locked them")
-                && output.contains(&format!(": {locked}")),
+            output.contains(&format!("\"{done}\":1,"))
+                && output.contains("\"looked_at\":11")
+                && output.contains("\"refused\":[]")
+                && output.contains(&format!("\"locked\":[{}]", named.join(",")))
+                && output.contains("10 were not")
+                && output.contains(&format!("{why}: {}{again}", named.join(", "))),
             "{output}"
         );
-        transaction.rollback().await.unwrap();
         assert_eq!(show(&watcher, older).await.state, "cancelled");
-        assert_eq!(show(&watcher, locked).await.state, "queued");
+        transaction.rollback().await.unwrap();
+        for id in &locked {
+            assert_eq!(show(&watcher, *id).await.state, "queued");
+        }
+        let (code, output) = run(&db, &args);
+        assert_eq!(code, 0, "{output}");
+        assert!(output.contains("10 of the 10 jobs"), "{output}");
     }
+}
+
+#[tokio::test]
+async fn a_locked_job_is_changed_if_it_becomes_free_during_the_wait() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let locked = enqueue_sql(&client, "'x'").await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&locked])
+        .await
+        .unwrap();
+    let args = ["job", "cancel", "--handler", "x", "--confirm"];
+    let url = db.url();
+    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    transaction.rollback().await.unwrap();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(output.contains("cancelled 1 of the 1 jobs"), "{output}");
+    assert_eq!(show(&watcher, locked).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn a_bulk_cancellation_without_a_response_ends_with_an_error_and_the_same_command_resumes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(enqueue_sql(&client, "'x'").await);
+    }
+    let proxy = Proxy::start(&db).await;
+    let response = proxy.hold("rouse.cancel", Side::Response);
+    let args = ["job", "cancel", "--handler", "x", "--confirm"];
+    let (code, output) = exit(start(&proxy, &args)).await;
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("no response from"), "{output}");
+    // The newest one was cancelled; the command does not know that.
+    assert_eq!(show(&client, ids[2]).await.state, "cancelled");
+    for id in &ids[..2] {
+        assert_eq!(show(&client, *id).await.state, "queued");
+    }
+    response.release();
+    let (code, output) = exit(start(&proxy, &args)).await;
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("cancelled 2 of the 2 jobs"), "{output}");
 }
 
 #[tokio::test]
 async fn a_queued_job_that_starts_before_its_turn_is_not_deleted() {
     let db = TestDb::new().await;
     let worker = db.worker().await;
-    let (mut client, watcher) = (db.client().await, db.client().await);
+    let client = db.client().await;
     let starts = enqueue_sql(&client, "'x'").await;
-    let blocked = enqueue_sql(&client, "'x'").await;
-    // The newest job comes first: while the command waits for it, the other one starts.
-    let transaction = client.transaction().await.unwrap();
-    transaction
-        .query("SELECT rouse.cancel($1)", &[&blocked])
-        .await
-        .unwrap();
-    let args = ["job", "delete", "--handler", "x", "--confirm"];
-    let url = db.url();
-    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    let newer = enqueue_sql(&client, "'x'").await;
+    // The newest job comes first: before it is deleted, the other one starts.
+    let proxy = Proxy::start(&db).await;
+    let deletion = proxy.hold("rouse.delete", Side::Statement);
+    let host = start(&proxy, &["job", "delete", "--handler", "x", "--confirm"]);
+    deletion.caught().await;
     assert_eq!(claim(&worker, 1).await.len(), 1);
-    transaction.rollback().await.unwrap();
-    let (status, output) = host.exit(TIMEOUT);
-    assert_eq!(status.code(), Some(0), "{output}");
+    deletion.release();
+    let (code, output) = exit(host).await;
+    assert_eq!(code, Some(0), "{output}");
     assert!(
         output.contains("deleted 1 of the 2 jobs")
             && output.contains("1 jobs had ended or started before they could be deleted"),
         "{output}"
     );
-    assert_eq!(show(&watcher, starts).await.state, "running");
-    assert_eq!(show(&watcher, blocked).await.state, "cancelled");
+    assert_eq!(show(&client, starts).await.state, "running");
+    assert_eq!(show(&client, newer).await.state, "cancelled");
 }
 
 #[tokio::test]
 async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same_command_resumes() {
     let db = TestDb::new().await;
-    let (mut client, watcher) = (db.client().await, db.client().await);
+    let client = db.client().await;
     client
         .execute(
             "SELECT rouse.enqueue('x') FROM generate_series(1, 600)",
@@ -167,20 +238,15 @@ async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same
         )
         .await
         .unwrap();
-    // Another transaction has locked the first job of the first batch.
-    let transaction = client.transaction().await.unwrap();
-    transaction
-        .query("SELECT rouse.cancel((SELECT max(id) FROM rouse.job))", &[])
-        .await
-        .unwrap();
+    let proxy = Proxy::start(&db).await;
+    let first = proxy.hold("rouse.cancel", Side::Statement);
     let args = ["job", "cancel", "--state", "queued", "--yes"];
-    let url = db.url();
-    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    let host = start(&proxy, &args);
+    first.caught().await;
     host.signal(libc::SIGINT);
-    transaction.rollback().await.unwrap();
-    let (status, output) = host.exit(TIMEOUT);
-    assert_eq!(status.code(), Some(130), "{output}");
+    first.release();
+    let (code, output) = exit(host).await;
+    assert_eq!(code, Some(130), "{output}");
     let (_, done) = output.split_once("cancelled ").expect("a summary");
     let done: u32 = done.split(' ').next().unwrap().parse().unwrap();
     // It stops within its first batch.
@@ -189,7 +255,7 @@ async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same
     assert_eq!(code, 0, "{output}");
     let rest = format!("cancelled {0} of the {0} jobs", 600 - done);
     assert!(output.contains(&rest), "{output}");
-    let live = watcher
+    let live = client
         .query_one("SELECT count(*) FROM rouse.job", &[])
         .await;
     assert_eq!(live.unwrap().get::<_, i64>(0), 0);

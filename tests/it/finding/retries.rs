@@ -75,10 +75,10 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     let db = TestDb::new().await;
     let (mut client, watcher) = (db.client().await, db.client().await);
     kept(&client, 0, "timed_out", 1_000_001..=1_000_600).await;
-    // Another transaction is retrying the oldest job of the first batch.
+    // Another batch has not committed yet.
     let transaction = client.transaction().await.unwrap();
     transaction
-        .query("SELECT rouse.retry(1000101)", &[])
+        .query("SELECT rouse._lock('retry_jobs', '')", &[])
         .await
         .unwrap();
     let args = ["job", "retry", "--state", "timed_out", "--yes"];
@@ -174,4 +174,73 @@ async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_a
     until_true(&client, SOMEBODY_WAITS).await;
     transaction.commit().await.unwrap();
     assert_eq!(again.await.unwrap(), Vec::<i64>::new());
+}
+
+#[tokio::test]
+async fn locked_jobs_are_left_out_of_a_bulk_retry_and_listed() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(failed(&client, "'x'", "why").await);
+    }
+    let succeeded = enqueue_sql(&client, "'x'").await;
+    let complete = "SELECT rouse.complete($1)";
+    client.query(complete, &[&succeeded]).await.unwrap();
+    // One is locked by its row, the other by the unique index of retries.
+    let transaction = client.transaction().await.unwrap();
+    for id in [ids[1], succeeded] {
+        let retry = "SELECT rouse.retry($1)";
+        transaction.query(retry, &[&id]).await.unwrap();
+    }
+    let sql = "SELECT retried, locked FROM rouse.retry_jobs($1, max => 1)";
+    let row = watcher
+        .query_one(sql, &[&json!({"state": "succeeded"})])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), Vec::<i64>::new());
+    assert_eq!(row.get::<_, Vec<i64>>(1), [succeeded]);
+
+    let args = ["job", "retry", "--state", "failed,succeeded", "--confirm"];
+    let (code, output) = run(&db, &[&args[..], &["--json"]].concat());
+    assert_eq!(code, 6, "{output}");
+    assert!(
+        output.contains("\"retried\":2")
+            && output.contains(&format!("\"locked\":[{},{succeeded}]", ids[1]))
+            && output.contains("\"refused\":[]")
+            && output.contains("2 were not retried, because another transaction has locked them"),
+        "{output}"
+    );
+    // One of the two becomes free without a retry, the other was retried.
+    transaction.rollback().await.unwrap();
+    let retry = "SELECT rouse.retry($1)";
+    watcher.query(retry, &[&succeeded]).await.unwrap();
+    let (code, output) = run(&db, &args);
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains("retried 1 of the 4 jobs"), "{output}");
+}
+
+#[tokio::test]
+async fn a_bulk_retry_waits_for_locked_jobs_at_the_end() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let older = failed(&client, "'x'", "why").await;
+    let locked = failed(&client, "'x'", "why").await;
+    let transaction = client.transaction().await.unwrap();
+    let retry = "SELECT rouse.retry($1)";
+    transaction.query(retry, &[&locked]).await.unwrap();
+    let args = ["job", "retry", "--state", "failed", "--confirm", "--json"];
+    let url = db.url();
+    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    transaction.rollback().await.unwrap();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(
+        output.contains("\"retried\":2") && output.contains("\"locked\":[]"),
+        "{output}"
+    );
+    let retried = "SELECT count(*) FROM rouse.job WHERE retried_from = ANY ($1)";
+    let row = watcher.query_one(retried, &[&vec![older, locked]]).await;
+    assert_eq!(row.unwrap().get::<_, i64>(0), 2);
 }

@@ -344,10 +344,6 @@ pub(crate) async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
 /// Whether some session of the database waits for a lock, for [`until_true`].
 pub(crate) const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
-/// Makes sessions that start after this call wait only briefly for locks: commands then give up before their own
-/// timeout.
-pub(crate) const WAIT_BRIEFLY_FOR_LOCKS: &str = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET lock_timeout = ''100ms''', current_database()); END $$";
-
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;

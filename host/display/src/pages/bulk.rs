@@ -24,6 +24,8 @@ pub struct Bulk {
     /// Jobs that could not be changed: their state does not allow it, they were retried before, or a live job has their
     /// unique key.
     pub refused: i64,
+    /// Jobs that were not changed because another transaction has locked them.
+    pub locked: i64,
     /// True while it is running.
     pub is_running: bool,
     /// Why it ended early.
@@ -64,7 +66,7 @@ pub fn bulk_question(
 
 /// The progress.
 pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
-    let examined = bulk.done + bulk.refused;
+    let examined = bulk.done + bulk.refused + bulk.locked;
     html! {
         div class="title" {
             h1 { (bulk.action) " jobs" }
@@ -78,7 +80,8 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
             p {
                 (cells::number(bulk.done)) " " (bulk.done_word)
                 @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
-                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, a job that they wait for has failed, or another transaction has locked them" }
+                @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, or a job that they wait for has failed" }
+                @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " are left, because another transaction has locked them: start the change again when it has ended" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
             }

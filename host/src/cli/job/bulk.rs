@@ -15,15 +15,15 @@ use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
-use crate::store::{RetryAll, Store, StoreError};
+use crate::store::{LockWait, RetryAll, Store, StoreError};
 
 /// The number of jobs that one statement finds, or that one transaction retries, which takes a few hundred
 /// milliseconds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
-/// The maximum number of refused jobs that the message names.
-const REFUSED_NAMED: usize = 20;
+/// The maximum number of jobs that a message names.
+const NAMED: usize = 20;
 
 /// The arguments do not fit together. The code is clap's.
 const EXIT_USAGE: u8 = 2;
@@ -39,12 +39,13 @@ With ids: retries each ended job as a new job, and prints its id. A refused job 
 With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
 counts them, and --confirm retries them, newest first, 500 in each transaction. Refused jobs are tried again at the end, because \
-they may wait for jobs that were retried after them. It can be stopped at any time: the same command \
+they may wait for jobs that were retried after them. Jobs that another transaction has locked are tried again at the end, for 3 s \
+in all. It can be stopped at any time: the same command \
 with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
 Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, its unique key belongs to a live job, its payload was removed, or it waits for a job that has \
-failed · 130 stopped by a signal")]
+6 a job is not in a state for that, its unique key belongs to a live job, its payload was removed, it waits for a job that has \
+failed, or (with filters) another transaction has locked it: call it again · 130 stopped by a signal")]
 pub(super) struct Retry {
     #[command(flatten)]
     chosen: Chosen,
@@ -57,11 +58,11 @@ With ids: cancels one job after the other. A refused job does not stop the other
 With filters: cancels each queued or running job that matches. For instance\n\n  \
 rouse job cancel --handler email.send --tenant acme\n\n\
 counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs, but a \
-job that starts at that moment may still be stopped. It can \
-be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
+job that starts at that moment may still be stopped. Jobs that another transaction has locked are tried again at the end, for 3 s \
+in all. It can be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
 skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, or (with filters) another transaction has locked it; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or (with filters) another transaction has locked it: call it again; with several ids, the highest code · 130 stopped by a signal")]
 pub(super) struct Cancel {
     #[command(flatten)]
     chosen: Chosen,
@@ -73,7 +74,7 @@ pub(super) struct Cancel {
 With ids: deletes one job after the other. A refused job does not stop the others, and a summary follows.\n\
 With filters: deletes each queued job that matches, as `rouse job cancel` cancels them: counted first, then with --confirm.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, or (with filters) another transaction has locked it; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or (with filters) another transaction has locked it: call it again; with several ids, the highest code · 130 stopped by a signal")]
 pub(super) struct Delete {
     #[command(flatten)]
     chosen: Chosen,
@@ -231,6 +232,7 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         skipped: 0,
         looked_at: 0,
         refused: BTreeSet::new(),
+        locked: BTreeSet::new(),
     };
     let done_word = change.done_word();
     let until = plain(filter["until"].as_str().unwrap_or_default());
@@ -238,14 +240,14 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         (true, Change::Retry) => work.retry(&filter).await,
         (true, Change::Cancel) => {
             let states = args.filter.states();
-            work.change(&filter, done_word, async |id| {
-                store.cancel_in(id, states).await
+            work.change(&filter, done_word, async |id, wait| {
+                store.cancel_in(id, states, wait).await
             })
             .await
         }
         (true, Change::Delete) => {
-            work.change(&filter, done_word, async |id| {
-                store.delete(id).await.map(|()| true)
+            work.change(&filter, done_word, async |id, wait| {
+                store.delete_waiting(id, wait).await.map(|()| true)
             })
             .await
         }
@@ -269,13 +271,14 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
             return Err(error);
         }
     };
-    if work.done == 0 && work.refused.is_empty() && complete {
+    if work.done == 0 && work.refused.is_empty() && work.locked.is_empty() && complete {
         args.filter.warn_of_unused_names(&store).await?;
     }
     if args.json {
         let mut summary = json!({
             "fit": if args.confirm { Value::Null } else { work.done.into() },
             "refused": work.refused,
+            "locked": work.locked,
             "looked_at": work.looked_at,
             "complete": complete,
         });
@@ -312,10 +315,25 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
     if !work.refused.is_empty() {
-        eprintln!("rouse: {}", work.refusals(change));
-        return Ok(ExitCode::from(EXIT_REFUSED));
+        eprintln!(
+            "rouse: {} were refused, because a live job has their unique key, their payload was removed, or a job that they wait for \
+             has failed: {}",
+            work.refused.len(),
+            listed(&work.refused)
+        );
     }
-    Ok(ExitCode::SUCCESS)
+    if !work.locked.is_empty() {
+        eprintln!(
+            "rouse: {} were not {done_word}, because another transaction has locked them: {}; the same command with --until {until} tries \
+             them again",
+            work.locked.len(),
+            listed(&work.locked)
+        );
+    }
+    Ok(match work.refused.is_empty() && work.locked.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(EXIT_REFUSED),
+    })
 }
 
 /// The work on all matching jobs, and its progress.
@@ -328,6 +346,8 @@ struct Work<'a> {
     skipped: usize,
     looked_at: i64,
     refused: BTreeSet<i64>,
+    /// Jobs that were not changed because another transaction has locked them.
+    locked: BTreeSet<i64>,
 }
 
 impl Work<'_> {
@@ -354,44 +374,68 @@ impl Work<'_> {
             self.looked_at = all.looked_at;
             if !has_more || self.is_stopped("retried").await {
                 self.refused = all.refused;
+                self.locked = all.locked;
                 return Ok(!has_more);
             }
         }
     }
 
-    /// Changes one job after another; `one` returns false if the job has left its state. A job that another transaction
-    /// has locked is refused, so that it does not delay the others. Returns false if a signal arrived before the end.
+    /// Changes one job after another; `one` returns false if the job has left its state. Jobs that another transaction
+    /// has locked are tried again at the end, so that they do not delay the others. Returns false if a signal arrived
+    /// before the end.
     async fn change(
         &mut self,
         filter: &Value,
         done_word: &str,
-        one: impl AsyncFn(JobId) -> Result<bool, StoreError>,
+        one: impl AsyncFn(JobId, LockWait) -> Result<bool, StoreError>,
     ) -> anyhow::Result<bool> {
         let mut before = None;
         loop {
             let found = self.store.search_jobs(filter, before, BATCH).await?;
             self.looked_at += i64::from(found.looked_at);
-            for id in found.ids {
-                if self.has_signal().await {
-                    return Ok(false);
-                }
-                match one(JobId(id)).await {
-                    Ok(true) => self.done += 1,
-                    Ok(false) => self.skipped += 1,
-                    Err(error) if error.is_unknown_job() || error.is_refused_by_state() => {
-                        self.skipped += 1;
-                    }
-                    Err(error) if error.is_locked() || error.is_silence() => {
-                        self.refused.insert(id);
-                    }
-                    Err(error) => return Err(error.into()),
-                }
+            if !self
+                .change_each(found.ids, LockWait::default(), &one)
+                .await?
+            {
+                return Ok(false);
             }
             before = found.next_before;
-            if before.is_none() || self.is_stopped(done_word).await {
-                return Ok(before.is_none());
+            if before.is_none() {
+                break;
+            }
+            if self.is_stopped(done_word).await {
+                return Ok(false);
             }
         }
+        let locked: Vec<i64> = self.locked.iter().rev().copied().collect();
+        self.change_each(locked, LockWait::start(), &one).await
+    }
+
+    /// Changes these jobs. Returns false if a signal arrived before the last one.
+    async fn change_each(
+        &mut self,
+        ids: Vec<i64>,
+        wait: LockWait,
+        one: &impl AsyncFn(JobId, LockWait) -> Result<bool, StoreError>,
+    ) -> anyhow::Result<bool> {
+        for id in ids {
+            if self.has_signal().await {
+                return Ok(false);
+            }
+            self.locked.remove(&id);
+            match one(JobId(id), wait).await {
+                Ok(true) => self.done += 1,
+                Ok(false) => self.skipped += 1,
+                Err(error) if error.is_unknown_job() || error.is_refused_by_state() => {
+                    self.skipped += 1;
+                }
+                Err(error) if error.is_locked() => {
+                    self.locked.insert(id);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
     }
 
     /// Shows the progress between batches. Returns true if a signal has arrived.
@@ -413,30 +457,14 @@ impl Work<'_> {
             eprintln!();
         }
     }
+}
 
-    fn refusals(&self, change: Change) -> String {
-        let named: Vec<String> = self
-            .refused
-            .iter()
-            .take(REFUSED_NAMED)
-            .map(ToString::to_string)
-            .collect();
-        let more = match self.refused.len() > REFUSED_NAMED {
-            true => ", …",
-            false => "",
-        };
-        let why = match change {
-            Change::Retry => {
-                "a live job has their unique key, their payload was removed, or a job that they wait for has failed"
-            }
-            Change::Cancel | Change::Delete => {
-                "another transaction has locked them (the same command tries them again)"
-            }
-        };
-        format!(
-            "{} were refused, because {why}: {}{more}",
-            self.refused.len(),
-            named.join(", ")
-        )
-    }
+/// The first of these jobs.
+fn listed(jobs: &BTreeSet<i64>) -> String {
+    let named: Vec<String> = jobs.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match jobs.len() > NAMED {
+        true => ", …",
+        false => "",
+    };
+    format!("{}{more}", named.join(", "))
 }

@@ -1,0 +1,57 @@
+//! How long a bulk change waits for jobs that other transactions have locked.
+
+use std::time::{Duration, Instant};
+
+/// The maximum time for which a bulk change waits, for all locked jobs together.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// The time for which a bulk change still waits for locks: nothing at first, so that a locked job does not delay the
+/// others; and once it has tried all jobs, a few seconds for the locked ones.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LockWait {
+    /// `None`: it does not wait yet.
+    until: Option<Instant>,
+}
+
+impl LockWait {
+    /// Waits from now on.
+    pub fn start() -> Self {
+        Self {
+            until: Some(Instant::now() + WAIT_MAX),
+        }
+    }
+
+    pub(super) fn is_started(self) -> bool {
+        self.until.is_some()
+    }
+
+    pub(super) fn left(self) -> Duration {
+        self.until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        })
+    }
+
+    /// The `lock_timeout` of the next statement. 0 would wait without end.
+    pub(super) fn lock_timeout(self) -> String {
+        format!("{}ms", self.left().as_millis().max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_waits_only_once_it_has_started_to() {
+        let wait = LockWait::default();
+        assert!(!wait.is_started());
+        assert_eq!(wait.lock_timeout(), "1ms");
+        let wait = LockWait::start();
+        assert!(wait.is_started());
+        assert!(wait.left() <= WAIT_MAX && wait.left() > Duration::ZERO);
+        let wait = LockWait {
+            until: Some(Instant::now()),
+        };
+        assert_eq!(wait.lock_timeout(), "1ms");
+    }
+}
