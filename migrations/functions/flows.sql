@@ -200,19 +200,17 @@ $$;
 
 -- The jobs of a flow: the latest job of each name, each after those that it waits for. `job` is its id, and `chain` the
 -- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
--- waits for has failed, until it is retried. Served by job_flow, finished_flow, dependency_job and lane_id.
+-- waits for has failed, until it is retried. Whether a chain has failed is looked up once for each chain, because
+-- thousands of jobs may wait for the same one. Served by job_flow, finished_flow, dependency_job, the primary key,
+-- job_chain and lane_id.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
 RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
-           CASE WHEN e.blockers IS NOT NULL THEN
-               ARRAY(SELECT d.chain FROM (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job LIMIT 100) AS d ORDER BY 1) END,
-           e.blockers IS NOT NULL AND EXISTS (SELECT FROM rouse.dependency AS d WHERE d.job = e.job AND rouse._live_job(d.chain) IS NULL
-               AND (rouse._last_ended(d.chain)).state IS DISTINCT FROM 'succeeded'),
-           e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
-    FROM (
-        SELECT DISTINCT ON (e.name) e.*, min(e.of_chain) OVER (PARTITION BY e.name) AS chain FROM (
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+    WITH latest AS MATERIALIZED (
+        -- Names are compared byte by byte, as in rouse._count_flow.
+        SELECT DISTINCT ON (e.name COLLATE "C") e.*, min(e.of_chain) OVER (PARTITION BY e.name COLLATE "C") AS chain FROM (
             SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS of_chain, j.lane, j.state, j.attempt, j.after, j.blockers,
                    j.requested_at, j.available_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::jsonb AS error
             FROM rouse.job AS j WHERE j.flow = flow.id
@@ -220,13 +218,28 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET e
             SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.lane, f.state, f.attempt, f.after, NULL,
                    f.requested_at, f.available_at, f.started_at, f.finished_at, f.error
             FROM rouse.finished AS f WHERE f.flow = flow.id) AS e
-        ORDER BY e.name, e.job DESC) AS e
+        ORDER BY e.name COLLATE "C", e.job DESC),
+    waited AS MATERIALIZED (
+        SELECT DISTINCT d.chain FROM latest AS e JOIN rouse.dependency AS d ON d.job = ANY (ARRAY[e.job]) WHERE e.blockers IS NOT NULL),
+    ended AS MATERIALIZED (
+        -- As rouse._live_job, without a call for each.
+        SELECT w.chain FROM waited AS w
+        WHERE (SELECT j.id FROM rouse.job AS j WHERE j.id = w.chain) IS NULL AND (SELECT j.id FROM rouse.job AS j WHERE j.chain = w.chain) IS NULL),
+    failed AS MATERIALIZED (
+        SELECT e.chain FROM ended AS e WHERE (rouse._last_ended(e.chain)).state IS DISTINCT FROM 'succeeded')
+    SELECT e.name, e.job, e.chain, l.handler, l.queue, e.state, e.attempt, e.after,
+           CASE WHEN e.blockers IS NOT NULL THEN coalesce(w.chains, '{}') END, coalesce(w.is_stuck, false),
+           e.requested_at, e.available_at, e.started_at, e.finished_at, e.error
+    FROM latest AS e
     CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = e.lane LIMIT 1) AS l
+    CROSS JOIN LATERAL (
+        SELECT (array_agg(d.chain ORDER BY d.chain))[1:100] AS chains, bool_or(d.chain IN (SELECT f.chain FROM failed AS f)) AS is_stuck
+        FROM rouse.dependency AS d WHERE d.job = e.job AND e.blockers IS NOT NULL) AS w
     ORDER BY e.chain
 $$;
 
--- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and state names as rouse.flow.
--- Counting the rows of rouse.flow would read ten times as much. Served by job_flow, finished_flow, dependency_job, the
+-- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and state names as rouse.flow, which
+-- also looks up the lane and the dependencies of each job. Served by job_flow, finished_flow, dependency_job, the
 -- primary key and job_chain.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,

@@ -48,7 +48,7 @@ async fn the_counts_of_a_flow_are_those_of_the_latest_job_of_each_name() {
 }
 
 #[tokio::test]
-async fn counting_a_flow_reads_each_of_its_jobs_once() {
+async fn counting_and_listing_a_flow_reads_each_of_its_jobs_once() {
     const JOBS: i64 = 300;
     // The rows that this session has read since it last reported to the server.
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
@@ -61,11 +61,15 @@ async fn counting_a_flow_reads_each_of_its_jobs_once() {
     );
     let flow = enqueue_flow(&client, json!(jobs)).await;
     let transaction = client.transaction().await.unwrap();
-    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
-    let sql = "SELECT waiting FROM rouse.flows WHERE id = $1";
-    let row = transaction.query_one(sql, &[&flow]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), JOBS - 1);
-    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
-    let read = after - before;
-    assert!((JOBS..JOBS + 10).contains(&read), "{read}");
+    for sql in [
+        "SELECT waiting FROM rouse.flows WHERE id = $1",
+        "SELECT count(*) FILTER (WHERE waits_for IS NOT NULL AND NOT is_stuck) FROM rouse.flow($1)",
+    ] {
+        let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+        let row = transaction.query_one(sql, &[&flow]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), JOBS - 1, "{sql}");
+        let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+        let read = after - before;
+        assert!((JOBS..JOBS + 10).contains(&read), "{sql}: {read}");
+    }
 }
