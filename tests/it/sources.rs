@@ -312,6 +312,11 @@ fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
 const SOMEBODY_SLEEPS: &str =
     "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
 
+/// Whether a statement has waited for a lock for a second, for [`until_true`].
+const HAS_WAITED: &str =
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+     AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1 second')";
+
 /// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first
 /// job is that of another handler. Nothing but the end of the first job wakes the worker.
 #[tokio::test]
@@ -355,13 +360,39 @@ async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_h
         .await
         .unwrap();
     let next = enqueue_unserved(&client, ", source => 'legacy'").await;
-    let has_waited =
-        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
-         AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1 second')";
-    until_true(&client, has_waited).await;
+    until_true(&client, HAS_WAITED).await;
     locker.batch_execute("COMMIT").await.unwrap();
     assert!(cancel(&client, first).await);
     until(&client, next, |job| job.state == "running").await;
     assert!(cancel(&client, next).await);
+    worker.drain().await;
+}
+
+/// As above, the search for the other source waits for a gate for a second. Nothing but the new module wakes the worker.
+#[tokio::test]
+async fn a_long_search_for_other_sources_does_not_delay_the_jobs_of_a_new_handler() {
+    let db = TestDb::new().await;
+    let (locker, client) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', max => 100)")
+        .await
+        .unwrap();
+    let (catalog, folder) = watched(&["noop.wasm"]).await;
+    let settings = one_at_a_time(&[("legacy", "text.stats"), ("other", "noop")]);
+    let worker = TestWorker::start_on(&db, settings, catalog);
+    until_true(&client, SOMEBODY_SLEEPS).await;
+    locker
+        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
+        .await
+        .unwrap();
+    let text = r#"'producers.own', '{"text": "one two"}', source => 'legacy'"#;
+    let bound = enqueue_sql(&client, text).await;
+    until_true(&client, HAS_WAITED).await;
+    locker.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(show(&client, bound).await.state, "queued");
+    let late = folder.path().join("text_stats.wasm");
+    std::fs::copy(guests_dir().join("text_stats.wasm"), late).unwrap();
+    let job = ended(&client, bound).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
 }

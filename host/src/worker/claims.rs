@@ -96,7 +96,7 @@ pub(super) struct Claims<'a> {
     /// Jobs of sources that are bound to a handler which this host does not have.
     unbound: Unbound,
     /// After a search by source that found nothing, the time before which it is not retried, unless a notification
-    /// announces a job, or an attempt of one of `full_handlers` ends.
+    /// announces a job, an attempt of one of `full_handlers` ends, or the handler of another source is loaded.
     by_source_at: Instant,
     /// The handlers whose sources the last search by source left out, because as many of their attempts were running as
     /// this host may run.

@@ -1,7 +1,7 @@
 //! Chooses the lanes from which jobs are claimed.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use super::Claims;
 use crate::sandbox::{BootTime, Handler};
@@ -49,7 +49,12 @@ impl Claims<'_> {
             .iter()
             .map(|(_, handler)| lease_ms(&policy(handler)))
             .max();
-        self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
+        let sources: Vec<String> = bound.iter().map(|(source, _)| (*source).clone()).collect();
+        if sources.iter().any(|source| !self.sources.contains(source)) {
+            // The last search by source did not cover this one.
+            self.by_source_at = Instant::now();
+        }
+        self.sources = sources;
         let unbound = settings.sources.iter();
         let unbound = unbound.filter(|(_, name)| served(name).is_none());
         self.unbound
