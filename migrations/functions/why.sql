@@ -1,13 +1,14 @@
 -- rouse.why: what keeps a job from starting.
 
--- A duration in one unit, rounded.
+-- A duration in one unit, rounded, as host/display/src/when.rs writes it.
 CREATE OR REPLACE FUNCTION rouse._duration(p_time interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN s.all < 10 THEN greatest(round(s.all, 1), 0) || ' s'
-        WHEN s.all < 120 THEN round(s.all) || ' s'
-        WHEN s.all < 7200 THEN round(s.all / 60) || ' min'
-        WHEN s.all < 172800 THEN round(s.all / 3600) || ' h'
+        WHEN s.all < 119.5 THEN round(s.all) || ' s'
+        WHEN s.all < 5370 THEN round(s.all / 60) || ' min'
+        WHEN s.all < 34200 THEN trim_scale(round(s.all / 3600, 1)) || ' h'
+        WHEN s.all < 171000 THEN round(s.all / 3600) || ' h'
         ELSE round(s.all / 86400) || ' days' END
     FROM (SELECT extract(epoch FROM p_time) AS all) AS s
 $$;

@@ -107,6 +107,9 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
     )
     .await;
     assert_why(&client, first, &[("not_due", "it may start in 3 h")]).await;
+    let soon = "'greet', '{}', run_at => now() + interval '119 minutes'";
+    let soon = enqueue_sql(&client, soon).await;
+    assert_why(&client, soon, &[("not_due", "it may start in 2 h")]).await;
     let after = format!("'greet', '{{}}', after => '[{first}]'");
     let second = enqueue_sql(&client, &after).await;
     let waits = format!("the end of job {first}, which is queued");

@@ -11,12 +11,14 @@ pub fn took(secs: f64) -> String {
     }
 }
 
-/// A duration in the largest suitable unit, for instance `8 s` or `3 h`.
+/// A duration in the largest suitable unit, for instance `8 s`, `1.5 h` or `3 days`. `rouse._duration` writes the same.
 pub fn short(secs: f64) -> String {
+    // The bounds are those of the rounded numbers: 119.9 s are 2 min, not 120 s.
     match secs {
-        ..120.0 => format!("{:.0} s", secs.max(0.0)),
-        ..7_200.0 => format!("{:.0} min", secs / 60.0),
-        ..172_800.0 => format!("{:.0} h", secs / 3_600.0),
+        ..119.5 => format!("{:.0} s", secs.max(0.0)),
+        ..5_370.0 => format!("{:.0} min", secs / 60.0),
+        ..34_200.0 => format!("{} h", (secs / 360.0).round() / 10.0),
+        ..171_000.0 => format!("{:.0} h", secs / 3_600.0),
         _ => format!("{:.0} days", secs / 86_400.0),
     }
 }
@@ -139,7 +141,16 @@ mod tests {
             (0.0123, "12 ms"),
             (1.54, "1.5 s"),
             (42.4, "42 s"),
+            (119.4, "119 s"),
+            (119.9, "2 min"),
             (600.0, "10 min"),
+            (5_340.0, "89 min"),
+            (5_400.0, "1.5 h"),
+            (7_140.0, "2 h"),
+            (12_600.0, "3.5 h"),
+            (35_999.0, "10 h"),
+            (170_000.0, "47 h"),
+            (172_799.0, "2 days"),
         ] {
             assert_eq!(took(secs), text);
         }
