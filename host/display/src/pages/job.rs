@@ -75,7 +75,7 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
         }
         @if cells::text(record, "state") == "queued" { (edit(chrome, record, job.payload.as_deref())) }
         @if is_live { (more(chrome, record)) }
-        (commands(chrome, job))
+        (commands(chrome, job, now))
     }
 }
 
@@ -472,27 +472,12 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
 }
 
 /// The same job as commands for a terminal and for psql.
-fn commands(chrome: &Chrome, job: &Job) -> Markup {
+fn commands(chrome: &Chrome, job: &Job, now: f64) -> Markup {
     let record = &job.record;
     let id = &record["id"];
     let payload = job.payload.as_ref();
     let payload = payload.filter(|payload| payload.len() < COMMAND_BYTES_MAX);
-    let again = payload.map(|payload| {
-        let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
-        let mut call = format!(
-            "SELECT rouse.enqueue({}, {}",
-            literal(cells::text(record, "handler")),
-            literal(payload)
-        );
-        for key in ["queue", "tenant", "source", "priority"] {
-            let value = cells::text(record, key);
-            let is_default = matches!((key, value), ("queue", "default") | ("priority", "normal"));
-            if !value.is_empty() && !is_default {
-                call += &format!(", {key} => {}", literal(value));
-            }
-        }
-        sanitize::line(&call) + ");"
-    });
+    let again = payload.map(|payload| enqueue_call(record, payload, now));
     html! {
         details class="card" id="commands" {
             summary { "In a terminal, or in psql" }
@@ -502,5 +487,59 @@ fn commands(chrome: &Chrome, job: &Job) -> Markup {
                 p { "Another one like it: " (cells::command(&again)) }
             }
         }
+    }
+}
+
+/// The call that enqueues another job like this one. The time at which it may start is included while it is in the
+/// future, unless the job waits for its next attempt.
+fn enqueue_call(record: &Value, payload: &str, now: f64) -> String {
+    let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
+    let mut call = format!(
+        "SELECT rouse.enqueue({}, {}",
+        literal(cells::text(record, "handler")),
+        literal(payload)
+    );
+    for key in ["queue", "tenant", "source", "priority"] {
+        let value = cells::text(record, key);
+        let is_default = matches!((key, value), ("queue", "default") | ("priority", "normal"));
+        if !value.is_empty() && !is_default {
+            call += &format!(", {key} => {}", literal(value));
+        }
+    }
+    let tags = record["tags"].as_array().into_iter().flatten();
+    let tags: Vec<String> = tags.filter_map(Value::as_str).map(literal).collect();
+    if !tags.is_empty() {
+        call += &format!(", tags => ARRAY[{}]", tags.join(", "));
+    }
+    let due = cells::text(record, "available_at");
+    let is_later = when::epoch(due).is_some_and(|at| at > now);
+    if is_later && record["attempt"] == 0 {
+        call += &format!(", run_at => {}", literal(due));
+    }
+    sanitize::line(&call) + ");"
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn another_job_like_it_has_the_same_tags_and_the_same_time_in_the_future() {
+        let due = "1970-01-01T02:00:00+00:00";
+        let mut record = json!({
+            "handler": "a.b", "queue": "default", "tenant": "o'hara", "source": null, "priority": "high",
+            "tags": ["gpu", "big"], "available_at": due, "attempt": 0,
+        });
+        let start = "SELECT rouse.enqueue('a.b', '{}', tenant => 'o''hara', priority => 'high', tags => ARRAY['gpu', 'big']";
+        let with_time = format!("{start}, run_at => '{due}');");
+        assert_eq!(enqueue_call(&record, "{}", 7_199.0), with_time);
+        assert_eq!(enqueue_call(&record, "{}", 7_201.0), format!("{start});"));
+        record["attempt"] = json!(1);
+        assert_eq!(enqueue_call(&record, "{}", 7_199.0), format!("{start});"));
+        let plain = json!({"handler": "a.b", "tags": [], "attempt": 0});
+        let call = "SELECT rouse.enqueue('a.b', '{}');";
+        assert_eq!(enqueue_call(&plain, "{}", 0.0), call);
     }
 }
