@@ -63,11 +63,18 @@ impl Store {
         Ok(())
     }
 
-    /// The running attempts, longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the login
-    /// may not read it.
-    pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
+    /// The running attempts of this worker (`None`: of all), longest first: the columns of the view `rouse.top`, and
+    /// `running_s`. `None` if the login may not read it.
+    pub async fn top(
+        &self,
+        worker: Option<&str>,
+        limit: i64,
+    ) -> Result<Option<Vec<Value>>, StoreError> {
         let response = self
-            .query(include_str!("top.sql"), &[(&limit, Type::INT8)])
+            .query(
+                include_str!("top.sql"),
+                &[(&limit, Type::INT8), (&worker, Type::TEXT)],
+            )
             .await;
         Ok(allowed(response)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }

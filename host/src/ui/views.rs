@@ -152,9 +152,11 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
             if incarnations.is_empty() {
                 return Err(Problem::unknown(format!("There is no worker {id}.")));
             }
+            let running = store.top(Some(id), i64::from(ROWS)).await?;
+            let running = running.unwrap_or_default();
             (
                 format!("Worker {id}"),
-                pages::worker(chrome, &incarnations, now),
+                pages::worker(chrome, &incarnations, &running, now),
             )
         }
         View::Handlers => {

@@ -391,6 +391,23 @@ async fn a_job_that_was_found_queued_and_has_started_since_is_not_cancelled() {
 }
 
 #[tokio::test]
+async fn the_page_of_a_worker_lists_the_jobs_that_it_runs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let id = enqueue(&client, "a.b", json!({})).await;
+    let queued = enqueue(&client, "a.b", json!({})).await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    let sql = "SELECT worker_id FROM rouse.worker";
+    let worker: String = client.query_one(sql, &[]).await.unwrap().get(0);
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get(&format!("/workers/{worker}")).await.body;
+    let link = |id: i64| format!("/ui/jobs/{id}\"");
+    assert!(page.contains(&link(id)), "{page}");
+    assert!(!page.contains(&link(queued)), "{page}");
+}
+
+#[tokio::test]
 async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
     let db = TestDb::new().await;
     let mut client = db.client().await;

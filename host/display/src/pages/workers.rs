@@ -75,8 +75,8 @@ fn flags(worker: &Value) -> Markup {
     }
 }
 
-/// One worker: its incarnations, the newest first.
-pub fn worker(chrome: &Chrome, incarnations: &[Value], now: f64) -> Markup {
+/// One worker: its incarnations, the newest first, and the attempts that it runs, as `rouse top --json` prints them.
+pub fn worker(chrome: &Chrome, incarnations: &[Value], running: &[Value], now: f64) -> Markup {
     let Some(worker) = incarnations.first() else {
         return html! {};
     };
@@ -104,6 +104,26 @@ pub fn worker(chrome: &Chrome, incarnations: &[Value], now: f64) -> Markup {
                 "; the last for job " (cells::job(chrome, &worker["timed_out_job"])) " "
                 (cells::handler(chrome, cells::text(worker, "timed_out_handler"))) ". "
                 (chrome.button(&format!("/workers/{}/clear-timeouts", chrome.encoded(cells::text(worker, "worker_id"))), "Clear", "", ""))
+            }
+        }
+        @if !running.is_empty() {
+            section class="card scroll" tabindex="0" aria-label="Running jobs of the worker" {
+                h2 { "Running" }
+                table class="stack" {
+                    thead { tr { th { "Job" } th { "Handler" } th { "Queue" } th { "Tenant" } th class="number" { "Attempt" } th { "Runs for" } } }
+                    tbody {
+                        @for attempt in running {
+                            tr id={ "job-" (attempt["id"]) } {
+                                td class="keep" data-label="Job" { (cells::job(chrome, &attempt["id"])) }
+                                td data-label="Handler" { (cells::handler(chrome, cells::text(attempt, "handler"))) }
+                                td data-label="Queue" { (cells::queue(chrome, cells::text(attempt, "queue"))) }
+                                td data-label="Tenant" { (cells::plain(&attempt["tenant"])) }
+                                td class="number" data-label="Attempt" { (attempt["attempt"]) }
+                                td class="keep" data-label="Runs for" { (cells::seconds(&attempt["running_s"])) }
+                            }
+                        }
+                    }
+                }
             }
         }
         div class="pair" {
