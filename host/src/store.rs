@@ -108,7 +108,7 @@ pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, St
 pub use remaining::Remaining;
 pub use renew::{RENEWALS_MAX, Refusal, Renewal};
 pub use report::Report;
-pub use retry_all::RetryAll;
+pub use retry_all::{NEW_JOBS_MAX, RetryAll};
 pub use running::RunningUsage;
 pub use schedules::NewSchedule;
 pub use settle::{GuestRun, Locked, SettleResult, Settlement};

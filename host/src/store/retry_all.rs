@@ -11,11 +11,16 @@ use serde_json::Value;
 
 use super::{LockWait, RetriedJobs, Store, StoreError};
 
+/// The number of new jobs that are remembered.
+pub const NEW_JOBS_MAX: usize = 20;
+
 /// A bulk retry, and what it has done so far.
 #[derive(Debug)]
 pub struct RetryAll {
     /// The number of jobs that were retried.
     pub retried: usize,
+    /// The first new jobs, at most [`NEW_JOBS_MAX`].
+    pub new_jobs: Vec<i64>,
     /// The jobs that were refused.
     pub refused: BTreeSet<i64>,
     /// The jobs that another transaction has locked.
@@ -39,6 +44,7 @@ impl RetryAll {
     pub fn new(filter: Value, limit: i32) -> Self {
         Self {
             retried: 0,
+            new_jobs: Vec::new(),
             refused: BTreeSet::new(),
             locked: BTreeSet::new(),
             looked_at: 0,
@@ -69,6 +75,8 @@ impl RetryAll {
     fn note(&mut self, batch: &RetriedJobs, before: Option<i64>, last: i64) {
         self.retried += batch.retried.len();
         self.has_retried |= !batch.retried.is_empty();
+        let room = NEW_JOBS_MAX.saturating_sub(self.new_jobs.len());
+        self.new_jobs.extend(batch.made.iter().take(room));
         // This result replaces earlier ones about the jobs that the call has examined.
         let from = batch.next_before.unwrap_or(i64::MIN);
         let was_not_examined = |id: &i64| *id < from || before.is_some_and(|before| *id >= before);

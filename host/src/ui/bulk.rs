@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
-use crate::store::{LockWait, RetryAll, Store, StoreError};
+use crate::store::{LockWait, NEW_JOBS_MAX, RetryAll, Store, StoreError};
 
 /// Why a change ended early.
 #[derive(Debug, thiserror::Error)]
@@ -289,6 +289,7 @@ async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> R
             bulk.done = count(all.retried);
             bulk.refused = count(all.refused.len());
             bulk.locked = count(all.locked.len());
+            bulk.new_jobs.clone_from(&all.new_jobs);
         });
         if !has_more {
             return Ok(());
@@ -348,11 +349,23 @@ impl Each<'_> {
         Ok(locked)
     }
 
+    /// Notes a job that a retry has created.
+    fn note_new(&self, job: JobId) {
+        self.ui.bulks.change(self.number, |bulk| {
+            if bulk.new_jobs.len() < NEW_JOBS_MAX {
+                bulk.new_jobs.push(job.0);
+            }
+        });
+    }
+
     async fn change_one(&self, id: JobId, wait: LockWait) -> Result<Changed, StoreError> {
         let store = self.store;
         let done = match self.what {
             BulkAction::Cancel => store.cancel_in(id, self.states, wait).await,
-            BulkAction::Retry => store.retry_waiting(id, wait).await.map(|_| true),
+            BulkAction::Retry => store.retry_waiting(id, wait).await.map(|new| {
+                self.note_new(new);
+                true
+            }),
             BulkAction::RunNow => store.run_now(id, wait).await,
             BulkAction::Delete => store.delete_waiting(id, wait).await.map(|()| true),
         };

@@ -297,6 +297,15 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
     )
     .await[0];
     assert_eq!(made, 3);
+    let retries = ids(
+        &client,
+        "SELECT id FROM rouse.jobs WHERE retried_from IS NOT NULL",
+    )
+    .await;
+    let page = dashboard.get("/bulk/1").await.body;
+    for id in retries {
+        assert!(page.contains(&format!("/ui/jobs/{id}\"")), "{page}");
+    }
     // The number does not include jobs that were retried.
     let again = dashboard
         .post(

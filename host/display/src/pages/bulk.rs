@@ -26,6 +26,8 @@ pub struct Bulk {
     pub refused: i64,
     /// Jobs that were not changed because another transaction has locked them.
     pub locked: i64,
+    /// The first jobs that retries have created.
+    pub new_jobs: Vec<i64>,
     /// True while it is running.
     pub is_running: bool,
     /// Why it ended early.
@@ -84,6 +86,12 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
                 @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " are left, because another transaction has locked them: start the change again when it has ended" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
+            }
+            @if !bulk.new_jobs.is_empty() {
+                p {
+                    "Retried as " @for id in &bulk.new_jobs { (cells::job(chrome, &(*id).into())) " " }
+                    @if bulk.done > bulk.new_jobs.len() as i64 { "…" }
+                }
             }
             @if !bulk.is_running { p { a href={ (chrome.base) "/jobs" } { "To the jobs" } } }
         }
