@@ -432,7 +432,7 @@ impl Store {
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(timeout))
+                Err(self.no_response(timeout))
             }
         }
     }
@@ -456,7 +456,7 @@ impl Store {
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(RESPONSE_TIMEOUT))
+                Err(self.no_response(RESPONSE_TIMEOUT))
             }
         }
     }
@@ -481,7 +481,7 @@ impl Store {
             }
             Err(_) => {
                 self.give_up(client);
-                Err(self.silent(timeout))
+                Err(self.no_response(timeout))
             }
         }
     }
@@ -494,7 +494,7 @@ impl Store {
         }
     }
 
-    fn silent(&self, waited: Duration) -> StoreError {
+    fn no_response(&self, waited: Duration) -> StoreError {
         StoreError::Silent {
             target: self.target.clone(),
             waited,
@@ -512,7 +512,7 @@ impl Store {
             Ok(checked) => checked,
             Err(_) => {
                 self.give_up(client);
-                Err(unreachable(self.silent(RESPONSE_TIMEOUT)))
+                Err(unreachable(self.no_response(RESPONSE_TIMEOUT)))
             }
         }
     }

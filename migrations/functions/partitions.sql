@@ -1,12 +1,12 @@
 -- Daily partitions (UTC) of the history: created ahead, dropped when they are old. Functions whose name starts with _
 -- are only called by other functions, under their search_path.
 
--- Finished jobs of a queue with its own retention are in separate partitions, so that they too are removed by dropping:
--- rouse.finished has the partitions finished_default (0 days: the general retention) and finished_keep_N (N days).
--- Those have daily partitions, finished_20270131 and finished_keep_90_20270101. Beyond 31 days they are monthly,
--- because each partition makes looking up a job by its id slower.
+-- Finished jobs of a queue with its own retention are in separate partitions, so that they too can be removed by
+-- dropping partitions: rouse.finished has the partitions finished_default (0 days: the general retention) and
+-- finished_keep_N (N days). Those have daily partitions, finished_20270131 and finished_keep_90_20270101. Beyond 31
+-- days they are monthly, because each partition makes looking up a job by its id slower.
 
--- The days of the partition for a retention and a day: that day, or its month.
+-- The range of days of the partition that holds this day, for this retention: the day itself, or its month.
 CREATE OR REPLACE FUNCTION rouse._partition_days(p_keep_days integer, p_day date, OUT first_day date, OUT end_day date)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_keep_days > 31 THEN date_trunc('month', p_day::timestamp)::date ELSE p_day END,
@@ -16,13 +16,13 @@ $$;
 -- All partitions, recognised by their names. Other tables are left alone.
 CREATE OR REPLACE FUNCTION rouse._partitions() RETURNS TABLE (name text, parent text, keep_days integer, first_day date, end_day date)
 LANGUAGE sql STABLE AS $$
-    SELECT c.relname::text, its.parts[1], keep.days, of.first_day, of.end_day
+    SELECT c.relname::text, matched.parts[1], keep.days, of.first_day, of.end_day
     -- Not pg_partition_tree, which waits for sessions that have locked one of them.
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-    CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|payload|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
-    CROSS JOIN LATERAL (SELECT coalesce(its.parts[3]::integer, 0) AS days) AS keep
-    CROSS JOIN LATERAL rouse._partition_days(keep.days, to_date(its.parts[4], 'YYYYMMDD')) AS of
-    WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND its.parts IS NOT NULL
+    CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|payload|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS matched(parts)
+    CROSS JOIN LATERAL (SELECT coalesce(matched.parts[3]::integer, 0) AS days) AS keep
+    CROSS JOIN LATERAL rouse._partition_days(keep.days, to_date(matched.parts[4], 'YYYYMMDD')) AS of
+    WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND matched.parts IS NOT NULL
 $$;
 
 -- The retentions, in days, that queues have set. Served by queue_keeps.
@@ -77,8 +77,8 @@ END
 $$;
 
 -- Creates the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is created on its
--- own and then attached, so that inserts and reads of other partitions continue. Concurrent calls wait for each other
--- with a lock on a table that only its owner can take, because any login of the database can hold an advisory lock.
+-- own and then attached, so that inserts and reads of other partitions continue. Concurrent calls are serialised by a
+-- lock on a table that only its owner can take, because any login of the database can hold an advisory lock.
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s'
@@ -121,7 +121,7 @@ BEGIN
 END
 $$;
 
--- Today's partitions are missing if no worker has run for a week.
+-- Creates today's partitions if they are missing because no worker has run for a week.
 CREATE OR REPLACE FUNCTION rouse._ensure_partitions(p_at timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -160,8 +160,8 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
 -- dropped partitions, and the number of those that were in use, which a later call drops. Dropping waits for a lock for
 -- at most 50 ms, because settlements queue behind it.
 --
--- Each drop is first tried and rolled back, so that partitions in use are known before steps are copied for nothing,
--- and before anything is locked for a long time. The locks of a drop are held until the commit, and settlements queue
+-- Each drop is first tried and rolled back, so that partitions in use are detected before steps are copied in vain, and
+-- before anything is locked for a long time. The locks of a drop are held until the commit, and settlements queue
 -- behind everything that it waits for afterwards. If a partition comes into use in between, that wait happens at most
 -- once, and the rest is left to a later call. Steps of live jobs are copied to today's partition, as are payloads of
 -- live jobs, and of finished jobs with a longer retention. The ends that live jobs have waited for are kept

@@ -1,8 +1,8 @@
 -- State that handlers keep between jobs: bytes under keys, for each handler and tenant (jobs without a tenant share one
 -- namespace).
 
--- The value under a key, for the worker that runs the job; or one row with the reason why the job is not this worker's.
--- No row if there is no value. Served by the primary keys.
+-- The value under a key, for the worker that runs the job; or one row with the reason why this worker does not hold the
+-- job. No row if there is no value. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.read_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
 RETURNS TABLE (refusal text, value bytea, version bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -51,7 +51,7 @@ BEGIN
 END
 $$;
 
--- Serialises the writes that make a namespace larger. Ends with the transaction.
+-- Serialises the writes that make a namespace larger. The lock is held until the transaction ends.
 CREATE OR REPLACE FUNCTION rouse._lock_state_growth(p_handler text, p_tenant text) RETURNS void
 LANGUAGE sql AS $$
     SELECT rouse._lock('state', p_handler || '/' || p_tenant)
@@ -59,17 +59,18 @@ $$;
 
 -- Stores a value under a key, and returns the result:
 --
---   refusal  the reason why the job is not this worker's: nothing is changed
+--   refusal  the reason why this worker does not hold the job: nothing is changed
 --   outcome  set; conflict: the current version is not p_expected; keys, bytes: it would exceed p_keys_max or
---            p_bytes_max, of which the other keys use `used`; again: a concurrent write has changed it, try again
+--            p_bytes_max; `used` is what the other keys take up; again: a concurrent write has changed it, try again
 --
--- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, drawn by the caller
--- for each write: a repeated call with the same version changes nothing, because the response to the first was lost.
+-- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, chosen at random by
+-- the caller for each write: a repeated call with the same version changes nothing, because the response to the first
+-- was lost.
 --
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
--- quota is exact under concurrency: writes that make the namespace larger wait for each other, and only then sum; other
--- writes need no permission, and never wait for that lock while they hold the row. Waits up to 250 ms for each lock;
--- after that, the call fails with lock_not_available. Served by the primary keys.
+-- quota is exact under concurrency: writes that make the namespace larger wait for each other, and compute the sum only
+-- then; other writes do not take that lock, so they never wait for it while they hold the row lock. Waits up to 250 ms
+-- for each lock; after that, the call fails with lock_not_available. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.write_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
@@ -134,7 +135,7 @@ BEGIN
 END
 $$;
 
--- Removes a key, and returns whether it existed; or the reason why the job is not this worker's. Locks like
+-- Removes a key, and returns whether it existed; or the reason why this worker does not hold the job. Locks like
 -- rouse.write_state. If the response was lost, a repeated call returns false: it cannot recognise that the first call
 -- removed the key.
 CREATE OR REPLACE FUNCTION rouse.erase_state(

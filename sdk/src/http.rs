@@ -148,7 +148,7 @@ impl Request {
         self
     }
 
-    /// Reads at most this much of a response and drops the rest; then [`Response::cut`] is true.
+    /// Reads at most this much of a response and drops the rest; then [`Response::is_truncated`] is true.
     #[must_use]
     pub fn cut_response(mut self, bytes: usize) -> Self {
         self.response_bytes_max = bytes;

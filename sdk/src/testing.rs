@@ -420,7 +420,7 @@ impl Host for Recorder {
             match server {
                 Some(respond) => {
                     let mut response = (respond.borrow_mut())(request)?;
-                    response.cut = request.fit(&mut response.body)?;
+                    response.is_truncated = request.fit(&mut response.body)?;
                     Ok(response)
                 }
                 None => {

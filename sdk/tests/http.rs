@@ -154,9 +154,12 @@ fn a_response_that_is_too_large_is_an_error_or_is_cut() {
     assert!(error.permanent && error.kind == "too-large", "{error:?}");
     assert!(error.message.contains("longer than 5 bytes"), "{error}");
     let cut = send(&ctx, request().cut_response(5)).unwrap();
-    assert_eq!((&cut.body[..], cut.cut), (&b"12345"[..], true));
+    assert_eq!((&cut.body[..], cut.is_truncated), (&b"12345"[..], true));
     let whole = send(&ctx, request().cut_response(6)).unwrap();
-    assert_eq!((&whole.body[..], whole.cut), (&b"123456"[..], false));
+    assert_eq!(
+        (&whole.body[..], whole.is_truncated),
+        (&b"123456"[..], false)
+    );
 }
 
 #[test]

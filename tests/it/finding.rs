@@ -391,7 +391,10 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
     assert_eq!(code, 0, "by its id, as before: {output}");
 
     for (args, expected) in [
-        (&["retry"][..], "which jobs? give ids, or filters"),
+        (
+            &["retry"][..],
+            "no job ids were given: pass ids, or filters",
+        ),
         (&["retry", "1", "--state", "failed"], "not both"),
         (&["retry", "--handler", "x"], "give the states"),
         (

@@ -93,7 +93,7 @@ async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_other
     run(&["job", "cancel"])
         .await
         .exits(2)
-        .prints("which jobs? give ids");
+        .prints("no job ids were given");
 
     run(&["queue", "pause", "mail", "bulk"])
         .await
@@ -112,7 +112,7 @@ async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_other
 }
 
 #[tokio::test]
-async fn the_page_of_noop_shows_its_result() {
+async fn the_readme_of_noop_shows_its_result() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -134,7 +134,7 @@ async fn the_page_of_noop_shows_its_result() {
 }
 
 #[test]
-fn the_example_of_a_profile_has_samples() {
+fn the_documented_profile_command_records_samples() {
     let commands = blocks_of("docs/guides/handlers.md", "console");
     let example = commands
         .iter()
@@ -173,8 +173,8 @@ async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
         CommandOutput::run(&mut command)
     };
     // The private server does not ask for a password.
-    let with = |url: &str| url.replacen("rouse@", "rouse:hunter2@", 1);
-    let url = with(&db.url());
+    let with_password = |url: &str| url.replacen("rouse@", "rouse:hunter2@", 1);
+    let url = with_password(&db.url());
     let ran = run(&["job", "--database-url", &url], "");
     ran.exits(0);
     for part in ["--database-url", "DATABASE_URL", "PGPASSFILE", "`ps`"] {
@@ -411,13 +411,13 @@ async fn a_job_denied_a_file_is_not_retried_and_one_that_only_probed_for_it_is()
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    let lacks = enqueue(
+    let denied = enqueue(
         &client,
         "test.read-file",
         json!({"path": "/nowhere/in.txt"}),
     )
     .await;
-    let job = ended(&client, lacks).await;
+    let job = ended(&client, denied).await;
     assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
     let error = job.error.unwrap();
     assert_eq!(

@@ -119,7 +119,7 @@ pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
         id,
         // Postgres cannot store NUL.
         response: String::from_utf8_lossy(&response.body).replace('\0', "\u{fffd}"),
-        response_is_cut: response.cut,
+        response_is_cut: response.is_truncated,
     })
 }
 

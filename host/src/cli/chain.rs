@@ -36,7 +36,7 @@ pub(super) struct Args {
     #[arg(long)]
     wait: bool,
 
-    /// The maximum time that --wait waits
+    /// The maximum time to wait with --wait
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument, requires = "wait")]
     timeout: Duration,
 

@@ -1,12 +1,12 @@
 //! `rouse job`: shows jobs, and changes them by admin actions.
 
+mod attempts;
 mod bulk;
 mod change;
 mod filter;
 mod list;
 mod logs;
 mod show;
-mod tries;
 mod wait;
 
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! All counters, as Prometheus text.
 
-mod helps;
+mod help_texts;
 mod open;
 
 use std::{
@@ -46,7 +46,7 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
         .install_recorder()?;
-    helps::describe();
+    help_texts::describe();
     gauge!("rouse_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     let metrics = Metrics {
         handle,

@@ -123,9 +123,9 @@ pub enum SqlErrorClass {
     Conflict,
     /// The server has become unreachable, has no connection left, or is a standby: the same transaction may succeed
     /// later, in a new session.
-    Away,
+    Unavailable,
     /// The statement does not fit the database: a table or a privilege is missing. It would fail for each job.
-    Misfit,
+    Mismatch,
     /// The server could not run it now, or not in time: retried after the backoff.
     Temporary,
     /// Postgres refuses this data: the declaration of the statement decides the consequence.
@@ -140,15 +140,15 @@ impl SqlErrorClass {
             // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Self::Conflict,
             // Shutdown, crash, starting up; too many connections; the session ended because of its age.
-            "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Away,
+            "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Unavailable,
             // A row that violates a policy has the code of a missing privilege.
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
             // BEGIN READ WRITE on a standby: a new session may reach the primary.
-            "0A000" if routine == Some("call_bool_check_hook") => Self::Away,
+            "0A000" if routine == Some("call_bool_check_hook") => Self::Unavailable,
             _ => match code.get(..2) {
-                Some("08") => Self::Away,
+                Some("08") => Self::Unavailable,
                 // Syntax error or access rule violation; invalid schema, catalog; wrong password; not supported.
-                Some("42" | "3F" | "3D" | "28" | "0A") => Self::Misfit,
+                Some("42" | "3F" | "3D" | "28" | "0A") => Self::Mismatch,
                 // Cancelled by a timeout; no resources; a server limit; a failing disk; an internal error; a read-only
                 // server.
                 Some("57" | "53" | "54" | "58" | "XX" | "25") => Self::Temporary,
@@ -165,22 +165,22 @@ mod tests {
 
     #[test]
     fn errors_of_postgres_by_class() {
-        use SqlErrorClass::{Away, Conflict, Data, Misfit, Temporary};
+        use SqlErrorClass::{Conflict, Data, Mismatch, Temporary, Unavailable};
         for (code, class) in [
             ("40001", Conflict),
             ("40P01", Conflict),
             ("55P03", Conflict),
-            ("08006", Away),
-            ("57P01", Away),
-            ("53300", Away),
+            ("08006", Unavailable),
+            ("57P01", Unavailable),
+            ("53300", Unavailable),
             ("57014", Temporary),
             ("53100", Temporary),
             ("25006", Temporary),
             ("XX000", Temporary),
-            ("42P01", Misfit),
-            ("42501", Misfit),
-            ("28P01", Misfit),
-            ("3F000", Misfit),
+            ("42P01", Mismatch),
+            ("42501", Mismatch),
+            ("28P01", Mismatch),
+            ("3F000", Mismatch),
             ("22P02", Data),
             ("23505", Data),
             ("P0001", Data),
@@ -192,7 +192,7 @@ mod tests {
         let policy = Some("ExecWithCheckOptions");
         assert_eq!(SqlErrorClass::from_code("42501", policy), Data);
         let standby = Some("call_bool_check_hook");
-        assert_eq!(SqlErrorClass::from_code("0A000", standby), Away);
-        assert_eq!(SqlErrorClass::from_code("0A000", None), Misfit);
+        assert_eq!(SqlErrorClass::from_code("0A000", standby), Unavailable);
+        assert_eq!(SqlErrorClass::from_code("0A000", None), Mismatch);
     }
 }

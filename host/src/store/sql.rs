@@ -2,8 +2,8 @@
 //!
 //! A transaction is open only while the host waits for Postgres, never while a guest runs. A transaction with effects
 //! starts with the fence: `rouse.settle_with_effects` or `rouse.record_step_with_effects` fails unless this worker
-//! holds the job (migrations/functions/effects.sql). The statements are sent at once and answered in one round trip;
-//! the COMMIT follows if all results are as expected.
+//! holds the job (migrations/functions/effects.sql). The statements are pipelined, which takes one round trip; the
+//! COMMIT follows if all results are as expected.
 
 mod check;
 mod error;
@@ -30,8 +30,8 @@ use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
 use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError, is_about_data};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
-/// The time limit of a transaction, as a multiple of its statement timeout.
-const STATEMENTS: u32 = 4;
+/// The timeout of a transaction, as a multiple of its statement timeout.
+const TRANSACTION_TIMEOUT_FACTOR: u32 = 4;
 
 /// The maximum time for which a transaction waits for the lock of another one. It holds the lock of the job while it
 /// waits.
@@ -106,13 +106,13 @@ pub enum CommitError {
     Locked(SqlError),
     /// Nothing was committed, because of this error. It is not caused by a statement's data, nor by the result.
     Failed(SqlError),
-    /// The COMMIT was sent, and not answered.
+    /// The COMMIT was sent, and no response arrived.
     InDoubt(SqlError),
     /// An operation for workers was called too early, or the schema is not migrated.
     Store(StoreError),
 }
 
-/// The state of an attempt whose settlement was not answered.
+/// The state of an attempt whose settlement got no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitStatus {
     /// The worker holds the job: nothing was committed.
@@ -175,7 +175,7 @@ impl Store {
         };
         let answered = tokio::time::timeout(RESPONSE_TIMEOUT, checking).await;
         match &answered {
-            Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Away => {}
+            Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Unavailable => {}
             // A new session may reach a server that accepts writes.
             Ok(Err(error)) if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {}
             Ok(_) => session.end(),
@@ -183,9 +183,11 @@ impl Store {
         }
         match answered {
             Ok(Ok(None)) => Ok(()),
-            Ok(Ok(Some(why))) => Err(Unfit::Misfit(format!("{}: {why}", login.target))),
+            Ok(Ok(Some(why))) => Err(Unfit::Mismatch(format!("{}: {why}", login.target))),
             Ok(Err(error)) => Err(unfit_login(login, &error)),
-            Err(_) => Err(Unfit::Unchecked(login.silent(RESPONSE_TIMEOUT).message)),
+            Err(_) => Err(Unfit::Unchecked(
+                login.no_response(RESPONSE_TIMEOUT).message,
+            )),
         }
     }
 
@@ -243,8 +245,8 @@ impl Store {
         let bound = calls.iter().map(|of_one| {
             let of_one = of_one.iter().map(|(statement, call)| {
                 let values = statement.bind(&call.params.0);
-                let values =
-                    values.map_err(|why| CommitError::Statement(misbound(statement, why)))?;
+                let values = values
+                    .map_err(|why| CommitError::Statement(invalid_parameters(statement, why)))?;
                 Ok((*statement, values))
             });
             of_one.collect()
@@ -293,7 +295,7 @@ impl Store {
             };
             (started, fenced, run_all(&again, &prepared).await)
         };
-        let timeout = limits.statement_timeout * STATEMENTS + RESPONSE_SLACK;
+        let timeout = limits.statement_timeout * TRANSACTION_TIMEOUT_FACTOR + RESPONSE_SLACK;
         let started_at = Instant::now();
         let (answered, is_usable) = login.wait_for_response(&session, timeout, running).await;
         let refused = match answered {
@@ -306,9 +308,9 @@ impl Store {
         let fenced = match refused {
             Ok(fenced) => fenced,
             Err(why) => {
-                if matches!(&why, CommitError::Failed(error) if error.class() == SqlErrorClass::Away)
+                if matches!(&why, CommitError::Failed(error) if error.class() == SqlErrorClass::Unavailable)
                 {
-                    login.note_away(started_at);
+                    login.note_unavailable(started_at);
                 } else if is_usable {
                     let rollback = session.batch_execute("ROLLBACK");
                     let rolled_back = tokio::time::timeout(RESPONSE_TIMEOUT, rollback).await;
@@ -329,12 +331,14 @@ impl Store {
         let committed = match committed {
             Ok(committed) => committed.map_err(|error| SqlError::from(&error)),
             Err(_) => {
-                login.note_away(started_at);
-                return Err(CommitError::InDoubt(login.silent(RESPONSE_TIMEOUT)));
+                login.note_unavailable(started_at);
+                return Err(CommitError::InDoubt(login.no_response(RESPONSE_TIMEOUT)));
             }
         };
         match &committed {
-            Err(error) if error.class() == SqlErrorClass::Away => login.note_away(started_at),
+            Err(error) if error.class() == SqlErrorClass::Unavailable => {
+                login.note_unavailable(started_at)
+            }
             _ if is_usable => session.end(),
             _ => {}
         }
@@ -346,8 +350,8 @@ impl Store {
         }
     }
 
-    /// Looks up the state of an attempt whose settlement was not answered. Waits for its transaction, for at most 250
-    /// ms (`lock_not_available`).
+    /// Looks up the state of an attempt whose settlement got no response. Waits for its transaction, for at most 250 ms
+    /// (`lock_not_available`).
     pub async fn confirm(
         &self,
         id: JobId,
@@ -487,8 +491,8 @@ fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> Commi
     match error.class() {
         SqlErrorClass::Data => CommitError::Statement(error.failure(statement)),
         SqlErrorClass::Conflict
-        | SqlErrorClass::Away
-        | SqlErrorClass::Misfit
+        | SqlErrorClass::Unavailable
+        | SqlErrorClass::Mismatch
         | SqlErrorClass::Temporary => CommitError::Failed(error),
     }
 }
@@ -498,7 +502,7 @@ fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> Commi
 fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> CommitError {
     let calls: Vec<CheckedCall<'_>> = calls.iter().flatten().copied().collect();
     match (error.class(), calls.last()) {
-        (SqlErrorClass::Away, _) => CommitError::InDoubt(error),
+        (SqlErrorClass::Unavailable, _) => CommitError::InDoubt(error),
         (SqlErrorClass::Data, Some((last, _))) => {
             let names: Vec<&str> = calls.iter().map(|(it, _)| it.name.as_str()).collect();
             let mut failure = error.failure(last);
@@ -513,7 +517,7 @@ fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> CommitError 
     }
 }
 
-fn misbound(statement: &CheckedStatement, message: String) -> SqlFailure {
+fn invalid_parameters(statement: &CheckedStatement, message: String) -> SqlFailure {
     SqlFailure {
         statement: statement.name.clone(),
         // Invalid parameter value.
@@ -527,17 +531,17 @@ fn unfit_login(login: &Login, error: &tokio_postgres::Error) -> Unfit {
     let user = login.user();
     let error = SqlError::from(error);
     match error.code() {
-        "42501" => Unfit::Misfit(format!(
+        "42501" => Unfit::Mismatch(format!(
             "{}: the login may not commit effects; GRANT rouse_handler TO {user}",
             login.target
         )),
-        "3F000" | "42883" | "42704" => Unfit::Misfit(format!(
-            "{}: this is not Rouse's database, or it is not migrated; effects are committed in the database of the jobs",
+        "3F000" | "42883" | "42704" => Unfit::Mismatch(format!(
+            "{}: this is not Rouse's database, or it is not migrated; effects must be committed in the database that contains the jobs",
             login.target
         )),
         // The worker is unknown here.
-        "RW004" => Unfit::Misfit(format!(
-            "{}: this is a database other than Rouse's; effects are committed in the database of the jobs",
+        "RW004" => Unfit::Mismatch(format!(
+            "{}: this is a database other than Rouse's; effects must be committed in the database that contains the jobs",
             login.target
         )),
         _ => login.unfit(&error),

@@ -42,18 +42,18 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     if !shared.settings.schedules {
         return;
     }
-    let mut again = AGAIN_AFTER;
+    let mut retry_wait = AGAIN_AFTER;
     let mut looks = Looks::default();
     loop {
         let wait = match round(&shared, &mut looks).await {
             Ok(Round::Idle(wait)) => wait,
             Ok(Round::Fired) => {
-                again = AGAIN_AFTER;
+                retry_wait = AGAIN_AFTER;
                 Duration::ZERO
             }
             Ok(Round::Refused(next_in)) => {
-                let wait = again.min(next_in);
-                again = (again * 2).min(RETRY_AFTER);
+                let wait = retry_wait.min(next_in);
+                retry_wait = (retry_wait * 2).min(RETRY_AFTER);
                 wait
             }
             Err(error) => {
@@ -83,7 +83,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// The time after which the schedules to look for were due. `None` means any time.
+    /// A look considers only schedules that became due after this time; `None`: all schedules.
     fn since(&self, now: Instant) -> Option<Timestamp> {
         let (for_all, last) = (self.for_all?, self.last?);
         (now.duration_since(for_all) < ALL_EVERY).then(|| last.saturating_sub(LATE).unwrap_or(last))
@@ -166,7 +166,7 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
 }
 
 /// Writes decisions in batches; those that lock a previous job one by one, after the others, so that no two
-/// transactions wait for each other. Returns whether any applied.
+/// transactions wait for each other. Returns whether any of them was applied.
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],
@@ -210,8 +210,8 @@ async fn fire_all(
     Ok(progress)
 }
 
-/// Writes a batch. If the database refuses a job of it, or one waits for another transaction, each schedule is written
-/// separately.
+/// Writes a batch. If the database refuses a job of it, or a job has to wait for another transaction, each schedule is
+/// written separately.
 async fn fire_batch(shared: &Shared, batch: &[ScheduleDecision<'_>]) -> Result<bool, StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(fired) => {
@@ -242,7 +242,7 @@ async fn fire_one(shared: &Shared, one: &ScheduleDecision<'_>) -> Result<bool, S
     }
 }
 
-/// Enqueues no jobs for the current due times of this schedule. The next due times are tried again.
+/// Skips the current due times of this schedule, and stores the error. The next due times are tried again.
 async fn refuse(
     shared: &Shared,
     one: &ScheduleDecision<'_>,
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedules_that_were_due_long_before_the_last_look_are_read_every_ten_minutes_only() {
+    fn schedules_that_were_due_long_before_the_last_look_are_read_only_every_ten_minutes() {
         let start = Instant::now();
         let at = |seconds: i64| Timestamp::from_second(1_000_000 + seconds).expect("in range");
         let mut looks = Looks::default();

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use super::journal::AttemptJournal;
 use super::settler::{self, Unsettled};
-use super::sql::{Statements, is_misfit};
+use super::sql::{Statements, is_mismatch};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
@@ -59,15 +59,15 @@ async fn after_failure(
             tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.5))).await;
             Then::Again
         }
-        SqlErrorClass::Away => {
+        SqlErrorClass::Unavailable => {
             debug!(handler = %handler.manifest.name, %error, "cannot run SQL statements of the handler; trying again");
             shared.sql.follow_logins();
             tokio::time::sleep(RETRY_AFTER).await;
             Then::Again
         }
-        SqlErrorClass::Misfit if is_misfit(shared, handler).await => Then::Parked,
+        SqlErrorClass::Mismatch if is_mismatch(shared, handler).await => Then::Parked,
         SqlErrorClass::Conflict
-        | SqlErrorClass::Misfit
+        | SqlErrorClass::Mismatch
         | SqlErrorClass::Temporary
         | SqlErrorClass::Data => Then::Failed(error.into_failure()),
     }

@@ -26,12 +26,12 @@ const PARKED_CHECK_EVERY: Duration = Duration::from_secs(30);
 /// How often the check of a handler that could not be checked is retried: the database may be reachable again.
 const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// A login counts as away once it has had no response for this long: a restart of the server, or a moment without a
-/// free connection, does not matter.
-const AWAY_AFTER: Duration = Duration::from_secs(5);
+/// A login counts as unavailable once it has had no response for this long: a restart of the server, or a moment
+/// without a free connection, does not matter.
+const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// How often logins are checked.
-const AWAY_CHECK_EVERY: Duration = Duration::from_secs(1);
+const UNAVAILABLE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The statements of all handlers of one worker.
 pub(super) struct Sql {
@@ -63,8 +63,8 @@ struct Fit {
 enum FitState {
     /// All of them fit.
     Fits(Arc<Statements>),
-    /// All of them fit, but the login is away: successes wait for their commit, and no attempts start.
-    Away(Arc<Statements>),
+    /// All of them fit, but the login is unavailable: successes wait for their commit, and no attempts start.
+    Unavailable(Arc<Statements>),
     /// They have not been checked yet.
     Unchecked(Arc<str>),
     /// One of them does not fit, for this reason.
@@ -113,19 +113,21 @@ impl Sql {
     /// The statements of this handler. `None` if it has none, or if it is parked.
     pub(super) fn statements(&self, handler: &str) -> Option<Arc<Statements>> {
         match &self.fits.load().get(handler)?.state {
-            FitState::Fits(statements) | FitState::Away(statements) => Some(statements.clone()),
+            FitState::Fits(statements) | FitState::Unavailable(statements) => {
+                Some(statements.clone())
+            }
             FitState::Unchecked(_) | FitState::Parked(_) => None,
         }
     }
 
-    /// Waits until the login of this handler is away.
-    pub(super) async fn until_away(&self, handler: &str) {
-        let is_away = || {
+    /// Waits until the login of this handler is unavailable.
+    pub(super) async fn until_unavailable(&self, handler: &str) {
+        let is_unavailable = || {
             let fits = self.fits.load();
-            matches!(fits.get(handler), Some(fit) if matches!(fit.state, FitState::Away(_)))
+            matches!(fits.get(handler), Some(fit) if matches!(fit.state, FitState::Unavailable(_)))
         };
-        while !is_away() {
-            tokio::time::sleep(AWAY_CHECK_EVERY).await;
+        while !is_unavailable() {
+            tokio::time::sleep(UNAVAILABLE_CHECK_EVERY).await;
         }
     }
 
@@ -145,7 +147,7 @@ impl Sql {
     }
 
     /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login
-    /// is away.
+    /// is unavailable.
     pub(super) fn is_parked(&self, handler: &Handler) -> bool {
         let Some(granted) = granted(handler) else {
             return false;
@@ -160,7 +162,7 @@ impl Sql {
     pub(super) fn parked_because(&self, handler: &str) -> Option<Arc<str>> {
         match &self.fits.load().get(handler)?.state {
             FitState::Parked(why) => Some(why.clone()),
-            FitState::Away(_) => Some("its login does not answer".into()),
+            FitState::Unavailable(_) => Some("its login does not answer".into()),
             FitState::Fits(_) | FitState::Unchecked(_) => None,
         }
     }
@@ -241,20 +243,20 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 granted,
                 state: FitState::Fits(statements),
                 ..
-            }) => match statements.login.away_for() {
+            }) => match statements.login.unavailable_for() {
                 None => continue,
-                Some(away) => {
+                Some(unavailable) => {
                     are_followed = true;
-                    if away >= AWAY_AFTER {
-                        let state = FitState::Away(statements.clone());
+                    if unavailable >= UNAVAILABLE_AFTER {
+                        let state = FitState::Unavailable(statements.clone());
                         note_login(shared, name, granted, statements, state).await;
                     }
-                    AWAY_CHECK_EVERY
+                    UNAVAILABLE_CHECK_EVERY
                 }
             },
             Some(Fit {
                 granted,
-                state: FitState::Away(statements),
+                state: FitState::Unavailable(statements),
                 ..
             }) => {
                 // Nothing else may be trying.
@@ -264,7 +266,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                     continue;
                 }
                 are_followed = true;
-                AWAY_CHECK_EVERY
+                UNAVAILABLE_CHECK_EVERY
             }
             Some(Fit {
                 state: FitState::Parked(_),
@@ -276,12 +278,12 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             Some(_) | None => match check(shared, handler, granted).await {
                 FitState::Fits(_) => continue,
                 FitState::Parked(_) => PARKED_CHECK_EVERY,
-                FitState::Away(_) | FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
+                FitState::Unavailable(_) | FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
             },
         };
         wait = Some(wait.map_or(again, |wait| wait.min(again)));
     }
-    // A failure that was noted in the meantime is noted again: calls that have failed are retried.
+    // A failure that was noted since is noted again: calls that have failed are retried.
     shared
         .sql
         .are_followed
@@ -289,7 +291,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
     wait
 }
 
-/// Notes that a login is away, or that it answers again, unless the statements have been checked in the meantime.
+/// Notes that a login is unavailable, or that it responds again, unless the statements were checked since.
 async fn note_login(
     shared: &Shared,
     name: &str,
@@ -306,7 +308,7 @@ async fn note_login(
 
 /// Checks the statements of a handler again after Postgres has refused one of them, although they fitted before.
 /// Returns true if the handler is parked now.
-pub(super) async fn is_misfit(shared: &Shared, handler: &Handler) -> bool {
+pub(super) async fn is_mismatch(shared: &Shared, handler: &Handler) -> bool {
     // The handler from the catalog has no attenuation of a job.
     let handlers = shared.catalog.current();
     let Some(handler) = handlers.get(&handler.manifest.name) else {
@@ -324,7 +326,7 @@ async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) ->
     let name = &handler.manifest.name;
     let state = match check_statements(shared, granted).await {
         Ok(statements) => FitState::Fits(Arc::new(statements)),
-        Err(Unfit::Misfit(why)) => FitState::Parked(why.into()),
+        Err(Unfit::Mismatch(why)) => FitState::Parked(why.into()),
         Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
     };
     change(shared, name, granted, state.clone());
@@ -355,7 +357,7 @@ fn change(shared: &Shared, name: &str, granted: &Arc<GrantedSql>, state: FitStat
 
 async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<Statements, Unfit> {
     let Some(login) = shared.sql.login(granted).await else {
-        return Err(Unfit::Misfit(format!(
+        return Err(Unfit::Mismatch(format!(
             "[handlers.\"{}\".sql] of rouse.toml names no login",
             granted.table
         )));
@@ -386,14 +388,14 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
         (Some(FitState::Parked(_)), FitState::Fits(_)) => {
             info!(handler, "the handler is no longer parked");
         }
-        (_, FitState::Away(statements)) => {
+        (_, FitState::Unavailable(statements)) => {
             let login = statements.login.target();
             warn!(
                 handler,
                 login, "the login of the handler's SQL statements does not answer; its jobs wait"
             );
         }
-        (Some(FitState::Away(_)), FitState::Fits(_)) => {
+        (Some(FitState::Unavailable(_)), FitState::Fits(_)) => {
             info!(
                 handler,
                 "the login of the handler's SQL statements answers again"

@@ -20,7 +20,7 @@ pub struct Response {
     /// The response body.
     pub body: Vec<u8>,
     /// True if the body was truncated ([`Request::cut_response`](super::Request::cut_response)).
-    pub cut: bool,
+    pub is_truncated: bool,
     /// The URL of the response, after all redirects that were followed, without user name and password.
     pub url: String,
 }
@@ -32,7 +32,7 @@ impl Response {
             status,
             headers: Vec::new(),
             body: body.into(),
-            cut: false,
+            is_truncated: false,
             url: String::new(),
         }
     }

@@ -45,7 +45,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     let mut answered = Response::new(response.status(), Vec::new());
     answered.headers = headers.collect();
     let body = response.consume().expect("the body is consumed once");
-    (answered.body, answered.cut) = read(&body, request).await?;
+    (answered.body, answered.is_truncated) = read(&body, request).await?;
     drop(rest);
     Ok(answered)
 }
@@ -122,7 +122,7 @@ async fn capacity(stream: &OutputStream) -> std::result::Result<usize, StreamErr
     }
 }
 
-/// Reads the body, and returns whether it was cut.
+/// Reads the body, and returns whether it was truncated.
 async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)> {
     let stream = body.stream().expect("the stream is taken once");
     let mut bytes = Vec::new();
@@ -176,7 +176,7 @@ fn failed(label: &str, code: ErrorCode) -> Error {
         ErrorCode::DnsError(error) => {
             let why = error.rcode.unwrap_or_default();
             Error::retryable(format_args!(
-                "{label}: the address of the host cannot be resolved: {why}"
+                "{label}: the host name cannot be resolved: {why}"
             ))
             .kind("http")
         }

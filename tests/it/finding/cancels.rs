@@ -67,7 +67,10 @@ async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
     assert_eq!(state(other).await, "queued");
 
     for (args, expected) in [
-        (&["cancel"][..], "which jobs? give ids, or filters"),
+        (
+            &["cancel"][..],
+            "no job ids were given: pass ids, or filters",
+        ),
         (&["cancel", "1", "--handler", "x"], "not both"),
         (
             &["cancel", "--state", "failed"],

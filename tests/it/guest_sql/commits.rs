@@ -11,7 +11,7 @@ use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::lease;
 
-fn pays() -> Value {
+fn payment() -> Value {
     json!([
         {"sql": call("mark_paid", json!([1]))},
         {"sql": call("add_line", json!([1, 10]))},
@@ -30,8 +30,8 @@ async fn through_a_proxy() -> (Shop, Proxy) {
     (shop, proxy)
 }
 
-/// The effects are there once, and the job has ended once.
-async fn is_paid_once(shop: &Shop, id: i64) {
+/// The effects were applied once, and the job has ended once.
+async fn assert_paid_once(shop: &Shop, id: i64) {
     let ended = shop.ended(id).await;
     assert_eq!(ended.state, "succeeded", "{:?}", ended.error);
     assert!(
@@ -42,7 +42,7 @@ async fn is_paid_once(shop: &Shop, id: i64) {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_at_any_message_commits_once() {
+async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
     for (words, side) in [
         ("BEGIN ISOLATION", Side::Cut),
         ("BEGIN ISOLATION", Side::Response),
@@ -56,7 +56,7 @@ async fn a_connection_that_is_cut_at_any_message_commits_once() {
         let warm = shop.run(json!([])).await;
         assert_eq!(warm.state, "succeeded");
         let held = proxy.hold(words, side);
-        let id = shop.enqueue(pays()).await;
+        let id = shop.enqueue(payment()).await;
         held.caught().await;
         if side == Side::Response {
             // The server has committed, but the host does not know this.
@@ -64,7 +64,7 @@ async fn a_connection_that_is_cut_at_any_message_commits_once() {
             proxy.come_up();
         }
         held.release();
-        is_paid_once(&shop, id).await;
+        assert_paid_once(&shop, id).await;
         let attempts = format!("SELECT attempt = 1 FROM rouse.jobs WHERE id = {id}");
         assert!(shop.holds(&attempts).await, "{words} {side:?}");
         worker.drain().await;
@@ -99,7 +99,7 @@ async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
 }
 
 #[tokio::test]
-async fn a_step_whose_commit_had_no_response_is_looked_up() {
+async fn a_step_whose_commit_got_no_response_is_looked_up() {
     for side in [Side::Cut, Side::Response] {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
@@ -119,7 +119,7 @@ async fn a_step_whose_commit_had_no_response_is_looked_up() {
             proxy.come_up();
         }
         held.release();
-        is_paid_once(&shop, id).await;
+        assert_paid_once(&shop, id).await;
         worker.drain().await;
     }
 }
@@ -137,7 +137,7 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     // The transaction of the first worker is frozen before the server sees it.
     let held = proxy.hold("BEGIN ISOLATION", Side::Statement);
-    let id = shop.enqueue(pays()).await;
+    let id = shop.enqueue(payment()).await;
     held.caught().await;
     // Another worker takes the job over and ends it.
     shop.sql(&format!(
@@ -151,12 +151,12 @@ async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects()
     tokio::time::timeout(Duration::from_secs(60), first.drain())
         .await
         .expect("it ends");
-    is_paid_once(&shop, id).await;
+    assert_paid_once(&shop, id).await;
     second.drain().await;
 }
 
-/// As if the worker were frozen between its fence, which locks the row of the job, and COMMIT. No other worker could
-/// adopt the job.
+/// As if the worker were frozen between the check of its fence, which locks the row of the job, and COMMIT. No other
+/// worker could adopt the job.
 #[tokio::test]
 async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job() {
     let (shop, proxy) = through_a_proxy().await;
@@ -164,14 +164,14 @@ async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job()
     let worker = shop.start_with(login, Settings::default()).await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     let held = proxy.hold("COMMIT", Side::Statement);
-    let id = shop.enqueue(pays()).await;
+    let id = shop.enqueue(payment()).await;
     held.caught().await;
-    is_paid_once(&shop, id).await;
+    assert_paid_once(&shop, id).await;
     held.release();
     worker.drain().await;
 }
 
-/// Its login has no connection left, which is tried until the lease ends.
+/// No connection is left for its login; the worker keeps trying until the lease ends.
 #[tokio::test]
 async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended() {
     let shop = Shop::open().await;
@@ -183,7 +183,7 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
     let worker = shop.start_with(shop.login(), settings).await;
     shop.sql("INSERT INTO orders VALUES (1)").await;
     let mut script = vec![json!({"run": {"ms": 500}})];
-    script.extend(pays().as_array().unwrap().clone());
+    script.extend(payment().as_array().unwrap().clone());
     let id = shop.enqueue(json!(script)).await;
     shop.until(&format!(
         "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
@@ -203,7 +203,7 @@ async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended(
     shop.sql(&format!("ALTER ROLE {} CONNECTION LIMIT -1", shop.role))
         .await;
     let second = shop.start().await;
-    is_paid_once(&shop, id).await;
+    assert_paid_once(&shop, id).await;
     second.drain().await;
 }
 
@@ -223,11 +223,11 @@ async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_logi
     let checked = worker.check_login(&login).await;
     assert!(matches!(checked, Err(Unfit::Unchecked(_))), "{checked:?}");
     cut.caught().await;
-    assert!(login.away_for().is_some());
+    assert!(login.unavailable_for().is_some());
     cut.release();
     let checked = worker.check_login(&login).await;
-    assert!(matches!(checked, Err(Unfit::Misfit(_))), "{checked:?}");
-    assert_eq!(login.away_for(), None);
+    assert!(matches!(checked, Err(Unfit::Mismatch(_))), "{checked:?}");
+    assert_eq!(login.unavailable_for(), None);
 }
 
 #[tokio::test]

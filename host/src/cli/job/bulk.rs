@@ -194,7 +194,7 @@ impl Chosen {
         }
         anyhow::ensure!(
             !self.filter.is_empty(),
-            "which jobs? give ids, or filters such as --state {} --handler NAME --since 2h",
+            "no job ids were given: pass ids, or filters such as --state {} --handler NAME --since 2h",
             match change {
                 Change::Retry => "failed",
                 Change::Cancel | Change::Delete => "queued",

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
+use super::attempts::attempts;
 use super::filter::Filter;
-use super::tries::tries;
 use crate::cli::ago;
 use crate::cli::attempt_error::cell;
 use crate::cli::list::{List, Shown};
@@ -154,7 +154,7 @@ fn table(jobs: &[Value], now: f64) -> List {
             state if key == "state" => {
                 Shown::in_colour(cell(state), Colour::for_state(&cell(state)))
             }
-            _ if key == "attempt" => tries(job, job["attempts_max"].as_u64(), now).into(),
+            _ if key == "attempt" => attempts(job, job["attempts_max"].as_u64(), now).into(),
             usual if usual == "normal" => Shown::nothing("normal"),
             value => cell(value).into(),
         }));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
+use super::attempts::attempts;
 use super::list;
-use super::tries::tries;
 use super::wait;
 use crate::cli::ago;
 use crate::cli::attempt_error::{cell, lines};
@@ -41,7 +41,7 @@ pub(super) struct Args {
     #[arg(long, requires = "id")]
     wait: bool,
 
-    /// The maximum time that --wait waits
+    /// The maximum time to wait with --wait
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument, requires = "wait")]
     timeout: Duration,
 
@@ -66,7 +66,7 @@ impl From<Args> for list::Args {
 /// Shows the job; with --wait, after its end.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(id) = args.id else {
-        anyhow::bail!("which job? `rouse job ID`, or `rouse job ls`");
+        anyhow::bail!("no job id was given: use `rouse job ID`, or `rouse job ls` to list jobs");
     };
     let store = args.target.checked_store().await?;
     let waiting = Waiting::start(args.timeout);
@@ -147,18 +147,18 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
         "started_at",
         "finished_at",
     ] {
-        let is_usual = |value: &Value| {
+        let is_default = |value: &Value| {
             value.is_null()
                 || (key == "tags" && *value == json!([]))
                 || (key == "uncounted" && *value == json!(0))
                 || (key == "chain" && *value == record["id"])
         };
-        let Some(value) = record.get(key).filter(|value| !is_usual(value)) else {
+        let Some(value) = record.get(key).filter(|value| !is_default(value)) else {
             continue;
         };
         let value = match (key, value.as_str()) {
             ("state", Some(word)) => Shown::in_colour(plain(word), Colour::for_state(word)),
-            ("attempt", _) => tries(record, max_attempts(record), now).into(),
+            ("attempt", _) => attempts(record, max_attempts(record), now).into(),
             ("lease_ms" | "timeout_ms", _) => {
                 let time = Duration::from_millis(value.as_u64().unwrap_or_default());
                 humantime::format_duration(time).to_string().into()
@@ -187,7 +187,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     if !why.is_empty() {
         text.push_str(&format!("\nwhy it waits\n{}\n", sentences(why)));
     }
-    // Printed outside the table, which would wrap them: they are meant to be copied.
+    // Payload and result are printed outside the table, which would wrap them: they are meant to be copied.
     for (key, value) in [("payload", &job.payload), ("result", &job.result)] {
         if let Some(value) = value {
             text.push_str(&format!("\n{key}\n  {}\n", plain(value)));
@@ -262,8 +262,8 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// The maximum number of attempts, without those that were lost or suspended: the producer's number, else that of the
-/// last error that has one.
+/// The maximum number of attempts, without those that were lost or suspended: the producer's limit, or that of the last
+/// error that has one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();
     let known = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());

@@ -17,9 +17,9 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 /// The cost of a line in addition to its text, so that empty lines are also limited.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
-/// The cost of a line that is left out because of the rate: small, so that an error is logged even after a flood that
-/// lasts a minute, but not zero, so that an endless flood ends.
-const LEFT_OUT_BYTES: usize = 1;
+/// The cost of a line that the rate limit drops: small, so that an error is logged even after a flood that lasts a
+/// minute, but not zero, so that an endless flood ends.
+const DROPPED_BYTES: usize = 1;
 
 /// The maximum size of the end of standard error that is kept for the error of a guest that traps. A stack trace is a
 /// few dozen lines long.
@@ -59,7 +59,7 @@ pub(in crate::sandbox) enum LogSource {
 
 /// The log of one attempt: `log`, progress, standard output, standard error. Everything goes to `tracing` under the
 /// target `rouse::guest` with the job's id, line by line, with control characters escaped, up to limits, and until the
-/// attempt is aborted. Notices report what the limits have left out.
+/// attempt is aborted. Notices report what the limits have dropped.
 pub(in crate::sandbox) struct GuestLog {
     source: LogSource,
     abort: AbortHandle,
@@ -82,12 +82,12 @@ struct Inner {
     errors: Errors,
 }
 
-/// The end of what a guest wrote to standard error, including lines left out of the log.
+/// The end of what a guest wrote to standard error, including lines dropped from the log.
 #[derive(Debug, Default)]
 struct Errors {
     bytes: Vec<u8>,
     /// The first line is incomplete.
-    is_cut: bool,
+    is_truncated: bool,
 }
 
 impl GuestLog {
@@ -129,8 +129,8 @@ impl GuestLog {
         let Some(mut inner) = self.open().and_then(|inner| self.paced(inner)) else {
             return;
         };
-        if !inner.pay(step.len()) {
-            return self.end(inner);
+        if !inner.charge(step.len()) {
+            return self.report_limit(inner);
         }
         drop(inner);
         if let LogSource::Attempt {
@@ -166,7 +166,7 @@ impl GuestLog {
             if partial.ends_with(b"\n") || partial.len() >= LINE_BYTES_MAX {
                 let line = std::mem::take(partial);
                 if !self.line(inner, stream.level(), &String::from_utf8_lossy(&line)) {
-                    return self.leave_out(stream, rest);
+                    return self.drop_lines(stream, rest);
                 }
             }
         }
@@ -177,8 +177,8 @@ impl GuestLog {
         self.lock().errors.lines()
     }
 
-    /// Leaves out the rest of a write after an excess line.
-    fn leave_out(&self, stream: Stream, rest: &[u8]) {
+    /// Drops the rest of a write after an excess line.
+    fn drop_lines(&self, stream: Stream, rest: &[u8]) {
         let Some(mut inner) = self.open() else {
             return;
         };
@@ -186,9 +186,9 @@ impl GuestLog {
         let started = rest.rsplit(|byte| *byte == b'\n').next().unwrap_or(rest);
         let started = &started[..started.len().min(LINE_BYTES_MAX - 1)];
         inner.partial[stream as usize].extend_from_slice(started);
-        inner.pace.leave_out(lines);
-        if !inner.pay_left_out(lines) {
-            self.end(inner);
+        inner.pace.drop_lines(lines);
+        if !inner.charge_dropped(lines) {
+            self.report_limit(inner);
         }
     }
 
@@ -205,14 +205,14 @@ impl GuestLog {
         self.finish_pace();
     }
 
-    /// Logs a notice of the last lines that were left out. This also happens after an abort, because they were left out
+    /// Logs a notice of the last lines that were dropped. This also happens after an abort, because they were dropped
     /// before it.
     fn finish_pace(&self) {
         let mut inner = self.lock();
-        if let Some(left_out) = inner.pace.left_out() {
+        if let Some(dropped) = inner.pace.dropped() {
             let number = inner.next_line();
             drop(inner);
-            self.emit(number, Level::WARN, &left_out);
+            self.emit(number, Level::WARN, &dropped);
         }
     }
 
@@ -229,13 +229,13 @@ impl GuestLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs a line. Returns false if it exceeds the number of lines for this second.
+    /// Logs a line. Returns false if it exceeds the maximum number of lines per second.
     fn line(&self, inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
         let Some(mut inner) = self.paced(inner) else {
             return false;
         };
-        if !inner.pay(text.len().min(LINE_BYTES_MAX)) {
-            self.end(inner);
+        if !inner.charge(text.len().min(LINE_BYTES_MAX)) {
+            self.report_limit(inner);
             return true;
         }
         let number = inner.next_line();
@@ -244,33 +244,33 @@ impl GuestLog {
         true
     }
 
-    /// `None` if one more line exceeds the number for this second. Otherwise logs how many lines were left out before.
+    /// `None` if one more line would exceed the rate limit. Otherwise logs how many lines were dropped before.
     fn paced<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> Option<MutexGuard<'a, Inner>> {
         if !inner.pace.allows(Instant::now()) {
-            if !inner.pay_left_out(1) {
-                self.end(inner);
+            if !inner.charge_dropped(1) {
+                self.report_limit(inner);
             }
             return None;
         }
-        if let Some(left_out) = inner.pace.left_out() {
+        if let Some(dropped) = inner.pace.dropped() {
             let number = inner.next_line();
-            self.emit(number, Level::WARN, &left_out);
+            self.emit(number, Level::WARN, &dropped);
         }
         Some(inner)
     }
 
-    /// Logs that the rest is left out.
-    fn end(&self, mut inner: MutexGuard<'_, Inner>) {
-        if let Some(left_out) = inner.pace.left_out() {
+    /// Logs that the rest is dropped.
+    fn report_limit(&self, mut inner: MutexGuard<'_, Inner>) {
+        if let Some(dropped) = inner.pace.dropped() {
             let number = inner.next_line();
-            self.emit(number, Level::WARN, &left_out);
+            self.emit(number, Level::WARN, &dropped);
         }
         let number = inner.next_line();
         drop(inner);
         self.emit(
             number,
             Level::WARN,
-            "this attempt has reached the limit of its log (`log_bytes` in rouse.toml); the rest is left out",
+            "this attempt has reached the limit of its log (`log_bytes` in rouse.toml); the rest is dropped",
         );
     }
 
@@ -315,17 +315,17 @@ impl Inner {
         self.lines
     }
 
-    /// Pays for one line. Returns false if too little of the budget is left; in that case, the rest of the budget is
+    /// Charges a line to the budget. Returns false if too little of it is left; in that case, the rest of the budget is
     /// used up.
-    fn pay(&mut self, bytes: usize) -> bool {
+    fn charge(&mut self, bytes: usize) -> bool {
         let left = self.bytes_left.checked_sub(bytes + LINE_BYTES_OVERHEAD);
         self.bytes_left = left.unwrap_or(0);
         left.is_some()
     }
 
-    /// Pays for lines that are left out. Returns false if nothing is left of the budget.
-    fn pay_left_out(&mut self, lines: usize) -> bool {
-        let bytes = lines.saturating_mul(LEFT_OUT_BYTES);
+    /// Charges dropped lines to the budget. Returns false if nothing is left of the budget.
+    fn charge_dropped(&mut self, lines: usize) -> bool {
+        let bytes = lines.saturating_mul(DROPPED_BYTES);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
         self.bytes_left > 0
     }
@@ -335,18 +335,18 @@ impl Errors {
     fn push(&mut self, bytes: &[u8]) {
         let last = &bytes[bytes.len().saturating_sub(ERRORS_BYTES_MAX)..];
         self.bytes.extend_from_slice(last);
-        self.is_cut |= last.len() < bytes.len();
+        self.is_truncated |= last.len() < bytes.len();
         // Not done at each write, because a guest may write byte by byte.
         if self.bytes.len() > 2 * ERRORS_BYTES_MAX {
             self.bytes.drain(..self.bytes.len() - ERRORS_BYTES_MAX);
-            self.is_cut = true;
+            self.is_truncated = true;
         }
     }
 
     fn lines(&self) -> Vec<String> {
         let from = self.bytes.len().saturating_sub(ERRORS_BYTES_MAX);
         let text = String::from_utf8_lossy(&self.bytes[from..]);
-        let text = match (self.is_cut || from > 0, text.split_once('\n')) {
+        let text = match (self.is_truncated || from > 0, text.split_once('\n')) {
             (true, Some((_, whole))) => whole,
             (true, None) | (false, _) => &text,
         };

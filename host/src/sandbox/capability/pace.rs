@@ -10,7 +10,7 @@ pub(super) struct Pace {
     per_second: u32,
     since: Option<Instant>,
     lines: u32,
-    left_out: u64,
+    dropped: u64,
 }
 
 impl Pace {
@@ -19,7 +19,7 @@ impl Pace {
             per_second,
             since: None,
             lines: 0,
-            left_out: 0,
+            dropped: 0,
         }
     }
 
@@ -30,24 +30,24 @@ impl Pace {
             self.lines = 0;
         }
         if self.lines >= self.per_second {
-            self.left_out += 1;
+            self.dropped += 1;
             return false;
         }
         self.lines += 1;
         true
     }
 
-    /// Counts more lines as left out.
-    pub(super) fn leave_out(&mut self, lines: usize) {
-        self.left_out += lines as u64;
+    /// Counts more lines as dropped.
+    pub(super) fn drop_lines(&mut self, lines: usize) {
+        self.dropped += lines as u64;
     }
 
-    /// A notice of the lines that were left out since the last notice.
-    pub(super) fn left_out(&mut self) -> Option<String> {
-        let lines = std::mem::take(&mut self.left_out);
+    /// A notice of the lines that were dropped since the last notice.
+    pub(super) fn dropped(&mut self) -> Option<String> {
+        let lines = std::mem::take(&mut self.dropped);
         (lines > 0).then(|| {
             format!(
-                "{lines} lines were left out: an attempt may log at most {} lines within a second",
+                "{lines} lines were dropped: an attempt may log at most {} lines within a second",
                 self.per_second
             )
         })
@@ -59,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leave_out_and_count_excess_lines_of_a_second() {
+    fn drop_and_count_excess_lines_of_a_second() {
         let (mut pace, start) = (Pace::new(2), Instant::now());
         let allowed = (0..5).filter(|_| pace.allows(start)).count();
         assert_eq!(allowed, 2);
         assert!(pace.allows(start + SECOND));
-        let notice = pace.left_out().unwrap();
-        assert!(notice.starts_with("3 lines were left out"), "{notice}");
-        assert_eq!(pace.left_out(), None);
+        let notice = pace.dropped().unwrap();
+        assert!(notice.starts_with("3 lines were dropped"), "{notice}");
+        assert_eq!(pace.dropped(), None);
     }
 }

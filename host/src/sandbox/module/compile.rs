@@ -95,7 +95,7 @@ impl Compiler {
             .compile(wasm, cpu_max)
             .map_err(|error| not_compiled(format!("the compiler cannot be watched: {error}")))?;
         let (result, is_last) = match compiled {
-            Compiled::Answered {
+            Compiled::Replied {
                 code,
                 is_last,
                 confinement,

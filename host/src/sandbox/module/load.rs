@@ -109,7 +109,7 @@ fn cached_or_compiled(
         Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
         Err(Unfit::Module(why)) => Err(why.into()),
         Err(Unfit::Code(error)) => Err(NotLoaded::Transient(format!(
-            "it could not be compiled: the compiler has another version than this host: {error:#}"
+            "it could not be compiled: the compiler's version differs from that of this host: {error:#}"
         ))),
     }
 }

@@ -61,7 +61,7 @@ impl CheckedStatement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unfit {
     /// It does not fit the database, or the login may not run it: a human-readable message.
-    Misfit(String),
+    Mismatch(String),
     /// It could not be checked now: a human-readable message.
     Unchecked(String),
 }
@@ -80,7 +80,7 @@ impl Login {
         let checking = check(&session, statement, limits);
         let timeout = limits.statement_timeout + RESPONSE_TIMEOUT;
         let Ok(checked) = tokio::time::timeout(timeout, checking).await else {
-            return Err(Unfit::Unchecked(self.silent(timeout).to_string()));
+            return Err(Unfit::Unchecked(self.no_response(timeout).to_string()));
         };
         // A prepared statement outlives the transaction.
         let end = session.batch_execute("ROLLBACK; DEALLOCATE rouse_check");
@@ -93,10 +93,10 @@ impl Login {
             session.end();
         }
         checked.map_err(|error| match error {
-            Unfit::Misfit(why) => {
+            Unfit::Mismatch(why) => {
                 let grant = missing_grant(&why, &statement.sql, self.user());
                 let grant = grant.map_or_else(String::new, |grant| format!("; {grant}"));
-                Unfit::Misfit(format!("the statement {}: {why}{grant}", statement.name))
+                Unfit::Mismatch(format!("the statement {}: {why}{grant}", statement.name))
             }
             unchecked @ Unfit::Unchecked(_) => unchecked,
         })
@@ -106,8 +106,8 @@ impl Login {
     pub(super) fn unfit(&self, error: &SqlError) -> Unfit {
         let why = format!("{}: {}", self.target, error.message);
         match SqlErrorClass::from_code(error.code(), error.routine.as_deref()) {
-            SqlErrorClass::Misfit => Unfit::Misfit(why),
-            SqlErrorClass::Away
+            SqlErrorClass::Mismatch => Unfit::Mismatch(why),
+            SqlErrorClass::Unavailable
             | SqlErrorClass::Conflict
             | SqlErrorClass::Temporary
             | SqlErrorClass::Data => Unfit::Unchecked(why),
@@ -126,11 +126,11 @@ async fn check(
             // Lost connections and timeouts do not show anything about the statement.
             None => Unfit::Unchecked(error.message),
             Some(code) => match SqlErrorClass::from_code(code, None) {
-                SqlErrorClass::Away | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
+                SqlErrorClass::Unavailable | SqlErrorClass::Conflict | SqlErrorClass::Temporary => {
                     Unfit::Unchecked(error.message)
                 }
                 // A literal of the text may be wrong for its type.
-                SqlErrorClass::Misfit | SqlErrorClass::Data => Unfit::Misfit(error.message),
+                SqlErrorClass::Mismatch | SqlErrorClass::Data => Unfit::Mismatch(error.message),
             },
         }
     };
@@ -156,7 +156,7 @@ async fn check(
         _ => {
             let counted = counted(sql);
             if !parses(client, &counted).await.map_err(unfit)? {
-                return Err(Unfit::Misfit(
+                return Err(Unfit::Mismatch(
                     "it cannot be part of another statement; leave out INTO, or RETURNING next to a data-modifying WITH"
                         .into(),
                 ));

@@ -30,7 +30,7 @@ impl SqlError {
         SqlErrorClass::from_code(self.code(), self.routine.as_deref())
     }
 
-    pub(super) fn no_answer(message: String) -> Self {
+    pub(super) fn no_response(message: String) -> Self {
         Self {
             code: None,
             routine: None,

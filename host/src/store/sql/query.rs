@@ -58,8 +58,8 @@ impl Login {
         let (answered, is_usable) = self.wait_for_response(&session, timeout, running).await;
         let rows = answered.map_err(QueryError::Failed).flatten();
         match &rows {
-            Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Away => {
-                self.note_away(started_at);
+            Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Unavailable => {
+                self.note_unavailable(started_at);
             }
             _ if is_usable => session.end(),
             _ => {}

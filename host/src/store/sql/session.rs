@@ -24,7 +24,7 @@ pub struct Login {
     /// The address, without secrets.
     pub(super) target: Arc<str>,
     /// The first failure since a transaction was answered.
-    away_since: Arc<Mutex<Option<Instant>>>,
+    unavailable_since: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The time that the server waits for the next message of a transaction. The transaction locks the row of the job after
@@ -92,7 +92,7 @@ impl Session<'_> {
     /// Puts the connection back into the pool: the server has confirmed that the transaction has ended.
     pub(super) fn end(mut self) {
         self.client = None;
-        *self.login.away_since() = None;
+        *self.login.unavailable_since() = None;
     }
 }
 
@@ -124,24 +124,24 @@ impl Login {
             connector: connector.clone(),
             connections,
             target: connector.target().into(),
-            away_since: Arc::default(),
+            unavailable_since: Arc::default(),
         }
     }
 
     /// The time for which it has had no connection, or no response. `None` if the last transaction was answered.
-    pub fn away_for(&self) -> Option<Duration> {
-        let since = *self.away_since();
+    pub fn unavailable_for(&self) -> Option<Duration> {
+        let since = *self.unavailable_since();
         since.map(|since| since.elapsed())
     }
 
-    fn away_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.away_since
+    fn unavailable_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.unavailable_since
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note_away(&self, since: Instant) {
-        self.away_since().get_or_insert(since);
+    pub(super) fn note_unavailable(&self, since: Instant) {
+        self.unavailable_since().get_or_insert(since);
     }
 
     /// Checks whether it gets a response now, from a server that accepts writes.
@@ -177,18 +177,18 @@ impl Login {
         let started_at = Instant::now();
         let opened = tokio::time::timeout(RESPONSE_TIMEOUT, self.pool.get()).await;
         if !matches!(opened, Ok(Ok(_))) {
-            self.note_away(started_at);
+            self.note_unavailable(started_at);
         }
         let Ok(opened) = opened else {
-            return Err(SqlError::no_answer(format!(
+            return Err(SqlError::no_response(format!(
                 "no connection was free or opened within {} s",
                 RESPONSE_TIMEOUT.as_secs()
             )));
         };
         let client = opened.map_err(|error| match error {
             PoolError::Backend(OpenError::Failed(error)) => SqlError::from(&error),
-            PoolError::Backend(OpenError::Away(away)) => SqlError::no_answer(away.why),
-            other => SqlError::no_answer(other.to_string()),
+            PoolError::Backend(OpenError::Away(away)) => SqlError::no_response(away.why),
+            other => SqlError::no_response(other.to_string()),
         })?;
         Ok(Session {
             login: self,
@@ -197,8 +197,8 @@ impl Login {
         })
     }
 
-    pub(super) fn silent(&self, waited: Duration) -> SqlError {
-        SqlError::no_answer(format!(
+    pub(super) fn no_response(&self, waited: Duration) -> SqlError {
+        SqlError::no_response(format!(
             "no response from {} within {} s",
             self.target,
             waited.as_secs()
@@ -229,8 +229,8 @@ impl Login {
         };
         let response = tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await;
         if response.is_err() {
-            self.note_away(started_at);
+            self.note_unavailable(started_at);
         }
-        (response.map_err(|_| self.silent(timeout)), false)
+        (response.map_err(|_| self.no_response(timeout)), false)
     }
 }

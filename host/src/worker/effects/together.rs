@@ -74,7 +74,7 @@ pub(in crate::worker) async fn commit(mut success: Success) {
     let space = tokio::select! {
         biased;
         space = waiting.space_for(success.bytes()) => Some(space),
-        () = success.shared.sql.until_away(name) => None,
+        () = success.shared.sql.until_unavailable(name) => None,
         () = settler::give_up_when_stopping(&success.shared, id, fence) => unreachable!("it never returns"),
     };
     if space.is_none() {

@@ -99,7 +99,7 @@ fn each_line_has_its_job() {
 }
 
 #[test]
-fn leave_out_excess_output_with_one_notice() {
+fn drop_excess_output_with_one_notice() {
     let log = logged(|log, _| {
         for _ in 0..100 {
             log.print(Stream::Error, b"a line\n");
@@ -107,7 +107,7 @@ fn leave_out_excess_output_with_one_notice() {
         }
     });
     assert!(log.len() < 2_000, "{log}");
-    let notice = "the limit of its log (`log_bytes` in rouse.toml); the rest is left out";
+    let notice = "the limit of its log (`log_bytes` in rouse.toml); the rest is dropped";
     assert_eq!(log.matches(notice).count(), 1);
 }
 
@@ -133,8 +133,8 @@ fn empty_lines_use_up_the_limit() {
         partial: [Vec::new(), Vec::new()],
         errors: Errors::default(),
     };
-    assert!(inner.pay(0) && inner.pay(0) && inner.pay(0));
-    assert!(!inner.pay(0));
+    assert!(inner.charge(0) && inner.charge(0) && inner.charge(0));
+    assert!(!inner.charge(0));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn do_not_buffer_an_endless_line() {
 }
 
 #[test]
-fn report_left_out_lines_of_an_aborted_attempt() {
+fn report_dropped_lines_of_an_aborted_attempt() {
     let none = Limits {
         log_lines_per_second: 0,
         ..limits(1_000)
@@ -168,7 +168,7 @@ fn report_left_out_lines_of_an_aborted_attempt() {
         log.finish();
     });
     assert_eq!(log.matches("a message").count(), 0, "{log}");
-    assert_eq!(log.matches("5 lines were left out").count(), 1, "{log}");
+    assert_eq!(log.matches("5 lines were dropped").count(), 1, "{log}");
     assert!(!log.contains("late"), "{log}");
 }
 
@@ -194,10 +194,10 @@ fn count_the_excess_lines_of_one_write_together() {
     let mut inner = log.inner.lock().unwrap();
     assert_eq!(inner.partial[0], b"started here");
     assert_eq!(inner.lines, 3);
-    let paid = 3 * (LINE_BYTES_OVERHEAD + b"1\n".len()) + 3 * LEFT_OUT_BYTES;
+    let paid = 3 * (LINE_BYTES_OVERHEAD + b"1\n".len()) + 3 * DROPPED_BYTES;
     assert_eq!(inner.bytes_left, 1_000 - paid);
-    let notice = inner.pace.left_out().unwrap();
-    assert!(notice.starts_with("3 lines were left out"), "{notice}");
+    let notice = inner.pace.dropped().unwrap();
+    assert!(notice.starts_with("3 lines were dropped"), "{notice}");
 }
 
 #[test]
@@ -208,10 +208,10 @@ fn reports_of_progress_count_as_lines() {
     }
     log.message(Level::INFO, "too many");
     let mut inner = log.inner.lock().unwrap();
-    let paid = 3 * (LINE_BYTES_OVERHEAD + "step".len()) + 3 * LEFT_OUT_BYTES;
+    let paid = 3 * (LINE_BYTES_OVERHEAD + "step".len()) + 3 * DROPPED_BYTES;
     assert_eq!(inner.bytes_left, 1_000 - paid);
-    let notice = inner.pace.left_out().unwrap();
-    assert!(notice.starts_with("3 lines were left out"), "{notice}");
+    let notice = inner.pace.dropped().unwrap();
+    assert!(notice.starts_with("3 lines were dropped"), "{notice}");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_flood_closes_the_log() {
         output.write(flood.clone()).unwrap();
     }
     assert!(log.open().is_none(), "the log is closed");
-    // The three lines, the notice of those left out, and the notice of the end.
+    // The three lines, the notice of those dropped, and the notice of the end.
     assert!(log.inner.lock().unwrap().lines >= 3 + 2);
 }
 
@@ -277,7 +277,7 @@ fn keep_whole_lines_of_standard_error_within_a_size() {
             log.print(Stream::Error, format!("{long}\n").as_bytes());
         }
     });
-    assert_eq!(kept, [long.as_str(); 2], "an incomplete line is left out");
+    assert_eq!(kept, [long.as_str(); 2], "an incomplete line is dropped");
     // An endless line is shown from its first kept byte, in one write or in many.
     let endless = vec![b'y'; 100 << 10];
     for piece in [1_000, endless.len()] {

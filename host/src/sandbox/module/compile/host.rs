@@ -59,7 +59,7 @@ pub(super) struct Child {
 /// The outcome for one module.
 pub(super) enum Compiled {
     /// It was compiled, or refused with this reason. `is_last`: this compiler does not take any more modules.
-    Answered {
+    Replied {
         code: Result<Vec<u8>, String>,
         is_last: bool,
         confinement: Confinement,
@@ -201,7 +201,7 @@ impl Child {
             },
             Kind::Refused => Err(String::from_utf8_lossy(&bytes).into_owned()),
         };
-        Ok(Compiled::Answered {
+        Ok(Compiled::Replied {
             code,
             is_last: reply.is_last,
             confinement: reply.confinement,
@@ -217,7 +217,7 @@ impl Drop for Child {
     }
 }
 
-/// Kills the child if it is not done in time. Returns true if it did.
+/// Kills the child if it does not finish in time. Returns whether it was killed.
 fn watch(child: &OwnedFd, done: &mpsc::Receiver<()>, wall_max: Duration) -> bool {
     match done.recv_timeout(wall_max) {
         Ok(()) | Err(RecvTimeoutError::Disconnected) => false,
@@ -234,7 +234,8 @@ fn code_bytes_max(limits: CompilerLimits) -> u64 {
     CODE_BYTES_MAX.min(limits.memory_bytes_max as u64)
 }
 
-/// Reads the start of its standard error; the rest is read and discarded, so that it never blocks on a full pipe.
+/// Reads the start of the compiler's standard error; the rest is read and discarded, so that it never blocks on a full
+/// pipe.
 fn read_stderr(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
     // A read error only truncates the text.

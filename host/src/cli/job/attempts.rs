@@ -7,7 +7,7 @@ use crate::cli::ago;
 
 /// The attempts of a job. `max` is their maximum number, from its producer or its last error. `now` is the time of the
 /// database's clock, in seconds since 1970.
-pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
+pub(super) fn attempts(job: &Value, max: Option<u64>, now: f64) -> String {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();
     let attempt = number("attempt");
     // Attempts that were lost or suspended are not counted against the limit.
@@ -50,7 +50,7 @@ mod tests {
             (job("failed", 3, 0, before), Some(3), "3 of 3"),
             (job("queued", 0, 0, later), Some(3), "0"),
         ] {
-            assert_eq!(tries(&job, max, 0.0), text);
+            assert_eq!(attempts(&job, max, 0.0), text);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The meaning of each metric, for the `# HELP` lines of the page. The same as in docs/reference/metrics.md.
+//! The help text of each metric, for the `# HELP` lines of the page. The same as in docs/reference/metrics.md.
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
@@ -39,7 +39,7 @@ const COUNTERS: [(&str, &str); 13] = [
     ),
     (
         "rouse_invocations_refused_total",
-        "Refused calls of /invoke, by reason.",
+        "Refused calls to /invoke, by reason.",
     ),
     (
         "rouse_fair_selections_total",
@@ -64,7 +64,7 @@ const GAUGES: [(&str, &str); 13] = [
     ("rouse_attempts_running", "Running attempts."),
     (
         "rouse_worker_timeouts",
-        "Timed-out attempts in this worker's timeout flag.",
+        "Timed-out attempts that this worker's timeout flag counts.",
     ),
     (
         "rouse_handler_parked",
@@ -89,7 +89,7 @@ const GAUGES: [(&str, &str); 13] = [
     ),
     (
         "rouse_dead_rows",
-        "Dead rows of the table of live jobs that were not vacuumed yet.",
+        "Dead rows, not vacuumed yet, in the table of live jobs.",
     ),
     (
         "rouse_oldest_transaction_seconds",
@@ -109,7 +109,7 @@ const GAUGES: [(&str, &str); 13] = [
 const HISTOGRAMS: [(&str, &str); 5] = [
     (
         "rouse_attempt_seconds",
-        "From the call of the sandbox to its end.",
+        "From the call to the sandbox to its end.",
     ),
     (
         "rouse_wait_seconds",
@@ -122,7 +122,7 @@ const HISTOGRAMS: [(&str, &str); 5] = [
     ("rouse_settle_batch_jobs", "Outcomes per statement."),
     (
         "rouse_invocation_seconds",
-        "From the call of the sandbox to its end, without the queue.",
+        "From the call to the sandbox to its end, without the queue.",
     ),
 ];
 
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_metric_of_the_reference_page_has_a_help_and_no_other() {
+    fn exactly_the_metrics_of_the_reference_page_have_a_help_text() {
         let page = include_str!("../../../../docs/reference/metrics.md");
         let rows = page
             .lines()
