@@ -81,7 +81,7 @@ async fn a_connection_string_of_the_harness_works_with_psql() {
 }
 
 #[tokio::test]
-async fn the_server_is_of_the_version_that_was_requested() {
+async fn the_server_has_the_requested_version() {
     // The database is dropped with `db`, and ends its sessions.
     let db = TestDb::unmigrated().await;
     let client = db.client().await;

@@ -28,7 +28,7 @@ use crate::support::{attempt, scratch};
 /// A public address that these tests treat as an address of this machine.
 const OWN: &str = "93.184.215.14";
 
-/// The name lookups of these tests. `rebound.test` resolves to a different address each time.
+/// The resolver of these tests. `rebound.test` resolves to a different address each time.
 #[derive(Debug, Default)]
 struct Names {
     rebound: AtomicUsize,
@@ -90,7 +90,7 @@ fn certificate(name: &str) -> PathBuf {
 /// The module of `tests/guests`.
 pub(crate) const MODULE: &str = "test_guests.wasm";
 
-/// A folder with that module alone.
+/// A folder that contains only that module.
 pub(crate) fn guest_folder() -> PathBuf {
     let folder = scratch("http-guests");
     std::fs::copy(guests_dir().join(MODULE), folder.join(MODULE)).expect("the guests are built");
@@ -286,7 +286,7 @@ async fn connections_are_reused_only_by_the_same_handler() {
 }
 
 #[tokio::test]
-async fn requests_and_their_bytes_have_limits() {
+async fn the_number_and_the_size_of_requests_are_limited() {
     let private = grant("test.http.*", &["localhost"]);
     let guests = Guests::start(Settings {
         http_grants: vec![private],
@@ -367,7 +367,7 @@ async fn requests_and_their_bytes_have_limits() {
 }
 
 #[tokio::test]
-async fn thousands_of_header_fields_are_too_many_in_either_direction() {
+async fn thousands_of_header_fields_are_refused_in_either_direction() {
     let guests = guests().await;
     let end = guests.run("test.http.fields", json!(5000)).await;
     let RunEnd::Trapped { message, .. } = end else {
@@ -387,7 +387,7 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
     let guests = guests().await;
     let abort = AbortHandle::new();
     let payload = json!({"requests": [{"url": http("localhost", "/silence/abort")}]});
-    let waits = async {
+    let abort_while_waiting = async {
         while web().seen("/silence/abort").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -396,12 +396,12 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
     };
     let (run, aborted_at) = tokio::join!(
         guests.run_with("test.http.private", payload, abort.clone()),
-        waits
+        abort_while_waiting
     );
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
     assert!(
         aborted_at.elapsed() < Duration::from_secs(5),
-        "not only at the end of its grace"
+        "the abort took effect only at the end of the grace"
     );
 }
 
@@ -420,9 +420,9 @@ async fn a_guest_continues_after_a_request_timeout() {
 #[tokio::test]
 async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
     let guests = guests().await;
-    let nobody = crate::support::free_port();
+    let closed_port = crate::support::free_port();
     let free = HttpGrant {
-        ports: vec![nobody],
+        ports: vec![closed_port],
         ..grant("test.http.private", &["localhost"])
     };
     let requests = json!([{"url": http("unknown.test", "/")}]);
@@ -438,7 +438,7 @@ async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
         ..Settings::default()
     })
     .await;
-    let requests = json!([{"url": format!("http://localhost:{nobody}/")}]);
+    let requests = json!([{"url": format!("http://localhost:{closed_port}/")}]);
     let responses = guests.responses("test.http.private", requests).await;
     assert_eq!(responses[0]["kind"], "http");
     assert!(

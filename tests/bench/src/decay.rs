@@ -150,7 +150,7 @@ impl Decay<'_> {
             State::Finished => {
                 let label = format!("{} finished, yesterday and today", self.options.finished);
                 finished::fill(self.bench, self.server, self.options.finished).await?;
-                self.server.settle_disk().await?;
+                self.server.checkpoint().await?;
                 self.compare_with_fresh("finished", &label).await
             }
             State::Held => held::measure(self).await,
@@ -215,7 +215,7 @@ impl Decay<'_> {
             from = to + 1;
         }
         client.batch_execute("VACUUM ANALYZE rouse.job").await?;
-        self.server.settle_disk().await
+        self.server.checkpoint().await
     }
 
     /// Restores the initial state: no pending and no finished jobs.
@@ -227,7 +227,7 @@ impl Decay<'_> {
             )
             .await
             .context("remove all jobs")?;
-        self.server.settle_disk().await
+        self.server.checkpoint().await
     }
 
     fn figure(&mut self, name: &str, label: &str, value: f64, unit: Unit) {

@@ -31,10 +31,10 @@ const POLL_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs per run, in flows of 10,000; and jobs that are cancelled
+    /// Jobs per run, in flows of 10,000; also the number of jobs that are cancelled
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     pub(super) jobs: i64,
-    /// Runs of each drain, taking turns; the median of each figure is reported
+    /// Runs of each drain, interleaved; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
     /// Chains of ten jobs that their handler continues
@@ -93,7 +93,7 @@ const SHAPES: [(Option<Graph>, &str, &str); 3] = [
     (
         Some(Graph::FanOutIn),
         "fan",
-        "one job, then all but two, then one",
+        "fan-out and fan-in: one job, then all but two in parallel, then one",
     ),
     (
         Some(Graph::Chains),
@@ -106,9 +106,9 @@ const SHAPES: [(Option<Graph>, &str, &str); 3] = [
 struct Measured<'a> {
     bench: &'a Bench,
     server: &'a Server,
-    /// A host with `noop` alone.
+    /// The options of a host that serves only `noop`.
     noop: HostOptions,
-    /// A host with the guests in tests/guests-flow.
+    /// The options of a host that serves the guests in tests/guests-flow.
     host: HostOptions,
     report: Report,
 }
@@ -257,7 +257,7 @@ async fn counted(
         }
         ensure!(
             changed.elapsed() < STALLED_AFTER,
-            "{title}: {count} of {jobs} for {STALLED_AFTER:?}"
+            "{title}: stuck at {count} of {jobs} for {STALLED_AFTER:?}"
         );
         bench.progress.at(count.unsigned_abs());
         // Polls take CPU time from the host, so a slow poll is followed by a longer pause.

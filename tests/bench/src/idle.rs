@@ -43,7 +43,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     Server::during(bench, async |server| {
         let mut report = Report::new("idle");
         report.settings = server.settings();
-        server.suspend_housekeeping().await?;
+        server.suspend_autovacuum().await?;
         // A host that has never seen a job has no lanes to read.
         let mut before = Work::noop(LANES * 10);
         before.queues = Some(LANES);

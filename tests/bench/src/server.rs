@@ -30,8 +30,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a migrated server with fsync and synchronous_commit on, does `work`, stops it, and
-    /// removes its data.
+    /// Starts a migrated server with fsync and synchronous_commit on, runs `work`, stops the server, and removes its
+    /// data.
     pub(super) async fn during<T>(
         bench: &Bench,
         work: impl AsyncFnOnce(&Server) -> Result<T>,
@@ -117,7 +117,7 @@ impl Server {
     }
 
     /// Suspends autovacuum, which would be counted as work for the hosts.
-    pub(super) async fn suspend_housekeeping(&self) -> Result<()> {
+    pub(super) async fn suspend_autovacuum(&self) -> Result<()> {
         self.observer
             .batch_execute("ALTER SYSTEM SET autovacuum_naptime = '1h'")
             .await
@@ -156,11 +156,11 @@ impl Server {
     }
 
     /// Writes all dirty pages, so that the next measurement does not pay for earlier ones.
-    pub(super) async fn settle_disk(&self) -> Result<()> {
+    pub(super) async fn checkpoint(&self) -> Result<()> {
         self.observer
             .batch_execute("CHECKPOINT")
             .await
-            .context("write a checkpoint")
+            .context("run CHECKPOINT")
     }
 }
 

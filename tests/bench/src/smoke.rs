@@ -41,7 +41,7 @@ pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result
     let mut report = Server::during(bench, async |server| {
         let mut report = Report::new("smoke");
         report.settings = server.settings();
-        server.suspend_housekeeping().await?;
+        server.suspend_autovacuum().await?;
         drain(bench, server, &mut report).await?;
         enqueue(bench, server, &mut report).await?;
         wait(bench, server, &mut report).await?;

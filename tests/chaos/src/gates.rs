@@ -33,7 +33,7 @@ const DOCS: u64 = 2;
 /// The gate of a queue that acts when a job is enqueued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Door {
+pub(super) enum GateKind {
     /// A singleton while it waits.
     #[default]
     Queued,
@@ -46,13 +46,13 @@ pub(super) enum Door {
 /// The keys of a job behind gates, besides its tenant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Gated {
-    pub(super) door: Door,
+    pub(super) door: GateKind,
     pub(super) tenant: String,
     pub(super) api: String,
     pub(super) doc: String,
 }
 
-impl Door {
+impl GateKind {
     pub(super) const ALL: [Self; 3] = [Self::Queued, Self::Running, Self::Calm];
 
     /// Its queue.
@@ -82,7 +82,12 @@ impl Gated {
         let first = u64::from(index) / REPLACED_AFTER * REPLACED;
         let tenant = (first + random.below(TENANTS_AT_ONCE)) % TENANTS;
         Self {
-            door: *random.pick(&[Door::Queued, Door::Queued, Door::Running, Door::Calm]),
+            door: *random.pick(&[
+                GateKind::Queued,
+                GateKind::Queued,
+                GateKind::Running,
+                GateKind::Calm,
+            ]),
             tenant: format!("tenant-{tenant}"),
             api: format!("api-{}", tenant / 2),
             doc: format!("doc-{}", random.below(DOCS)),
@@ -104,7 +109,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
          SELECT rouse.set_gate('chaos-starts', 'throttle', handler => '{GATED}',
                                key => '{{$.api}}', max => {STARTS_MAX}, period => '{period} us');"
     );
-    for door in Door::ALL {
+    for door in GateKind::ALL {
         let (queue, gate) = (door.queue(), door.gate());
         sql.push_str(&format!(
             "SELECT rouse.set_gate('{queue}', {gate}, handler => '{GATED}', queue => '{queue}',

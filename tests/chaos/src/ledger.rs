@@ -33,7 +33,7 @@ pub(super) enum Line {
         call: u64,
         response: Response,
     },
-    Happened(Happened),
+    Happened(Incident),
 }
 
 /// The settings of the run.
@@ -124,7 +124,7 @@ pub(super) enum Response {
 
 /// A fault or another event, from its start to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Happened {
+pub(super) struct Incident {
     pub(super) from_us: i64,
     pub(super) until_us: i64,
     pub(super) event: Event,
@@ -251,7 +251,7 @@ impl Ledger {
     /// Writes an event that started at `from_us` and ends now.
     pub(super) fn happened(&self, from_us: i64, event: Event) -> Result<()> {
         let until_us = now_us();
-        self.write(&Line::Happened(Happened {
+        self.write(&Line::Happened(Incident {
             from_us,
             until_us,
             event,

@@ -203,7 +203,7 @@ fn has_acted(response: &Response) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::Happened;
+    use super::super::ledger::Incident;
     use super::super::load::JobSpec;
     use super::super::world::{Call, Job};
     use super::*;
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_build_counts_only_if_an_attempt_has_run_it() {
         let mut world = World::default();
-        world.happened.push(Happened {
+        world.happened.push(Incident {
             from_us: 0,
             until_us: 1,
             event: Event::ModuleReplaced {
@@ -263,7 +263,7 @@ mod tests {
             },
             Event::JobCrashed { job: 1, kills: 1 },
         ] {
-            world.happened.push(Happened {
+            world.happened.push(Incident {
                 from_us: 0,
                 until_us: 1,
                 event,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::folder::Folder;
-use super::ledger::{Happened, Line, Request, Response, Run};
+use super::ledger::{Incident, Line, Request, Response, Run};
 use super::load::JobSpec;
 use super::suspending::Suspending;
 
@@ -229,7 +229,7 @@ pub(super) struct LoginAway {
 pub(super) struct World {
     pub(super) run: Run,
     pub(super) calls: Vec<Call>,
-    pub(super) happened: Vec<Happened>,
+    pub(super) happened: Vec<Incident>,
     pub(super) evidence: Vec<Evidence>,
     pub(super) jobs: Vec<Job>,
     pub(super) attempts: Vec<Attempt>,

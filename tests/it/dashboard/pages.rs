@@ -14,7 +14,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{TIMEOUT, enqueue, enqueue_sql, until_true};
 
 #[tokio::test]
-async fn every_page_responds_and_does_not_run_untrusted_text() {
+async fn every_page_responds_and_escapes_untrusted_text() {
     let db = shop().await;
     let client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);
@@ -53,7 +53,7 @@ async fn every_page_responds_and_does_not_run_untrusted_text() {
 }
 
 #[tokio::test]
-async fn what_does_not_exist_or_cannot_be_read_is_a_page_with_a_sentence() {
+async fn missing_objects_and_invalid_filters_get_a_page_that_explains_the_error() {
     let db = TestDb::new().await;
     let dashboard = Dashboard::start(&db, &[]);
     for (path, status, words) in [
@@ -76,7 +76,7 @@ async fn what_does_not_exist_or_cannot_be_read_is_a_page_with_a_sentence() {
 }
 
 #[tokio::test]
-async fn large_ids_and_payloads_are_exact_and_raw_contents_are_never_html() {
+async fn large_ids_and_numbers_keep_every_digit_and_raw_payloads_are_plain_text() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -120,7 +120,7 @@ async fn an_open_page_is_updated_when_something_changes() {
         .unwrap();
     read_until(&mut stream, &mut seen, "the mill is broken").await;
 
-    // Readers do not wait for a page that does not exist.
+    // Browsers do not wait for a page that does not exist.
     dashboard.until("/jobs/999999", "event: gone").await;
 }
 
@@ -154,7 +154,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
     let refused = dashboard.get("/live/jobs?handler=other").await;
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert!(refused.body.contains("too many pages"), "{}", refused.body);
-    // Readers of a page that is already open do not count as another page, until there are too many readers.
+    // Further users of a page that is already open do not count as another page, until there are too many.
     for _ in 64..80 {
         let mut stream = dashboard.follow("/jobs?handler=h0").await;
         read_until(&mut stream, &mut String::new(), "event: page").await;
@@ -174,7 +174,9 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(TIMEOUT, again).await.expect("there is room again");
+    timeout(TIMEOUT, again)
+        .await
+        .expect("a page can be opened again");
 }
 
 #[tokio::test]
@@ -280,7 +282,7 @@ async fn all_that_match_are_retried_after_their_number_was_shown() {
         .split_once(r#"name="until-now" value=""#)
         .unwrap();
     let until = until.split_once('"').unwrap().0;
-    // A job that fails after the question is asked is not retried when it is confirmed.
+    // A job that fails after the confirmation page was shown is not retried.
     client.batch_execute("SELECT rouse.fail(max(id), 'later') FROM rouse.jobs WHERE state = 'queued' AND queue = 'mail'").await.unwrap();
     let form = format!("csrf={token}&state=failed&do=retry-all&sure=yes&until-now={until}");
     let started = dashboard.post("/jobs/change", &form).await;
@@ -441,7 +443,7 @@ async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
 }
 
 #[tokio::test]
-async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_apart() {
+async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_separately() {
     let db = shop().await;
     let client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);

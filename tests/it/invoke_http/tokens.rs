@@ -1,4 +1,4 @@
-//! The token of invocations: where it is required, and what works without it.
+//! The token for invocations: where it is required, and what works without it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,7 +12,8 @@ use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb, free_port, rouse};
 
 #[tokio::test]
-async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and_other_names() {
+async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and_other_host_names()
+{
     let folder = folder("");
     let address = loopback();
     let data = folder.join("pg");
@@ -87,8 +88,8 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
 #[tokio::test]
 async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let folder = folder("");
-    let everywhere = format!("0.0.0.0:{}", free_port());
-    let (host, address) = serve(&folder, &everywhere, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
+    let all_interfaces = format!("0.0.0.0:{}", free_port());
+    let (host, address) = serve(&folder, &all_interfaces, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
     let call = async |headers: &[(&str, &str)]| {
         let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
         call.response().await
@@ -108,8 +109,8 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     // From a file that only its owner may read.
     let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
     std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
-    let open = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
-    let (status, output) = open.exit(TIMEOUT);
+    let world_readable = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
+    let (status, output) = world_readable.exit(TIMEOUT);
     assert!(
         !status.success() && output.contains("chmod 600"),
         "{output}"
@@ -129,14 +130,17 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
 async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() {
     let folder = folder("invoke_max = 4\n");
     let db = TestDb::new().await;
-    let everywhere = format!("0.0.0.0:{}", free_port());
+    let all_interfaces = format!("0.0.0.0:{}", free_port());
     let url = db.url();
-    let host = spawn_without_token(&folder, &[], &everywhere, &url);
+    let host = spawn_without_token(&folder, &[], &all_interfaces, &url);
     host.line(TIMEOUT, |line| {
         line.contains("WARN") && line.contains("invocations are off")
     });
     host.line(TIMEOUT, |line| line.contains("worker started"));
-    let address = everywhere.replace("0.0.0.0", "127.0.0.1").parse().unwrap();
+    let address = all_interfaces
+        .replace("0.0.0.0", "127.0.0.1")
+        .parse()
+        .unwrap();
     let response = post(address, "noop", "{}").await;
     assert_eq!(response.status, 403);
     assert_eq!(response.body["error"]["kind"], "off");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::gates::{BURST_MAX_WAIT_US, BURST_PERIOD_US, Door};
+use super::super::gates::{BURST_MAX_WAIT_US, BURST_PERIOD_US, GateKind};
 use super::super::ledger::{Request, Response};
 use super::super::world::Call;
 use super::{Found, Known};
@@ -17,7 +17,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
             && spec
                 .gated
                 .as_ref()
-                .is_some_and(|gated| gated.door == Door::Calm)
+                .is_some_and(|gated| gated.door == GateKind::Calm)
         {
             merged.entry(*id).or_default().push((call, spec.n));
         }

@@ -1,6 +1,6 @@
 //! Whether other hosts run the jobs of a host that was frozen during a claim.
 
-use super::super::ledger::{Event, Happened, Request};
+use super::super::ledger::{Event, Incident, Request};
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
@@ -12,7 +12,7 @@ const ANSWERS_WITHIN_US: i64 = 2_000_000;
 const SIGNALLED_WITHIN_US: i64 = 100_000;
 
 /// The freezes during a claim: the event, the host, and the jobs enqueued for it.
-fn freezes<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Happened, &'a str, &'a [i64])> {
+fn freezes<'a>(known: &Known<'a>) -> impl Iterator<Item = (&'a Incident, &'a str, &'a [i64])> {
     known.world.happened.iter().filter_map(|h| match &h.event {
         Event::HostFrozen { worker, jobs } if !jobs.is_empty() => {
             Some((h, worker.as_str(), jobs.as_slice()))

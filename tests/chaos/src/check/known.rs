@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::flows::FlowSpec;
 use super::super::gates::Gated;
-use super::super::ledger::{Event, Happened, Request, Response};
+use super::super::ledger::{Event, Incident, Request, Response};
 use super::super::load::JobSpec;
 use super::super::settings;
 use super::super::world::{Attempt, BankLine, Call, Evidence, Job, Record, Step, World};
@@ -314,7 +314,7 @@ impl<'a> Known<'a> {
     /// Whether there was some time in which nothing prevented this host from sending a heartbeat.
     pub(super) fn could_heartbeat(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
         let all = self.world.happened.iter();
-        let prevents = |h: &&Happened| match &h.event {
+        let prevents = |h: &&Incident| match &h.event {
             Event::ServerCrashed { .. }
             | Event::BackendsTerminated { .. }
             | Event::ListenersCut { .. } => true,

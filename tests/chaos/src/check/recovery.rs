@@ -1,6 +1,6 @@
 //! Whether work continues after hosts and the server have failed.
 
-use super::super::ledger::{Event, Happened};
+use super::super::ledger::{Event, Incident};
 use super::super::load::PATIENT;
 use super::super::settings;
 use super::known::{IN_LINE_US, is_suspended};
@@ -117,7 +117,7 @@ pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
 }
 
 /// Whether the host may have lost the lease of the attempt before it was stopped, or could not release the job.
-fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &str) -> bool {
+fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Incident, worker: &str) -> bool {
     known.world.happened.iter().any(|other| {
         let since_us = match &other.event {
             Event::ServerCrashed { .. } => since_us,
@@ -219,7 +219,7 @@ pub(super) fn one_holder(known: &Known<'_>) -> Found {
     found
 }
 
-fn gave_up_at_its_start(known: &Known<'_>, ended: &Happened, worker: &str, up_us: i64) -> bool {
+fn gave_up_at_its_start(known: &Known<'_>, ended: &Incident, worker: &str, up_us: i64) -> bool {
     let is_cut = known.crashes(ended.from_us, ended.until_us) > 0
         || known.world.happened.iter().any(|h| {
             matches!(h.event, Event::BackendsTerminated { .. })

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::gates::{Door, Gated};
+use super::super::gates::{GateKind, Gated};
 use super::super::ledger::{Request, Response};
 use super::super::world::{Call, Job};
 use super::{Found, Known, keys, limits};
@@ -17,7 +17,7 @@ const LATE_US: i64 = 2_000_000;
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = waiting(known);
     let until_ended = |job: &Job, gated: &Gated| {
-        let is_counted = gated.door == Door::Running && job.retried_from.is_none();
+        let is_counted = gated.door == GateKind::Running && job.retried_from.is_none();
         is_counted.then(|| (gated.tenant.clone(), gated.doc.clone()))
     };
     let live = keys::one_at_a_time(known, |job| {
@@ -33,7 +33,7 @@ fn waiting(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut jobs: BTreeMap<(&str, &str), Vec<&Job>> = BTreeMap::new();
     for (job, gated) in known.gated() {
-        if gated.door == Door::Queued && job.retried_from.is_none() {
+        if gated.door == GateKind::Queued && job.retried_from.is_none() {
             jobs.entry(gated.door_key()).or_default().push(job);
         }
     }

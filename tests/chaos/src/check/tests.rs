@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::super::ledger::{Event, Happened, Request, Response, Run};
+use super::super::ledger::{Event, Incident, Request, Response, Run};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
 use super::super::world::{Attempt, Due, Evidence, Job, LoginAway, Worker, World};
@@ -235,7 +235,7 @@ fn an_attempt_whose_host_was_killed_is_not_a_case_of_revocation() {
     let mut world = healthy();
     let cases = |world: &World| cases_of("revoked", world);
     assert_eq!(cases(&world), 1);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 126 * S,
         until_us: 126 * S,
         event: Event::HostKilled {
@@ -257,7 +257,7 @@ fn an_attempt_that_starts_from_the_line_under_a_forgotten_claim_does_not_revoke_
     let crashed_us = frozen.started_us - 1;
     let violations = |world: &World| super::settled::revoked(&Known::of(world)).violations.len();
     assert_eq!(violations(&world), 1);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: crashed_us,
         until_us: crashed_us,
         event: Event::ServerCrashed {
@@ -271,7 +271,7 @@ fn an_attempt_that_starts_from_the_line_under_a_forgotten_claim_does_not_revoke_
 fn a_late_start_under_a_forgotten_claim_is_excused() {
     let mut world = healthy();
     let at_us = starts_again(&mut world) + S / 2;
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: at_us,
         until_us: at_us + S,
         event: Event::ServerCrashed {
@@ -459,7 +459,7 @@ fn a_job_may_fail_as_lost_before_its_last_host_can_send_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[2], frozen);
     let freeze =
-        |h: &&mut Happened| matches!(h.event, Event::HostFrozen { .. }) && h.from_us == 64 * S;
+        |h: &&mut Incident| matches!(h.event, Event::HostFrozen { .. }) && h.from_us == 64 * S;
     let freeze = world.happened.iter_mut().find(freeze);
     freeze.expect("it was frozen").until_us = 80 * S;
     breaks_nothing(&world);
@@ -517,7 +517,7 @@ fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[0], frozen);
     // Lost at 36 s, and killed a second later.
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 37 * S,
         until_us: 37 * S,
         event: Event::HostKilled {
@@ -535,7 +535,7 @@ fn a_job_that_fails_as_lost_because_two_hosts_share_an_id_is_found() {
             status: "exit status: 1".into(),
             up_us: S,
         });
-        world.happened.push(Happened {
+        world.happened.push(Incident {
             from_us: 29 * S,
             until_us: 70 * S,
             event: Event::IdShared {
@@ -585,7 +585,7 @@ fn a_late_start_of_a_claim_that_was_cancelled_in_line_is_found() {
 fn a_host_that_was_cut_off_may_start_a_cancelled_claim() {
     let mut world = healthy();
     starts_late(&mut world, "host-1", 1_400_000);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 149 * S,
         until_us: 149 * S,
         event: Event::BackendsTerminated { count: 1 },
@@ -625,7 +625,7 @@ fn a_cancellation_during_other_faults_is_not_a_case() {
             jobs: Vec::new(),
         },
     ] {
-        world.happened.push(Happened {
+        world.happened.push(Incident {
             from_us: 162 * S,
             until_us: 162 * S,
             event,
@@ -684,7 +684,7 @@ fn two_hosts_that_keep_taking_their_id_from_each_other_are_found() {
     breaks("one_holder", both);
     let mut world = healthy();
     both(&mut world);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 191 * S,
         until_us: 191 * S,
         event: Event::BackendsTerminated { count: 1 },
@@ -812,7 +812,7 @@ fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
 fn a_stop_is_a_case_only_if_its_attempt_had_no_other_fault() {
     let mut world = healthy();
     assert_eq!(cases_of("stop_loses_nothing", &world), 1);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 141 * S + 500_000,
         until_us: 141 * S + 600_000,
         event: Event::ServerCrashed {
@@ -823,8 +823,8 @@ fn a_stop_is_a_case_only_if_its_attempt_had_no_other_fault() {
 }
 
 /// The host exits on its own, shortly after its start, with this status.
-fn ended(worker: &str, status: &str) -> Happened {
-    Happened {
+fn ended(worker: &str, status: &str) -> Incident {
+    Incident {
         from_us: 45 * S,
         until_us: 46 * S,
         event: Event::HostEnded {
@@ -845,7 +845,7 @@ fn a_host_that_exits_on_its_own_is_found() {
 #[test]
 fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
     let is_cut = |world: &mut World| {
-        world.happened.push(Happened {
+        world.happened.push(Incident {
             from_us: 45 * S + 500_000,
             until_us: 45 * S + 501_000,
             event: Event::BackendsTerminated { count: 1 },

@@ -1,5 +1,5 @@
 use super::super::super::cuts::{At, How};
-use super::super::super::ledger::{Event, Happened};
+use super::super::super::ledger::{Event, Incident};
 use super::super::super::tally;
 use super::super::super::world::BankLine;
 use super::healthy::*;
@@ -50,7 +50,7 @@ fn a_balance_that_is_not_the_sum_of_the_effects_is_found() {
 #[test]
 fn cuts_are_counted_for_each_boundary() {
     let mut world = healthy();
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 0,
         until_us: 1,
         event: Event::EffectsCut {

@@ -1,7 +1,7 @@
-//! Violated guarantees about gates.
+//! Checks of the guarantees about gates, each of them violated on purpose.
 
-use super::super::super::gates::Door;
-use super::super::super::ledger::{Event, Happened, Request, Response};
+use super::super::super::gates::GateKind;
+use super::super::super::ledger::{Event, Incident, Request, Response};
 use super::super::super::load::JobSpec;
 use super::super::super::world::{Attempt, Call, Evidence, Record, World};
 use super::super::{Known, limits, singletons, throttles};
@@ -28,8 +28,8 @@ fn enqueue(world: &mut World, id: i64) -> &mut Call {
     call.expect("it was enqueued")
 }
 
-fn killed(worker: &str, at_us: i64) -> Happened {
-    Happened {
+fn killed(worker: &str, at_us: i64) -> Incident {
+    Incident {
         from_us: at_us,
         until_us: at_us,
         event: Event::HostKilled {
@@ -39,7 +39,7 @@ fn killed(worker: &str, at_us: i64) -> Happened {
 }
 
 #[test]
-fn a_job_that_runs_in_addition_to_as_many_as_its_gate_permits_is_found() {
+fn a_job_that_runs_beyond_the_limit_of_its_gate_is_found() {
     breaks("limit_holds", |world| claim_at(world, LIMITED[2], 400 * S));
 }
 
@@ -70,7 +70,7 @@ fn an_attempt_without_an_end_runs_until_its_host_is_dead_or_its_job_is_taken_fro
     assert_eq!(violations(&world), 0, "it was cancelled");
     let started_us = evidence(&mut world, LIMITED[0]).started_us;
     job(&mut world, LIMITED[0]).finished_us = Some(started_us - 1);
-    assert_eq!(violations(&world), 0, "just before its guest began");
+    assert_eq!(violations(&world), 0, "just before its guest started");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_start_without_a_claim_is_found_unless_its_host_was_frozen() {
     world.evidence.push(stale);
     let violations = |world: &World| limits::hold(&Known::of(world)).violations.len();
     assert_eq!(violations(&world), 1);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 390 * S,
         until_us: 401 * S,
         event: Event::HostFrozen {
@@ -95,15 +95,15 @@ fn a_start_without_a_claim_is_found_unless_its_host_was_frozen() {
 }
 
 #[test]
-fn a_claim_within_the_period_of_as_many_as_its_gate_permits_is_found() {
+fn a_claim_beyond_the_rate_of_its_gate_is_found() {
     breaks("throttle_holds", |world| {
         claim_at(world, LIMITED[6], 404 * S - 1);
     });
 }
 
-/// Claims that are given back leave no rows, but the evidence of their starts.
+/// Claims that are given back leave no rows, only the evidence of their starts.
 #[test]
-fn a_start_that_no_claim_explains_is_found_if_there_are_too_many_in_a_shorter_period() {
+fn unexplained_starts_are_found_if_there_are_too_many_of_them_in_a_shorter_period() {
     let mut world = healthy();
     for nth in 0..4 {
         let mut start = evidence(&mut world, LIMITED[5]).clone();
@@ -113,7 +113,7 @@ fn a_start_that_no_claim_explains_is_found_if_there_are_too_many_in_a_shorter_pe
     }
     let violations = |world: &World| throttles::hold(&Known::of(world)).violations.len();
     assert!(violations(&world) > 0);
-    world.happened.push(Happened {
+    world.happened.push(Incident {
         from_us: 395 * S,
         until_us: 402 * S,
         event: Event::HostFrozen {
@@ -218,7 +218,7 @@ fn two_jobs_of_a_singleton_that_run_at_the_same_time_are_found() {
 }
 
 #[test]
-fn a_retry_passes_no_singleton() {
+fn singletons_do_not_apply_to_a_retry() {
     let mut world = healthy();
     let mut retry = job(&mut world, RUNNING[1]).clone();
     (retry.id, retry.retried_from) = (98, Some(RUNNING[1]));
@@ -256,7 +256,7 @@ fn the_job_of_another_key_is_not_the_one_that_was_accepted() {
             Request::Enqueue { spec, .. } if spec.n == 9_101 => Some(spec),
             _ => None,
         });
-        let other = spec(RUNNING[0], Door::Queued);
+        let other = spec(RUNNING[0], GateKind::Queued);
         *of_call.expect("it was enqueued") = JobSpec { n: 9_101, ..other };
     });
 }

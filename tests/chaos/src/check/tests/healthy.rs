@@ -7,7 +7,7 @@ pub(super) mod suspension;
 use serde_json::json;
 
 use super::super::super::bank::Payment;
-use super::super::super::ledger::{Event, Exit, Happened, Request, Response, Run};
+use super::super::super::ledger::{Event, Exit, Incident, Request, Response, Run};
 use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
@@ -170,7 +170,7 @@ impl Builder {
     }
 
     fn happen(&mut self, from_us: i64, until_us: i64, event: Event) {
-        self.0.happened.push(Happened {
+        self.0.happened.push(Incident {
             from_us,
             until_us,
             event,

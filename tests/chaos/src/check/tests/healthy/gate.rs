@@ -1,6 +1,6 @@
 //! Jobs behind gates in the healthy world, which use exactly as much as their gates permit.
 
-use super::super::super::super::gates::{Door, Gated};
+use super::super::super::super::gates::{GateKind, Gated};
 use super::super::super::super::ledger::{Request, Response};
 use super::super::super::super::load::{GATED, JobSpec};
 use super::{A, B, Builder, S};
@@ -15,7 +15,7 @@ pub(crate) const RUNNING: [i64; 2] = [59, 60];
 pub(crate) const CALM: i64 = 61;
 
 /// A job with keys that no other job has.
-pub(crate) fn spec(id: i64, door: Door) -> JobSpec {
+pub(crate) fn spec(id: i64, door: GateKind) -> JobSpec {
     let gated = Gated {
         door,
         tenant: format!("tenant-{id}"),
@@ -61,7 +61,7 @@ pub(super) fn add(b: &mut Builder) {
         400_000, 400_000, 401_000, 401_000, 402_000, 402_000, 404_000,
     ];
     for (id, claimed_ms) in LIMITED.into_iter().zip(claims_ms) {
-        let mut spec = spec(LIMITED[0], Door::Queued);
+        let mut spec = spec(LIMITED[0], GateKind::Queued);
         let gated = spec.gated.as_mut().expect("it passes gates");
         gated.doc = format!("doc-{id}");
         b.gated(id, 399 * S, spec);
@@ -69,7 +69,7 @@ pub(super) fn add(b: &mut Builder) {
         b.succeed(id, claimed_ms * 1000 + 500_000);
     }
 
-    let queued = || spec(QUEUED[0], Door::Queued);
+    let queued = || spec(QUEUED[0], GateKind::Queued);
     b.gated(QUEUED[0], 410 * S, queued());
     b.merged(QUEUED[0], 9_101, 411 * S, queued());
     b.start(QUEUED[0], 1, A, 412 * S);
@@ -79,12 +79,12 @@ pub(super) fn add(b: &mut Builder) {
     b.succeed(QUEUED[1], 416 * S);
 
     for (id, at) in RUNNING.into_iter().zip([420, 430]) {
-        b.gated(id, at * S, spec(RUNNING[0], Door::Running));
+        b.gated(id, at * S, spec(RUNNING[0], GateKind::Running));
         b.start(id, 1, A, (at + 1) * S);
         b.succeed(id, (at + 2) * S);
     }
 
-    let calm = || spec(CALM, Door::Calm);
+    let calm = || spec(CALM, GateKind::Calm);
     // The first one, whose payload is no longer there.
     b.merged(CALM, 9_102, 440 * S - S, calm());
     b.gated(CALM, 440 * S, calm());
