@@ -1,8 +1,8 @@
 //! Waits for the ends of jobs, on behalf of HTTP callers: one look for all of them.
 //!
-//! A waiter does not need a statement of its own. All jobs that have waiters are looked at together: at once if they
-//! are new here or have just ended on this host, otherwise after a tenth of the time that the newest waiter has waited.
-//! Without waiters there are no looks. An outage of the database does not end any wait.
+//! A waiter does not need its own statement. All jobs that have waiters are looked at together: at once if they are new
+//! here or have just ended on this host, otherwise after a tenth of the time that the newest waiter has waited. Without
+//! waiters there are no looks. An outage of the database does not end any wait.
 
 mod registry;
 
@@ -39,7 +39,7 @@ const READ_TOGETHER_MAX: usize = 16;
 /// The known state of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Seen {
-    /// Nothing: the database has not answered yet.
+    /// Nothing: the database has not sent a response yet.
     #[default]
     Nothing,
     /// There is no such job, or it is no longer kept.

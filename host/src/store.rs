@@ -240,7 +240,7 @@ impl StoreError {
                 .is_some_and(|source| source.is::<io::Error>())
     }
 
-    /// True if the statement was sent and not answered: in time, or because its connection broke.
+    /// True if the statement was sent and got no response: none in time, or none because its connection broke.
     pub fn is_unanswered(&self) -> bool {
         matches!(self, Self::Silent { .. }) || self.is_cut_off()
     }
@@ -531,7 +531,7 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
     }
 }
 
-/// A statement in a transaction of its own, whose records name this reader.
+/// A statement in its own transaction, whose records name this reader.
 async fn query_for(
     client: &mut PooledClient,
     reader: &str,

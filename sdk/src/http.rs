@@ -190,7 +190,7 @@ impl Request {
         format!("{} {}", self.method, without_user(&self.url))
     }
 
-    /// Truncates a body to the size that the request accepts; returns true if part of it was cut off, so that reading
+    /// Truncates a body to the size that the request accepts; returns true if part of it was dropped, so that reading
     /// can stop.
     pub(crate) fn fit(&self, body: &mut Vec<u8>) -> Result<bool> {
         let max = self.response_bytes_max;

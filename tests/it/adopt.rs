@@ -183,7 +183,7 @@ async fn orphans_left_by_a_truncated_adoption_precede_queued_jobs() {
         )
         .await
         .unwrap();
-    // There is room for more jobs than there are orphans.
+    // There is capacity for more jobs than there are orphans.
     let settings = Settings {
         slots: 16,
         ..Settings::default()

@@ -44,7 +44,7 @@ pub struct CompilerLimits {
     pub memory_bytes_max: usize,
 }
 
-/// The parts that one module may have. The pool has room for all of them for each attempt, so that no attempt waits
+/// The parts that one module may have. The pool has space for all of them for each attempt, so that no attempt waits
 /// for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleParts {

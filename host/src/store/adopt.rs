@@ -41,7 +41,7 @@ pub struct Adoption {
     pub lease: Duration,
 }
 
-/// The result of a list of adoptions. A job in neither list was adopted, renewed or locked by others in the meantime.
+/// The result of a list of adoptions. A job in neither list has been adopted, renewed or locked by others since.
 #[derive(Debug, Default)]
 pub struct AdoptionResult {
     /// The jobs that were claimed again.
@@ -54,7 +54,7 @@ impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
     /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
-    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is left out as long as its
+    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is not listed as long as its
     /// last worker may still report that it has not crashed ([`SILENT_FOR`]).
     pub async fn orphans(
         &self,

@@ -100,8 +100,8 @@ pub struct ClosedLane {
     pub lane: LaneId,
     /// The time after which one may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,
-    /// The names of the gates that have no room for it, and `queue NAME` for the limit on running jobs of a key of a
-    /// queue.
+    /// The names of the gates that have no free capacity for it, and `queue NAME` for the limit on running jobs of a
+    /// key of a queue.
     pub by: Vec<String>,
 }
 
@@ -290,8 +290,8 @@ impl Store {
         self.claimed(fence, &ids).await
     }
 
-    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks,
-    /// the read is retried once: the jobs stay claimed, and would otherwise be stuck until their leases end.
+    /// Reads the jobs of this claim, except those that the worker has lost since. If the connection breaks, the read is
+    /// retried once: the jobs stay claimed, and would otherwise be stuck until their leases end.
     pub(super) async fn claimed(
         &self,
         fence: Fence,

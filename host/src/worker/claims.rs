@@ -28,8 +28,8 @@ use crate::store::{
 };
 
 /// The maximum number of claims for queued jobs in one look. Each claim after the first follows one that several lanes
-/// shared and that was not filled. It leaves out the lanes that had fewer jobs than their share, so it soon covers the
-/// later classes, too.
+/// shared and that was not filled. It skips the lanes that had fewer jobs than their share, so it soon covers the later
+/// classes, too.
 const CLAIMS_PER_LOOK: usize = 4;
 
 /// After an adoption that takes longer than this, leases are checked again before queued jobs are claimed.
@@ -37,11 +37,11 @@ const SLOW_ADOPTION: Duration = Duration::from_millis(500);
 
 /// A claim within the limits of this host.
 struct HostLimits {
-    /// The orders, each limited to the room of its lane.
+    /// The orders, each limited to the free capacity of its lane.
     orders: Vec<ClaimOrder>,
     /// The number of jobs that each lane of a limited handler may take.
     rooms: HashMap<LaneId, usize>,
-    /// The lanes that got no room.
+    /// The lanes that got no capacity.
     full: Vec<LaneId>,
     /// True if other lanes were opened instead.
     opened: bool,
@@ -50,15 +50,15 @@ struct HostLimits {
 /// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The number of jobs found; a batch counts as one. It leaves out jobs that are repeatedly given back because their
-    /// handler is missing.
+    /// The number of jobs found; a batch counts as one. It does not include jobs that are repeatedly given back because
+    /// their handler is missing.
     pub(super) jobs: usize,
     /// True if there may be more jobs: a response ended because of its size, a lane has used up its share of the claim,
     /// or an adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
     /// True if other lanes may have jobs, even if this look has found none. Either some lanes were opened, because
-    /// other lanes behind their limits had room or no more jobs; or the last claim has closed lanes, and has left out
-    /// some that are known to have jobs.
+    /// other lanes behind their limits had free capacity or no more jobs; or the last claim has closed lanes, and has
+    /// skipped some that are known to have jobs.
     pub(super) has_others: bool,
     /// The number of lanes that the claims have closed.
     closed: usize,
@@ -98,7 +98,7 @@ pub(super) struct Claims<'a> {
     /// After a search by source that found nothing, the time before which it is not retried, unless a notification
     /// announces a job, an attempt of one of `full_handlers` ends, or the handler of another source is loaded.
     by_source_at: Instant,
-    /// The handlers whose sources the last search by source left out, because as many of their attempts were running as
+    /// The handlers whose sources the last search by source skipped, because as many of their attempts were running as
     /// this host may run.
     full_handlers: HashSet<String>,
     /// The handlers whose concurrent attempts this host limits.
@@ -270,7 +270,7 @@ impl<'a> Claims<'a> {
 
     /// Claims from those of the lanes that are not paused, and whose handlers may start another attempt: with one
     /// claim, unless there are lanes whose jobs start in batches. Also returns whether lanes that are known to have
-    /// jobs were left out, because others share the claim.
+    /// jobs were skipped, because others share the claim.
     async fn claim_from(
         &mut self,
         mut orders: Vec<ClaimOrder>,
@@ -400,7 +400,7 @@ impl<'a> Claims<'a> {
     }
 
     /// Restricts a claim to the number of jobs of each handler that may start on this host. Lanes whose handler has no
-    /// room are closed until one of its attempts has ended. `None` if no handler is limited.
+    /// free capacity are closed until one of its attempts has ended. `None` if no handler is limited.
     fn keep_host_limits(
         &mut self,
         orders: &mut Vec<ClaimOrder>,
@@ -451,8 +451,8 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// Updates the lanes after a claim within these limits: lanes that used up their room may have more jobs, and lanes
-    /// that got no room are opened if others have left them some. `batches`: the number of batches that each lane has
+    /// Updates the lanes after a claim within these limits: lanes that used up their capacity may have more jobs, and
+    /// lanes that got none are opened if others have left some. `batches`: the number of batches that each lane has
     /// taken, if jobs start in batches. True if any lane was opened.
     fn open_with_room(
         &mut self,

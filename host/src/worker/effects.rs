@@ -97,7 +97,7 @@ async fn commit(
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
         }
-        // If an earlier try was not answered, it may have been committed.
+        // If an earlier try got no response, it may have been committed.
         if one.unanswered
             && let Some(accepted) = confirmed(shared, one).await
         {
@@ -233,7 +233,7 @@ impl AttemptJournal {
         pending().await
     }
 
-    /// Looks up whether a step was recorded by a commit that was not answered.
+    /// Looks up whether a step was recorded by a commit that got no response.
     async fn is_recorded(&self, step: &str, attempt: Attempt) -> bool {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
         loop {
@@ -275,7 +275,7 @@ impl AttemptJournal {
                 Err(failure) => failure,
             };
             match failure {
-                // An earlier, unanswered try has recorded it.
+                // An earlier try without a response has recorded it.
                 CommitError::Recorded => return Ok(()),
                 CommitError::Lost => self.lost().await,
                 CommitError::IncarnationEnded => {
@@ -313,7 +313,7 @@ impl AttemptJournal {
 
 impl SqlStore for AttemptJournal {
     fn check(&self, call: &SqlCall) -> Result<(), String> {
-        // A handler that was parked in the meantime is noticed when the statement runs.
+        // If the handler has been parked since, this is noticed when the statement runs.
         let Some(statements) = self.shared.sql.statements(&self.handler.manifest.name) else {
             return Ok(());
         };

@@ -16,7 +16,7 @@ const KEYS_MAX: usize = 100;
 const KEY_BYTES_MAX: usize = 16 << 10;
 /// A key is idle if it has no lanes with jobs, and none of its jobs was claimed for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(3600);
-/// How often the host searches for idle keys while there is no room for another key.
+/// How often the host searches for idle keys while there is no space for another key.
 const SEARCH_EVERY: Duration = Duration::from_secs(60);
 /// The maximum number of keys that the metrics ever show by name. Each key has four time series, which stay on the page
 /// until the host ends.
@@ -110,7 +110,7 @@ impl Fairness {
         self.count_keys();
     }
 
-    /// Counts claimed jobs of a key. If there is no room for it, idle keys make room.
+    /// Counts claimed jobs of a key. If there is no space for it, idle keys are removed.
     pub(super) fn selected(
         &mut self,
         queue: &str,

@@ -38,14 +38,14 @@ pub(super) struct Leases {
     inner: Mutex<Inner>,
     /// Notified when some leases are in doubt.
     doubts: Notify,
-    /// Notified when renewals of some of them were answered.
+    /// Notified when renewals of some of them have got a response.
     responses: Notify,
 }
 
 #[derive(Default)]
 struct Inner {
     held: HashMap<JobId, Lease>,
-    /// When the last registration or heartbeat that was answered was sent, plus `silence_max`.
+    /// The time at which the last registration or heartbeat that got a response was sent, plus `silence_max`.
     alive_until: BootTime,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
@@ -54,11 +54,12 @@ struct Inner {
     changed: Option<HashSet<Option<JobId>>>,
 }
 
-/// A claim that was sent and is not answered.
+/// A claim that was sent and has no response yet.
 pub(super) struct UnderWay<'a>(&'a Leases);
 
 impl UnderWay<'_> {
-    /// Notes that the response has arrived. Jobs that were changed in the meantime are in doubt from the start.
+    /// Notes that the response has arrived. Jobs that were changed since the claim was sent are in doubt from the
+    /// start.
     pub(super) fn arrived(self, claims: &[Claim]) {
         let mut inner = self.0.lock();
         let mut doubts = false;
@@ -136,8 +137,8 @@ impl Leases {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a heartbeat was answered. False if the response came too late: the leases are no longer trusted until
-    /// the worker has [registered](Self::registered) again.
+    /// Notes that a heartbeat got a response. False if the response came too late: the leases are no longer trusted
+    /// until the worker has [registered](Self::registered) again.
     #[must_use]
     pub(super) fn heartbeat_answered(&self, sent: BootTime, now: BootTime) -> bool {
         let mut inner = self.lock();
@@ -167,7 +168,7 @@ impl Leases {
         UnderWay(self)
     }
 
-    /// Starts an attempt of a claim that has arrived. If the job may have changed in the meantime, the lease is renewed
+    /// Starts an attempt of a claim that has arrived. If the job may have changed since its claim, the lease is renewed
     /// first.
     ///
     /// # Errors
@@ -196,7 +197,7 @@ impl Leases {
         answered.unwrap_or(Err(RunEnd::NotStarted))
     }
 
-    /// True if no lease is trusted, because no heartbeat was answered for too long.
+    /// True if no lease is trusted, because no heartbeat has got a response for too long.
     pub(super) fn are_silent(&self, now: BootTime) -> bool {
         self.lock().alive_until <= now
     }
@@ -270,7 +271,7 @@ impl Leases {
         }
     }
 
-    /// Notes that these renewals were not answered: the leases are in doubt.
+    /// Notes that these renewals got no response: the leases are in doubt.
     fn unanswered(&self, renewals: &[Renewal]) {
         let mut inner = self.lock();
         for renewal in renewals {
@@ -332,8 +333,8 @@ impl Leases {
         due.into_iter().map(|(_, renewal)| renewal).collect()
     }
 
-    /// Extends a lease that was renewed. False if its attempt has been aborted in the meantime because the lease could
-    /// no longer be trusted: an abort is final.
+    /// Extends a lease that was renewed. False if its attempt has already been aborted because the lease could no
+    /// longer be trusted: an abort is final.
     #[must_use]
     fn extend(&self, renewal: &Renewal, sent: BootTime) -> bool {
         let mut inner = self.lock();

@@ -191,7 +191,7 @@ async fn write(shared: &Shared) -> bool {
     let _permit = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines, repeats).await {
         Ok(kept) => {
-            // The other lines belong to jobs that other workers have taken over in the meantime.
+            // The other lines belong to jobs that other workers have taken over since.
             let lost = lines.len().saturating_sub(kept);
             if lost > 0 {
                 counter!("rouse_log_lines_lost_total").increment(lost as u64);

@@ -117,7 +117,7 @@ impl<'a> Looks<'a> {
         self.is_restarting
     }
 
-    /// Notes that the read of a restart was not answered: the server is slow, but has not been replaced.
+    /// Notes that the read of a restart got no response in time: the server is slow, but has not been replaced.
     pub(super) fn restart_failed(&mut self) {
         self.claims.lanes.undo_restart();
         self.plan.restart_failed(Instant::now());
@@ -231,7 +231,7 @@ impl<'a> Looks<'a> {
             let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
-        // The filled claims may leave out lanes for a long time; so may a gate, whose room goes to earlier lanes.
+        // The filled claims may skip lanes for a long time; so may a gate, whose capacity goes to earlier lanes.
         if (found.fills(wanted) || self.claims.lanes.has_closed())
             && let Some(after) = self.plan.checks_overdue(Instant::now(), sweep)
         {

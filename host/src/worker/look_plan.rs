@@ -200,8 +200,8 @@ impl LookPlan {
         }
     }
 
-    /// Notes that a restart was not answered: dead rows that an open transaction keeps make it too slow. Short sweeps
-    /// follow, which read less; the next restart is tried only after a while.
+    /// Notes that a restart got no response in time: dead rows that an open transaction keeps make it too slow. Short
+    /// sweeps follow, which read less; the next restart is tried only after a while.
     pub(super) fn restart_failed(&mut self, now: Instant) {
         self.needs_restart = true;
         self.restart_at = now + self.intervals.restart_max;
@@ -228,7 +228,7 @@ impl LookPlan {
         self.restart_at = now;
     }
 
-    /// Called after a sweep whose claims were filled, and so may have left out lanes. Returns the turn after which to
+    /// Called after a sweep whose claims were filled, and so may have skipped lanes. Returns the turn after which to
     /// check for overdue jobs; `None` if no check is due.
     pub(super) fn checks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
         if now < self.overdue_at {

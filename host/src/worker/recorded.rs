@@ -44,7 +44,7 @@ impl Waiting {
             return Vec::new();
         };
         let mut taken = vec![waiting.swap_remove(index)];
-        // The questions of attempts that were aborted in the meantime are dropped.
+        // The requests of attempts that have been aborted since are dropped.
         waiting.retain(|question| !question.response.is_closed());
         let others = waiting.len().min(JOBS_MAX - 1);
         taken.extend(waiting.drain(..others));

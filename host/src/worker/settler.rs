@@ -2,7 +2,7 @@
 //!
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
 //! waits 2 ms for attempts that are about to end. If Postgres cannot store an outcome, only that outcome fails. An
-//! outcome whose settlement is never answered is retried in parallel with the others. Outcomes that are blocked by
+//! outcome whose settlement never gets a response is retried in parallel with the others. Outcomes that are blocked by
 //! locks of other transactions are tried again between batches, a few at a time.
 
 mod alone;
@@ -79,7 +79,7 @@ pub(super) struct Unsettled {
     pub(super) charged: Option<Arc<Lane>>,
     /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
-    /// True if its settlement was sent and not answered: it may have been written.
+    /// True if its settlement was sent and got no response: it may have been written.
     pub(super) unanswered: bool,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,
@@ -201,7 +201,7 @@ async fn run(
                 settler.later.extend(answered.expect("it does not panic"));
             }
             received = outcomes.recv_many(&mut batch, room), if more && room > 0 => more = received > 0,
-            // These outcomes are retried even if nothing arrives in the meantime.
+            // These outcomes are retried even if no new ones arrive.
             () = sleep_until(next_try_at), if next_try_at.is_some() => {}
         }
         settler.gather(&mut batch, &mut outcomes, room).await;
@@ -252,7 +252,7 @@ struct Settler<'a> {
     later: Vec<Unsettled>,
     /// Outcomes, some of which are blocked by another lock of an open transaction.
     held_up: HeldUp<Unsettled>,
-    /// Outcomes whose settlement was not answered although it was the only row. Each try waits for up to 15 s, so they
+    /// Outcomes whose settlement got no response although it was the only row. Each try waits for up to 15 s, so they
     /// are retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
     one_at_a_time: Arc<Semaphore>,
@@ -307,7 +307,7 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// If so many outcomes are blocked that there will soon be no room for others, stops renewing the leases of those
+    /// If so many outcomes are blocked that there will soon be no space for others, stops renewing the leases of those
     /// that were blocked most often: these jobs run again once the leases have ended.
     fn give_up_most_held_up(&mut self) {
         let max = self.shared.settings.unsettled_max.count / 2;
@@ -324,7 +324,7 @@ impl<'a> Settler<'a> {
         self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 
-    /// Adds the outcomes of attempts that end within a short time to a batch that has room for them.
+    /// Adds the outcomes of attempts that end within a short time to a batch that has space for them.
     async fn gather(
         &self,
         batch: &mut Vec<Unsettled>,
@@ -395,7 +395,7 @@ pub(super) fn free(shared: &Shared, lane: Option<LaneId>) {
     }
 }
 
-/// Counts and logs an outcome that the database has answered.
+/// Counts and logs an outcome for which the database has sent a response.
 pub(super) fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     let Settlement {
         id, fence, outcome, ..

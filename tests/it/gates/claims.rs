@@ -283,8 +283,8 @@ async fn a_job_passes_all_gates_or_none() {
     assert_eq!(number(&client, waiting).await, 1);
 }
 
-/// The lane in the middle has no room at the second limit, so it does not take any of the room at the first. Postgres
-/// 16 and later sort the input of aggregates that have an order.
+/// The lane in the middle has no free capacity at the second limit, so it does not take any of the capacity of the
+/// first. Postgres 16 and later sort the input of aggregates that have an order.
 #[tokio::test]
 async fn a_lane_without_room_at_one_limit_leaves_that_of_another_to_the_next_lane() {
     let (db, client) = gate("'all', 'max_concurrent', max => 2").await;
@@ -418,7 +418,7 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
     for tenant in ["a", "b", "c", "d", "a", "c"] {
         enqueue(&client, "h", &format!(", tenant => '{tenant}'")).await;
     }
-    // There is room again, but the keys that share a lane stay in it.
+    // There is free capacity again, but the keys that share a lane stay in it.
     client
         .batch_execute(
             "UPDATE rouse.limits SET keyed_lanes_max = 100; SET rouse.count_keyed_lanes_at = ''",
@@ -446,7 +446,7 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
     }
     tenants.sort();
     assert_eq!(tenants.concat(), "aabbcccde");
-    // Once it has had no job for a day, its keys get lanes of their own.
+    // Once it has had no job for a day, its keys get their own lanes.
     client
         .batch_execute("UPDATE rouse.lane SET used_at = used_at - interval '2 days', closed_at = NULL WHERE key = '*'")
         .await
@@ -532,7 +532,7 @@ async fn an_orphan_that_stays_behind_still_counts() {
     assert_eq!(claimed.jobs().len(), 0);
 }
 
-/// The jobs of other sources do not take up room of a key.
+/// The jobs of other sources do not take up capacity of a key.
 #[tokio::test]
 async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -573,7 +573,7 @@ async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
     assert_eq!((of(lanes[0]), of(lanes[1])), (1, 2));
 }
 
-/// A claim that has waited for another claim sees what has happened in the meantime: its time is the time after the
+/// A claim that has waited for another claim sees what has happened during the wait: its time is the time after the
 /// wait.
 #[tokio::test]
 async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {

@@ -92,7 +92,7 @@ impl Claims<'_> {
         self.finds_by_source() && self.sources_with_room(1).0.len() < self.sources.len()
     }
 
-    /// Notes that an attempt of this handler has ended on this host. If the last search left out its sources, the next
+    /// Notes that an attempt of this handler has ended on this host. If the last search skipped its sources, the next
     /// search does not wait.
     pub(in crate::worker) fn free_sources(&mut self, handler: &str) {
         if self.full_handlers.remove(handler) {

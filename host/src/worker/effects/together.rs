@@ -1,9 +1,9 @@
 //! Commits the effects of attempts that have succeeded, several of one handler in one transaction.
 //!
 //! A success waits in line (`successes.rs`), not in its slot. A committer takes as many as fit into a transaction;
-//! while it commits, the next ones gather. If the transaction fails, for whatever reason, nothing of it is committed:
-//! its halves are tried, down to individual successes, which [`super::commit`] commits or fails. So a bad effect delays
-//! the others by a few milliseconds only, and the locks of a transaction are held no longer than that.
+//! while it commits, the next ones gather. If the transaction fails for any reason, nothing of it is committed: its
+//! halves are tried, down to individual successes, which [`super::commit`] commits or fails. So a bad effect delays the
+//! others by a few milliseconds only, and the locks of a transaction are held no longer than that.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ const CHECKED: &str = "it was looked up before it waited";
 /// A transaction should take no longer than this, because it holds locks.
 const TRANSACTION_MAX: Duration = Duration::from_millis(20);
 
-/// A success that takes longer than this to commit alone continues in a task of its own: another transaction may have
-/// locked its job.
+/// A success that takes longer than this to commit alone continues in its own task: another transaction may have locked
+/// its job.
 const ALONE_MAX: Duration = Duration::from_millis(500);
 
 /// After this time, a transaction no longer delays the successes that are waiting: another transaction starts.
 const JOINED_AFTER: Duration = Duration::from_millis(5);
 
 impl Success {
-    /// Commits it in a transaction of its own. If that is not possible, settles it with the end that results. Returns
+    /// Commits it in its own transaction. If that is not possible, settles it with the end that results. Returns
     /// whether it is committed.
     async fn commit_alone(mut self) -> bool {
         let mut one = self.one.take().expect("it is passed on once");
@@ -46,7 +46,7 @@ impl Success {
         }
     }
 
-    /// Gives its job back: it waits until the login of its handler answers.
+    /// Gives its job back: it waits until the login of its handler responds.
     async fn park(mut self) {
         let one = self.one.take().expect("it is passed on once");
         self.settle_instead(one, RunEnd::Parked).await;
@@ -58,7 +58,7 @@ impl Success {
 }
 
 /// Commits a success with others of its handler. Returns as soon as there is space for it to wait. If there is no space
-/// because the login of the handler does not answer, the job is given back, so that others can use its slot.
+/// because the login of the handler does not respond, the job is given back, so that others can use its slot.
 pub(in crate::worker) async fn commit(mut success: Success) {
     let name = &success.handler.manifest.name;
     let statements = success.shared.sql.statements(name);
@@ -153,7 +153,7 @@ impl Committer {
         self.statements.waiting.gathered().learn(count, is_good);
     }
 
-    /// Commits a success in a transaction of its own. Returns whether it has already been committed.
+    /// Commits a success in its own transaction. Returns whether it has already been committed.
     async fn commit_alone(&self, only: Success) -> bool {
         let committing = self.shared.attempts.tasks.spawn(only.commit_alone());
         let committed = tokio::time::timeout(ALONE_MAX, committing).await;

@@ -45,7 +45,7 @@ impl Lanes {
         }
     }
 
-    /// Called when the restart was not answered: restores the cursors from just before it.
+    /// Called when the restart got no response: restores the cursors from just before it.
     pub(in crate::worker) fn undo_restart(&mut self) {
         for known in self.known.values_mut() {
             if known.cursor == i64::MIN {
@@ -69,7 +69,7 @@ impl Lanes {
     /// After a sweep that found everything: moves the cursors of the lanes that its peek found empty forward to the
     /// last turn reached, and the last turn reached to `empty_to`, a turn that was assigned a while ago. The next looks
     /// then do not read the same rows again, and skip the dead rows of finished jobs that an open transaction keeps.
-    /// The other lanes may have jobs that no claim could take, because their queue was paused in the meantime, or
+    /// The other lanes may have jobs that no claim could take, because their queue has been paused since the peek, or
     /// because of a gate.
     pub(in crate::worker) fn swept(&mut self, empty: &[LaneId], empty_to: i64) {
         for id in empty {

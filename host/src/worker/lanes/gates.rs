@@ -1,10 +1,10 @@
-//! Lanes in which gates do not let any job start for now. Claims leave them out until they open: after a while, or when
-//! a job of their key has ended.
+//! Lanes in which gates do not let any job start for now. Claims skip them until they open: after a while, or when a
+//! job of their key has ended.
 //!
 //! The database decides what a gate permits, and reports to the worker which lanes are closed. Other workers do not
 //! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
-//! died, the sweep opens some of the lanes of each limit, and if these have room or no more jobs, the others follow.
-//! The order is decided in `host/turns/src/closings.rs`.
+//! died, the sweep opens some of the lanes of each limit, and if these have free capacity or no more jobs, the others
+//! follow. The order is decided in `host/turns/src/closings.rs`.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -83,7 +83,7 @@ impl Gates {
         self.closings.with_jobs()
     }
 
-    /// Sets the gates that a lane is behind. Its queue may have a limit of its own, and so may its handler.
+    /// Sets the gates that a lane is behind. Its queue and its handler may have their own limits.
     pub(super) fn choose(&self, known: &mut Known, is_capped_queue: bool) {
         let lane = &known.lane;
         known.limits.clear();
@@ -122,8 +122,8 @@ impl Lanes {
         is_new
     }
 
-    /// Notes that no job of this lane may start now, because its handler has no room on this host. True if other lanes,
-    /// which share a limit with it, were opened instead.
+    /// Notes that no job of this lane may start now, because its handler has no free capacity on this host. True if
+    /// other lanes, which share a limit with it, were opened instead.
     pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
@@ -137,9 +137,9 @@ impl Lanes {
         self.open_instead(&closed)
     }
 
-    /// Closes a lane: for a while, or until the gates that have no room have some again. A lane that waits for a single
-    /// rate opens in the order of the lanes behind that rate. The sweep finds lanes behind a gate that this worker does
-    /// not know yet. `has_jobs`: the lane is known to have jobs.
+    /// Closes a lane: for a while, or until the gates that are at their limit have free capacity again. A lane that
+    /// waits for a single rate opens in the order of the lanes behind that rate. The sweep finds lanes behind a gate
+    /// that this worker does not know yet. `has_jobs`: the lane is known to have jobs.
     pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: Instant) {
         let ClosedLane { lane: id, wait, by } = closed;
         self.active.remove(*id);
@@ -243,15 +243,15 @@ impl Lanes {
         self.open_all(some);
     }
 
-    /// Opens those of these lanes that are closed. They have no jobs, so they make room for others. They do not count
-    /// as active: as with all lanes without jobs, the next job of each is announced, or a peek finds it.
+    /// Opens those of these lanes that are closed. They have no jobs, so they leave their capacity to others. They do
+    /// not count as active: as with all lanes without jobs, the next job of each is announced, or a peek finds it.
     pub(in crate::worker) fn open_empty(&mut self, empty: &[LaneId]) {
         for id in empty {
             self.gates.closings.open(*id);
         }
     }
 
-    /// Opens other lanes behind the limits of a lane that had room or no more jobs. True if there are any.
+    /// Opens other lanes behind the limits of a lane that had free capacity or no more jobs. True if there are any.
     pub(super) fn open_others(&mut self, id: LaneId) -> bool {
         if !self.gates.closings.wait_for_limits() {
             return false;
@@ -262,9 +262,9 @@ impl Lanes {
         self.open_behind(&limits, Closings::others)
     }
 
-    /// Opens other lanes behind those limits of a closed lane that had room: other limits have kept its jobs from
-    /// starting. Lanes that these other limits also keep closed now wait for them, without another claim. True if any
-    /// lane was opened.
+    /// Opens other lanes behind those limits of a closed lane that had free capacity: other limits have kept its jobs
+    /// from starting. Lanes that these other limits also keep closed now wait for them, without another claim. True if
+    /// any lane was opened.
     fn open_instead(&mut self, closed: &ClosedLane) -> bool {
         let Some(known) = self.known.get(&closed.lane) else {
             return false;

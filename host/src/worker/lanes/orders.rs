@@ -25,7 +25,7 @@ pub(super) const PROBES_PER_CLAIM: usize = 32;
 pub(in crate::worker) struct MayHaveMore {
     /// A lane has used up its share.
     pub(in crate::worker) used_up: bool,
-    /// Lanes were opened, because another lane behind their limit had room or no more jobs.
+    /// Lanes were opened, because another lane behind their limit had free capacity or no more jobs.
     pub(in crate::worker) opened: bool,
 }
 
@@ -157,9 +157,9 @@ impl Lanes {
         }
     }
 
-    /// Gives back the turns of classes that a claim leaves out, or of a claim that was not made, has failed, or claimed
+    /// Gives back the turns of classes that a claim skips, or of a claim that was not made, has failed, or claimed
     /// nothing because there were orphans. At most the turns of one round are given back: otherwise, a lane that is
-    /// left out again and again would collect turns, and lanes that come later would wait for them.
+    /// skipped again and again would collect turns, and lanes that come later would wait for them.
     pub(in crate::worker) fn give_up_turns(&mut self, orders: &[ClaimOrder]) {
         self.not_claimed(orders);
         for order in orders {

@@ -23,7 +23,7 @@ pub(super) struct Lease {
     pub(super) over: bool,
     /// Another session may have changed the job since the last renewal: it is renewed now instead of when it is due.
     pub(super) doubted: bool,
-    /// A renewal has been sent and is not answered.
+    /// A renewal has been sent and has no response yet.
     pub(super) renewing: bool,
 }
 

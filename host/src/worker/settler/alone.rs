@@ -9,7 +9,7 @@ use super::{Unsettled, give_up_lost, give_up_when_stopping, report, retry_after}
 use crate::store::{Locked, Settlement};
 use crate::worker::Shared;
 
-/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed,
+/// Settles one outcome whose settlement got no response. If this try gets none either, its lease is no longer renewed,
 /// so that the retries end. Returns the outcome if the database refused it.
 pub(super) async fn settle_alone(
     shared: Arc<Shared>,

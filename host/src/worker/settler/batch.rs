@@ -23,7 +23,7 @@ struct Batch {
     /// retried together.
     is_full: bool,
     found_no_space: bool,
-    /// True if the settlement of a part was not answered in time.
+    /// True if the settlement of a part got no response in time.
     is_silent: bool,
     /// Individual outcomes for which the database has no space.
     alone: Vec<Unsettled>,
@@ -96,7 +96,7 @@ impl Settler<'_> {
         let mut batch = Batch::new(outcomes, tried, locked, self.failures);
         while let Some(mut part) = batch.parts.pop_front() {
             if batch.is_silent && self.shared.stop.now.is_cancelled() {
-                // Each further part could wait for its response just as long.
+                // Each further part might wait just as long for its response.
                 give_up_lost(self.shared, &mut part);
             }
             if part.is_empty() {
@@ -118,7 +118,7 @@ impl Settler<'_> {
         self.finish(batch);
     }
 
-    /// Reports the outcomes of a part that the database has answered.
+    /// Reports the outcomes of a part for which the database has sent a response.
     fn report_part(&mut self, part: Vec<Unsettled>, settled: &SettleResult) {
         if settled.has_releases {
             self.shared.releases.notify_one();
@@ -217,7 +217,7 @@ impl Settler<'_> {
         }
     }
 
-    /// Handles a part whose settlement was not answered: its halves are tried, and an individual outcome is retried in
+    /// Handles a part whose settlement got no response: its halves are tried, and an individual outcome is retried in
     /// parallel with the others.
     async fn retry_unanswered(
         &mut self,

@@ -63,8 +63,8 @@ struct Pools {
 }
 
 impl Net {
-    /// The maximum number of open connections has room for all requests of this many attempts, and for idle
-    /// connections. Only connections that outlive their attempts, because a server takes no data, could need more.
+    /// The maximum number of open connections covers all requests of this many attempts, and idle connections. Only
+    /// connections that outlive their attempts, because a server takes no data, could need more.
     ///
     /// # Errors
     /// When the file with the operator's authorities cannot be read.

@@ -265,7 +265,7 @@ async fn with_secrets(
 }
 
 /// Polls `work` only while the attempt may continue. It checks before each poll, because a process that was frozen may
-/// have lost its lease in the meantime.
+/// have lost its lease since.
 async fn while_trusted<T>(
     abort: &AbortHandle,
     work: impl Future<Output = Result<T, Fault>>,

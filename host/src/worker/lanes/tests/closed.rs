@@ -269,7 +269,7 @@ fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
     }
 }
 
-/// The gate has room for one job, or one start, at a time, although many are wanted.
+/// The gate permits one job, or one start, at a time, although many are wanted.
 #[test]
 fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
     for limit in [
@@ -313,7 +313,7 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
     }
 }
 
-/// Two of them are behind a gate of their own, which is full.
+/// Two of them are behind their own gate, which is full.
 #[test]
 fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one() {
     let mut lanes = Lanes::default();
@@ -336,12 +336,12 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
         ..until_end(id)
     };
     let orders = lanes.orders(After::Cursor, WANTED);
-    // The mail has taken the last room of both.
+    // The mail has taken the last free capacity of both.
     let mut closed: Vec<ClosedLane> = (1..=20).map(|id| by(id, &["all", "imports"])).collect();
     closed.push(by(21, &["all"]));
     lanes.claimed(&orders, &[job(21, 100)], &closed, false);
     assert!(lanes.free(LaneId(21)));
-    // There is room behind the shared gate, and none of the first lanes can use it.
+    // The shared gate has free capacity, and none of the first lanes can use it.
     for _ in 0..3 {
         let open: Vec<i64> = open(&lanes);
         if open.contains(&21) {
@@ -356,7 +356,7 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
 }
 
 /// The lanes are behind a gate that lets one job run, and behind a rate of two starts in twenty minutes. A long job
-/// leaves the gate without room for just as long, so each of the two keeps the lanes closed for a while. Returns the
+/// keeps the gate at its limit for just as long, so each of the two keeps the lanes closed for a while. Returns the
 /// number of claims that take no job.
 fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
     const PERIOD: u64 = 20;
@@ -592,7 +592,7 @@ fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start(
     assert!(!lanes.open_due(now + Duration::from_secs(1)));
     assert!(lanes.open_due(Instant::now() + Duration::from_secs(3)));
     assert_eq!(open(&lanes), [4, 5], "they had nothing yet");
-    // One of them is empty, and the other has a job: there is room for more.
+    // One of them is empty, and the other has a job: there is capacity for more.
     let orders = lanes.with_jobs();
     assert!(lanes.claimed(&orders, &[job(4, 103)], &[], false).opened);
     assert_eq!(open(&lanes), [1, 2, 3, 4]);

@@ -66,7 +66,7 @@ fn the_cursor_of_a_lane_that_was_not_read_does_not_move_forward() {
         lanes.rewind(&paused());
         assert_eq!(order(&mut lanes), [(10, 100)]);
     }
-    // A transaction has ended late in the meantime.
+    // Since then, a transaction has ended late.
     lanes.restart();
     lanes.rewind(&paused());
     assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
@@ -109,7 +109,7 @@ fn a_lane_that_is_served_again_is_read_from_its_start_for_two_sweeps() {
     assert_eq!(order(&mut lanes), [(10, 100)]);
     lanes.serve(|_| None);
     lanes.serve(|_| Some(SERVED));
-    // Jobs may have been committed in the meantime, and rows may be locked now.
+    // Since then, jobs may have been committed, and rows may be locked now.
     for start in [i64::MIN, i64::MIN, 400] {
         lanes.advance(LaneId(10), 400);
         lanes.rewind(&none_paused());

@@ -87,7 +87,7 @@ fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     let orders = lanes.orders(After::Cursor, WANTED);
     lanes.claimed(&orders, &[job(17, 170)], &[], false);
     lanes.mark_all_empty();
-    // The lease may have ended in the meantime, so that the claim was refused.
+    // The lease may have ended since, so that the claim was refused.
     let empty = found_empty(&lanes, &[17], none_paused());
     lanes.swept(&empty, 500);
     let after = [(16, 500), (17, 170)];
@@ -104,7 +104,7 @@ fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
         .collect();
     assert_eq!(with_jobs, [(18, i64::MIN)], "it may have jobs");
     assert!(!lanes.set_own(leased));
-    // The worker that had it in the meantime may have left jobs before the last turn that was seen here.
+    // The worker that has had it since may have left jobs before the last turn that was seen here.
     lanes.set_own(own(&[1, 2]));
     assert_eq!(served(&mut lanes), [16, 17, 18]);
     assert!(order(&mut lanes).contains(&(17, i64::MIN)));
