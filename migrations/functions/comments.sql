@@ -219,9 +219,9 @@ COMMENT ON FUNCTION rouse.module_schedules IS
 COMMENT ON FUNCTION rouse.put_module_schedule IS
     'Creates or replaces the schedule of a handler as its module declares it.';
 COMMENT ON FUNCTION rouse.remove_module_schedule IS
-    'Removes the schedule of a handler whose module no longer declares it; true if it existed.';
+    'Deletes the schedule of a handler whose module no longer declares it; true if it existed.';
 COMMENT ON FUNCTION rouse.declare_gates IS
-    'Sets the gates that the module of a handler declares, and removes those that it declared before; true if that changes any.';
+    'Sets the gates that the module of a handler declares, and deletes those that it declared before; true if that changes any.';
 COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS

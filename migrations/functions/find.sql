@@ -331,7 +331,7 @@ BEGIN
             PERFORM set_config('lock_timeout', greatest(ceil(extract(epoch FROM wait_end - clock_timestamp()) * 1000), 1) || 'ms', true);
             done := rouse._retry(was, at);
         EXCEPTION
-            WHEN lock_not_available THEN
+            WHEN lock_not_available OR deadlock_detected THEN
                 locked := locked || found_job;
                 CONTINUE;
         END;

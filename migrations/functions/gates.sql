@@ -717,6 +717,11 @@ BEGIN
             (k.until - clock_timestamp()) * (old.max::double precision * new.period_ms / (new.max::double precision * old.period_ms)),
             new.burst::double precision / new.max * new.period_ms * interval '1 millisecond')
         WHERE k.gate = new.name AND k.until > clock_timestamp();
+    ELSIF tg_op = 'UPDATE' AND new.kind = 'debounce' AND new.period_ms < old.period_ms THEN
+        -- A burst ends after the new period. Its end would otherwise seem to be one of a clock that was set back.
+        UPDATE rouse.gate_key AS k
+        SET until = least(k.until, clock_timestamp() + new.period_ms * interval '1 millisecond')
+        WHERE k.gate = new.name AND k.until > clock_timestamp();
     END IF;
     RETURN NULL;
 END

@@ -7,7 +7,7 @@ LANGUAGE sql IMMUTABLE AS $$
         WHEN s.all < 10 THEN greatest(round(s.all, 1), 0) || ' s'
         WHEN s.all < 119.5 THEN round(s.all) || ' s'
         WHEN s.all < 5370 THEN round(s.all / 60) || ' min'
-        WHEN s.all < 34200 THEN trim_scale(round(s.all / 3600, 1)) || ' h'
+        WHEN s.all < 35820 THEN trim_scale(round(s.all / 3600, 1)) || ' h'
         WHEN s.all < 171000 THEN round(s.all / 3600) || ' h'
         ELSE round(s.all / 86400) || ' days' END
     FROM (SELECT extract(epoch FROM p_time) AS all) AS s

@@ -292,7 +292,7 @@ async fn the_number_of_schedules_is_limited() {
     .await;
     assert_eq!(
         refused,
-        "rouse.schedule: there are 2 schedules already / Remove some, or raise schedules_max in rouse.limits."
+        "rouse.schedule: there are 2 schedules already / Delete some, or raise schedules_max in rouse.limits."
     );
     // Existing ones can be changed.
     assert_eq!(
@@ -318,7 +318,7 @@ async fn every_action_on_a_schedule_leaves_a_record_with_its_login() {
                WHERE by = session_user AND detail ->> 'schedule' = 'a'";
     assert_eq!(
         one::<String>(&client, sql).await,
-        "created replaced paused resumed run backfilled removed"
+        "created replaced paused resumed run backfilled deleted"
     );
     let finished = "SELECT error FROM rouse.backfill";
     assert_eq!(

@@ -43,7 +43,7 @@ pub enum Change {
     Kept,
 }
 
-/// Contracts were not published or dropped: a human-readable message.
+/// Contracts were not published or deleted: a human-readable message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ContractError(String);

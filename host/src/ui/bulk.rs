@@ -279,7 +279,7 @@ async fn change_matching(
 }
 
 async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> Result<(), Stopped> {
-    let mut all = RetryAll::new(filter, BATCH);
+    let mut all = RetryAll::new(filter, RetryAll::BATCH);
     loop {
         if ui.stopping.is_cancelled() {
             return Err(Stopped::Host);

@@ -70,7 +70,7 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
             }
             Change::Remove => {
                 let removed = shared.store.remove_module_schedule(handler).await;
-                removed.map(|_| "removed".to_owned())
+                removed.map(|_| "deleted".to_owned())
             }
         };
         match done {

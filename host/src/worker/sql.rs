@@ -247,7 +247,8 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 None => continue,
                 Some(unavailable) => {
                     are_followed = true;
-                    if unavailable >= UNAVAILABLE_AFTER {
+                    // Queries since then do not count, because a standby answers them too.
+                    if unavailable >= UNAVAILABLE_AFTER && !statements.login.responds().await {
                         let state = FitState::Unavailable(statements.clone());
                         note_login(shared, name, granted, statements, state).await;
                     }

@@ -12,7 +12,7 @@ pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
         "name": "text.stats", "version": "0.1.0", "description": "Counts.",
         "input_schema": schema::schema(random, 3), "output_schema": true,
         "max_attempts": 3, "retry_initial_ms": 100, "retry_multiplier": 1.5, "retry_max_ms": 2000, "retry_jitter": 0,
-        "lease_ms": 1000, "timeout_ms": 2000, "grace_ms": 0, "concurrency": 2,
+        "lease_ms": 2000, "timeout_ms": 3000, "grace_ms": 0, "concurrency": 2,
         "instances": "reuse", "capabilities": ["dirs"],
         "gates": [
             {"kind": "throttle", "max": 100, "period_ms": 60_000, "burst": 10, "key": ["tenant", "$.api"]},

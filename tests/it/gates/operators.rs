@@ -1,4 +1,4 @@
-//! How operators set and drop gates, and what they can see of them.
+//! How operators set and delete gates, and what they can see of them.
 
 mod keys;
 

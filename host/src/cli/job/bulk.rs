@@ -38,7 +38,7 @@ const EXIT_STOPPED: u8 = 130;
 With ids: retries each ended job as a new job, and prints its id. A refused job does not stop the others.\n\
 With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
-counts them, and --confirm retries them, newest first, 500 in each transaction. Refused jobs are tried again at the end, because \
+counts them, and --confirm retries them, newest first, 60 in each transaction. Refused jobs are tried again at the end, because \
 they may wait for jobs that were retried after them. Jobs that another transaction has locked are tried again at the end, for 3 s \
 in all. It can be stopped at any time: the same command \
 with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
@@ -367,7 +367,7 @@ impl Work<'_> {
 
     /// Retries the jobs. Returns false if a signal arrived before the end.
     async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
-        let mut all = RetryAll::new(filter.clone(), BATCH);
+        let mut all = RetryAll::new(filter.clone(), RetryAll::BATCH);
         loop {
             let has_more = all.go_on(self.store).await?;
             self.done = all.retried;

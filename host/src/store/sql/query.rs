@@ -61,7 +61,7 @@ impl Login {
             Err(QueryError::Failed(error)) if error.class() == SqlErrorClass::Unavailable => {
                 self.note_unavailable(started_at);
             }
-            _ if is_usable => session.end(),
+            _ if is_usable => session.end_reading(),
             _ => {}
         }
         let rows = rows?;

@@ -90,9 +90,15 @@ pub(super) struct Session<'a> {
 
 impl Session<'_> {
     /// Puts the connection back into the pool: the server has confirmed that the transaction has ended.
-    pub(super) fn end(mut self) {
-        self.client = None;
+    pub(super) fn end(self) {
         *self.login.unavailable_since() = None;
+        self.end_reading();
+    }
+
+    /// Like [`end`](Self::end), after a transaction that only read. It does not show that the login is available: a
+    /// standby would have answered too.
+    pub(super) fn end_reading(mut self) {
+        self.client = None;
     }
 }
 
