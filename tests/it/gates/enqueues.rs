@@ -311,6 +311,17 @@ async fn a_burst_that_began_in_the_future_counts_from_now_on() {
 }
 
 #[tokio::test]
+async fn a_shorter_period_does_not_end_a_burst_at_once() {
+    let options = |period: &str| {
+        format!("'calm', 'debounce', handler => 'a', period => '{period}', edge => 'leading'")
+    };
+    let (_db, client) = gate(&options("10 minutes")).await;
+    let first = enqueue(&client, "a", "").await;
+    set_gate(&client, &options("1 minute")).await;
+    assert_eq!(enqueue(&client, "a", "").await, first);
+}
+
+#[tokio::test]
 async fn many_jobs_in_one_call_give_way_to_each_other() {
     let (_db, client) = gate("'one', 'singleton', handler => 'a', key => '{$.doc}'").await;
     let many = r#"SELECT array_agg(e) FROM rouse.enqueue_many('a', ARRAY['{"doc": 1}', '{"doc": 2}', '{"doc": 1}']::jsonb[]) AS e"#;
