@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rouse::store::RetryAll;
 use serde_json::json;
 
 use super::{RETRY, failed, kept};
@@ -94,7 +95,7 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     )
     .await;
     host.signal(libc::SIGINT);
-    // The process does not show when it has noticed the signal. Without this pause it might finish both batches first.
+    // The process does not show when it has noticed the signal. Without this pause it might finish all batches first.
     tokio::time::sleep(Duration::from_millis(500)).await;
     transaction.rollback().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
@@ -106,10 +107,14 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     let retried =
         "SELECT count(DISTINCT retried_from) FROM rouse.job WHERE retried_from IS NOT NULL";
     let row = watcher.query_one(retried, &[]).await.unwrap();
-    assert_eq!(row.get::<_, i64>(0), 500, "one complete batch");
+    assert_eq!(
+        row.get::<_, i64>(0),
+        i64::from(RetryAll::BATCH),
+        "one complete batch"
+    );
     let (code, output) = run(&db, &args);
     assert_eq!(code, 0, "{output}");
-    assert!(output.contains("retried 100 of the 600 jobs"), "{output}");
+    assert!(output.contains("retried 540 of the 600 jobs"), "{output}");
     let row = watcher.query_one(retried, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 600);
 }
