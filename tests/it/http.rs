@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rouse::http::{HttpError, Pages, Readiness, Report, bind, install_metrics, serve};
@@ -56,6 +56,19 @@ async fn start_at(address: &str) -> Running {
 /// The status line and the body.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> (String, String) {
     get_as(address, path, &format!("Host: {address}\r\n")).await
+}
+
+/// The metrics page, once it contains all of this. A host counts an attempt after the database has settled its job.
+pub(crate) async fn metrics_with(address: SocketAddr, wanted: &[&str]) -> String {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let (_, page) = get(address, "/metrics").await;
+        let Some(missing) = wanted.iter().find(|line| !page.contains(**line)) else {
+            return page;
+        };
+        assert!(Instant::now() < deadline, "{missing} is missing: {page}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Like [`get`], with this `Host` header.

@@ -327,14 +327,12 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
         assert!(elapsed_ms >= 120_000, "time since the claim: {event}");
     }
     assert_eq!(event("given_up", refused)["handler"], "test.echo");
-    let (_, metrics) = crate::http::get(address.parse().unwrap(), "/metrics").await;
-    for line in [
+    let wanted = [
         "rouse_jobs_lost_total{handler=\"noop\",next=\"queued\"} 1",
         "rouse_jobs_lost_total{handler=\"noop\",next=\"failed\"} 1",
         "rouse_attempts_total{handler=\"test.echo\",outcome=\"given_up\"} 1",
-    ] {
-        assert!(metrics.contains(line), "{line}: {metrics}");
-    }
+    ];
+    crate::http::metrics_with(address.parse().unwrap(), &wanted).await;
 }
 
 /// Starts a host with a JSON log.

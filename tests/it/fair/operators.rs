@@ -213,24 +213,12 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
     // The second page has what the first one requested, and the sweep comes within a second.
     let labels = "{queue=\"mail\",dimension=\"tenant\",key=\"a\"}";
     let wanted = [
-        format!("rouse_fair_selections_total{labels} 300"),
-        format!("rouse_fair_deficit{labels} "),
+        &format!("rouse_fair_selections_total{labels} 300"),
+        &format!("rouse_fair_deficit{labels} "),
+        "rouse_fair_oldest_ready_seconds",
+        "rouse_fair_deferrals_total{queue=\"mail\"",
     ];
-    let deadline = std::time::Instant::now() + TIMEOUT;
-    let page = loop {
-        let (_, page) = crate::http::get(address.parse().unwrap(), "/metrics").await;
-        if wanted.iter().all(|line| page.contains(line))
-            && page.contains("rouse_fair_oldest_ready_seconds")
-        {
-            break page;
-        }
-        assert!(std::time::Instant::now() < deadline, "{page}");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    };
-    assert!(
-        page.contains("rouse_fair_deferrals_total{queue=\"mail\""),
-        "{page}"
-    );
+    crate::http::metrics_with(address.parse().unwrap(), &wanted).await;
     // A host that has nothing to wait for may be gone before its last heartbeat.
     prompt_heartbeats(&client).await;
     let sent = "SELECT EXISTS (SELECT FROM rouse.worker AS w, jsonb_array_elements(w.stats -> 'fair') AS f, jsonb_array_elements(f -> 'keys') AS k
