@@ -115,7 +115,9 @@ BEGIN
     last := (SELECT s.last_value FROM rouse.turn_seq AS s);
     lanes := ARRAY(
         SELECT DISTINCT n.lane
-        FROM (SELECT j.lane, j.state, j.turn FROM rouse.job AS j WHERE j.id > greatest(p_after, last - p_max) AND p_after IS NOT NULL ORDER BY j.id) AS n
+        -- OFFSET 0: otherwise, the conditions outside would move inside, and the planner would choose to read all ready
+        -- jobs (job_ready).
+        FROM (SELECT j.lane, j.state, j.turn FROM rouse.job AS j WHERE j.id > greatest(p_after, last - p_max) AND p_after IS NOT NULL ORDER BY j.id OFFSET 0) AS n
         WHERE n.state = 'queued' AND n.turn IS NOT NULL);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN

@@ -39,6 +39,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     const ORPHANS: &str = "SELECT id FROM rouse.orphans((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL, $2, NULL, 3, 10000)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
          ARRAY(SELECT ROW(o.id, $2, 'running', 0, 0, 60000)::rouse.adoption FROM unnest($3::bigint[]) AS o(id))) AS adopted(id)";
+    const NEWEST: &str = "SELECT unnest(lanes) FROM rouse.newest_lanes((SELECT last_value FROM rouse.turn_seq) - $1, 2000)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, 1500, $3)";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
@@ -83,6 +84,8 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("promote", rows));
     let (_, rows) = run(client, OVERDUE, &[&lanes, &cursors, &wanted]).await;
     read.push(("overdue", rows));
+    let (_, rows) = run(client, NEWEST, &[&i64::from(wanted)]).await;
+    read.push(("newest_lanes", rows));
     read
 }
 
