@@ -32,6 +32,7 @@ mod heartbeat;
 mod journal;
 mod lanes;
 mod leases;
+mod line;
 mod logs;
 mod look;
 mod look_plan;

@@ -79,3 +79,64 @@ impl Claim {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeMap;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::job::{Attempt, Fence, JobId, LaneId, Priority};
+    use crate::store::JsonText;
+
+    /// A claimed job of lane 1.
+    pub(in super::super) fn job(id: i64) -> ClaimedJob {
+        ClaimedJob {
+            id: JobId(id),
+            fence: Fence(1),
+            lane: LaneId(1),
+            turn: id,
+            attempt: Attempt(1),
+            uncounted: 0,
+            max_attempts: None,
+            tenant: None,
+            source: None,
+            requested_at: SystemTime::UNIX_EPOCH,
+            ready_at: None,
+            claimed_at: SystemTime::UNIX_EPOCH,
+            payload: JsonText("{}".into()),
+            memory_bytes: None,
+            grants: None,
+            lease: None,
+            timeout: None,
+            trace: None,
+        }
+    }
+
+    /// A claim of this job.
+    pub(in super::super) fn claim(id: i64, received: Instant) -> Claim {
+        Claim {
+            job: job(id),
+            others: Vec::new(),
+            lane: Arc::new(Lane {
+                seq: 1,
+                id: LaneId(1),
+                queue: "default".into(),
+                handler: "noop".into(),
+                priority: Priority::Normal,
+                tags: Vec::new(),
+                values: BTreeMap::new(),
+                retired: false,
+            }),
+            class: Some([1, 0]),
+            goes_ahead: false,
+            is_charged: false,
+            is_limited: false,
+            is_throttled: false,
+            host_limit: None,
+            sent: BootTime::now(),
+            received,
+            lease: Duration::from_secs(60),
+        }
+    }
+}

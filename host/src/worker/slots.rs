@@ -1,10 +1,9 @@
-//! The line of claims that wait for a slot, and the slots that take them.
+//! The slots of a worker, which take claims from the line.
 //!
 //! A slot ([`serve`]) is a task on the guest threads that takes claims from the line, one after another, until the line
 //! is empty. So a short job needs no hand-over between threads: the task that ended the last attempt starts the next
 //! one.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,12 +13,10 @@ use tokio::sync::Notify;
 use super::Shared;
 use super::attempt;
 use super::claim::{Claim, HostLimit};
+use super::line::{Line, START_TIMEOUT};
 use crate::job::{Fence, JobId, RunEnd};
-use crate::sandbox::BootTime;
 
-/// A claim that has not started within this time is given back, so that other workers can claim the job.
-const START_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the line is checked for such claims.
+/// How often the line is checked for claims that wait too long.
 const LATE_EVERY: Duration = Duration::from_millis(250);
 
 /// The slots of one worker, and the claims that wait for one.
@@ -33,23 +30,15 @@ pub(super) struct Slots {
 }
 
 struct Inner {
-    waiting: VecDeque<Claim>,
+    line: Line,
     running: usize,
     /// The number of attempts that have ended.
     ended: usize,
     /// The total time for which slots were taken, up to `taken_at`.
     taken: Duration,
     taken_at: Instant,
-    /// The running attempts and the claims in line of handlers whose concurrent attempts this host limits.
-    by_handler: HashMap<Arc<str>, HandlerCounts>,
     /// The claimer is notified once fewer claims than this are in hand; 0 if it does not wait.
     notify_below: usize,
-}
-
-#[derive(Debug, Default)]
-struct HandlerCounts {
-    running: usize,
-    waiting: usize,
 }
 
 /// An attempt that has ended.
@@ -76,44 +65,7 @@ impl Inner {
     }
 
     fn in_hand(&self) -> usize {
-        self.waiting.len() + self.running
-    }
-
-    /// The index of the next claim that may start.
-    fn startable(&self) -> Option<usize> {
-        let may_start = |claim: &Claim| {
-            // It counted as started when it was claimed. After a freeze, that may be too long ago: then it is given
-            // back.
-            let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_TIMEOUT;
-            let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
-                let running = self
-                    .by_handler
-                    .get(&limit.handler)
-                    .map_or(0, |counts| counts.running);
-                running < limit.max
-            });
-            !is_late && has_room
-        };
-        self.waiting.iter().position(may_start)
-    }
-
-    fn count(&mut self, limit: Option<&HostLimit>, change: impl Fn(&mut HandlerCounts)) {
-        if let Some(limit) = limit {
-            let counts = self.by_handler.entry(limit.handler.clone()).or_default();
-            change(counts);
-            if counts.running + counts.waiting == 0 {
-                self.by_handler.remove(&limit.handler);
-            }
-        }
-    }
-
-    /// The place in line for a claim that goes ahead of others of its class, and of later classes.
-    fn place_ahead(&self, claim: &Claim) -> usize {
-        let is_behind = |other: &Claim| {
-            !other.goes_ahead && other.class.is_some() && other.class >= claim.class
-        };
-        let place = self.waiting.iter().position(is_behind);
-        place.unwrap_or(self.waiting.len())
+        self.line.len() + self.running
     }
 }
 
@@ -123,12 +75,11 @@ impl Slots {
             max,
             in_hand_gauge,
             inner: Mutex::new(Inner {
-                waiting: VecDeque::new(),
+                line: Line::default(),
                 running: 0,
                 ended: 0,
                 taken: Duration::ZERO,
                 taken_at: Instant::now(),
-                by_handler: HashMap::new(),
                 notify_below: 0,
             }),
             freed: Notify::new(),
@@ -157,9 +108,7 @@ impl Slots {
 
     /// The number of claimed jobs of a limited handler whose attempt has not ended.
     pub(super) fn in_hand_of(&self, handler: &str) -> usize {
-        let inner = self.lock();
-        let counts = inner.by_handler.get(handler);
-        counts.map_or(0, |counts| counts.running + counts.waiting)
+        self.lock().line.in_hand_of(handler)
     }
 
     /// The number of running attempts.
@@ -169,7 +118,7 @@ impl Slots {
 
     /// True while claims wait for a slot.
     pub(super) fn have_waiting_claims(&self) -> bool {
-        !self.lock().waiting.is_empty()
+        !self.lock().line.is_empty()
     }
 
     /// True if no slot is free.
@@ -212,14 +161,9 @@ impl Slots {
     fn put(&self, claims: Vec<Claim>) -> usize {
         let mut inner = self.lock();
         for claim in claims {
-            let place = match claim.goes_ahead {
-                true => inner.place_ahead(&claim),
-                false => inner.waiting.len(),
-            };
-            inner.count(claim.host_limit.as_ref(), |counts| counts.waiting += 1);
-            inner.waiting.insert(place, claim);
+            inner.line.put(claim);
         }
-        let more = inner.waiting.len().min(self.max - inner.running);
+        let more = inner.line.len().min(self.max - inner.running);
         // The new slots count from now on. If a running slot takes the claim first, the new slot finds the line empty
         // and ends.
         inner.take(more);
@@ -233,17 +177,11 @@ impl Slots {
         let mut inner = self.lock();
         if let Some(ended) = ended {
             inner.ended += 1;
-            inner.count(ended.host_limit, |counts| counts.running -= 1);
+            inner.line.note_end(ended.host_limit);
         }
-        let next = inner
-            .startable()
-            .and_then(|place| inner.waiting.remove(place));
-        match &next {
-            Some(claim) => inner.count(claim.host_limit.as_ref(), |counts| {
-                counts.waiting -= 1;
-                counts.running += 1;
-            }),
-            None => inner.free_one(),
+        let next = inner.line.start_next();
+        if next.is_none() {
+            inner.free_one();
         }
         self.changed(inner);
         next
@@ -253,8 +191,7 @@ impl Slots {
     /// False if there is none.
     fn take_free_slot(&self) -> bool {
         let mut inner = self.lock();
-        let is_any =
-            !inner.by_handler.is_empty() && inner.running < self.max && inner.startable().is_some();
+        let is_any = inner.running < self.max && inner.line.has_startable_behind_limit();
         inner.take(usize::from(is_any));
         is_any
     }
@@ -263,7 +200,7 @@ impl Slots {
     fn crashed(&self, host_limit: Option<&HostLimit>) {
         let mut inner = self.lock();
         inner.ended += 1;
-        inner.count(host_limit, |counts| counts.running -= 1);
+        inner.line.note_end(host_limit);
         inner.free_one();
         self.changed(inner);
     }
@@ -271,14 +208,7 @@ impl Slots {
     /// Takes the claims that arrived up to `then` out of the line. Returns one for each job.
     fn take_late(&self, then: Instant) -> Vec<Claim> {
         let mut inner = self.lock();
-        // The claims in line are nearly in their order of arrival.
-        let all = std::mem::take(&mut inner.waiting);
-        let (late, rest): (VecDeque<Claim>, _) =
-            all.into_iter().partition(|claim| claim.received <= then);
-        inner.waiting = rest;
-        for claim in &late {
-            inner.count(claim.host_limit.as_ref(), |counts| counts.waiting -= 1);
-        }
+        let late = inner.line.take_late(then);
         self.changed(inner);
         late.into_iter().flat_map(Claim::split).collect()
     }
@@ -410,62 +340,9 @@ pub(super) async fn release_all(shared: &Shared) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::time::SystemTime;
-
+mod tests {
+    use super::super::claim::tests::{claim, job};
     use super::*;
-    use crate::job::{Attempt, LaneId, Priority};
-    use crate::store::{ClaimedJob, JsonText, Lane};
-
-    /// A claimed job of lane 1.
-    pub(in super::super) fn job(id: i64) -> ClaimedJob {
-        ClaimedJob {
-            id: JobId(id),
-            fence: Fence(1),
-            lane: LaneId(1),
-            turn: id,
-            attempt: Attempt(1),
-            uncounted: 0,
-            max_attempts: None,
-            tenant: None,
-            source: None,
-            requested_at: SystemTime::UNIX_EPOCH,
-            ready_at: None,
-            claimed_at: SystemTime::UNIX_EPOCH,
-            payload: JsonText("{}".into()),
-            memory_bytes: None,
-            grants: None,
-            lease: None,
-            timeout: None,
-            trace: None,
-        }
-    }
-
-    fn claim(id: i64, received: Instant) -> Claim {
-        Claim {
-            job: job(id),
-            others: Vec::new(),
-            lane: Arc::new(Lane {
-                seq: 1,
-                id: LaneId(1),
-                queue: "default".into(),
-                handler: "noop".into(),
-                priority: Priority::Normal,
-                tags: Vec::new(),
-                values: std::collections::BTreeMap::new(),
-                retired: false,
-            }),
-            class: Some([1, 0]),
-            goes_ahead: false,
-            is_charged: false,
-            is_limited: false,
-            is_throttled: false,
-            host_limit: None,
-            sent: BootTime::now(),
-            received,
-            lease: Duration::from_secs(60),
-        }
-    }
 
     fn claims(ids: std::ops::Range<i64>) -> Vec<Claim> {
         let now = Instant::now();
@@ -488,30 +365,6 @@ pub(super) mod tests {
         assert_eq!(slots.put(claims(6..9)), 2, "both are started again");
     }
 
-    #[test]
-    fn a_claim_that_goes_ahead_keeps_behind_earlier_classes_and_adopted_jobs() {
-        let slots = Slots::new(1, Arc::default());
-        let with = |id, class, goes_ahead| Claim {
-            class,
-            goes_ahead,
-            ..claim(id, Instant::now())
-        };
-        slots.put(vec![
-            with(1, None, false),
-            with(2, Some([0, 0]), false),
-            with(3, Some([1, 0]), false),
-            with(4, Some([2, 0]), false),
-        ]);
-        slots.put(vec![
-            with(5, Some([1, 0]), true),
-            with(6, Some([1, 0]), true),
-            with(7, Some([2, 0]), true),
-        ]);
-        let line = || slots.next(None).map(|claim| claim.job.id.0);
-        let taken: Vec<i64> = std::iter::from_fn(line).collect();
-        assert_eq!(taken, [1, 2, 5, 6, 3, 7, 4]);
-    }
-
     #[tokio::test]
     async fn the_claimer_is_notified_once_enough_slots_are_free_for_a_worthwhile_claim() {
         let slots = Slots::new(2, Arc::default());
@@ -531,18 +384,6 @@ pub(super) mod tests {
 
     fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
         future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
-    }
-
-    #[test]
-    fn only_claims_that_have_waited_too_long_are_taken_out_of_the_line() {
-        let slots = Slots::new(1, Arc::default());
-        let start = Instant::now();
-        let second = start + Duration::from_millis(1);
-        slots.put(vec![claim(1, start), claim(2, start), claim(3, second)]);
-        slots.next(None);
-        let late: Vec<i64> = slots.take_late(start).iter().map(|c| c.job.id.0).collect();
-        assert_eq!(late, [2]);
-        assert_eq!(slots.in_hand(), 2, "one runs, one waits");
     }
 
     #[test]
@@ -601,24 +442,6 @@ pub(super) mod tests {
         assert_eq!(next(None), Some(5));
         assert_eq!(next(ended()), None);
         assert_eq!(slots.in_hand_of("noop"), 0);
-    }
-
-    #[test]
-    fn a_throttled_claim_does_not_start_long_after_it_was_made() {
-        let slots = Slots::new(1, Arc::default());
-        let then = Instant::now().checked_sub(START_TIMEOUT * 2).unwrap();
-        let throttled = |id, sent, received| Claim {
-            is_throttled: true,
-            sent,
-            ..claim(id, received)
-        };
-        let now = (BootTime::now(), Instant::now());
-        slots.put(vec![
-            throttled(1, BootTime::default(), then),
-            throttled(2, now.0, now.1),
-        ]);
-        assert_eq!(slots.next(None).unwrap().job.id, JobId(2));
-        assert_eq!(slots.take_late(then).len(), 1);
     }
 
     #[test]

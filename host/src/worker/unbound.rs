@@ -86,7 +86,7 @@ impl Unbound {
 
 #[cfg(test)]
 mod tests {
-    use super::super::slots::tests::job;
+    use super::super::claim::tests::job;
     use super::*;
 
     const LANE: LaneId = LaneId(1);

@@ -1,7 +1,7 @@
 //! Tests of which overdue jobs go ahead, and how many.
 
 use super::*;
-use crate::worker::slots::tests::job;
+use crate::worker::claim::tests::job;
 
 const WAIT: Duration = Duration::from_secs(900);
 

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn jobs_of_a_tenant_come_together_in_their_order() {
-        use crate::worker::slots::tests::job;
+        use crate::worker::claim::tests::job;
 
         let of = |id, tenant: &str, lane| ClaimedJob {
             tenant: Some(tenant.into()),

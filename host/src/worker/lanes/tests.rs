@@ -11,7 +11,7 @@ use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::Priority;
 use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, OverdueFilter, Peek};
-use crate::worker::slots;
+use crate::worker::claim;
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     Lane {
@@ -72,7 +72,7 @@ fn serving(lanes: Vec<Lane>) -> Lanes {
 fn job(lane: i64, turn: i64) -> ClaimedJob {
     ClaimedJob {
         lane: LaneId(lane),
-        ..slots::tests::job(turn)
+        ..claim::tests::job(turn)
     }
 }
 
