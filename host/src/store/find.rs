@@ -85,6 +85,31 @@ impl Store {
         limit: i32,
         wait: LockWait,
     ) -> Result<RetriedJobs, StoreError> {
+        self.retry_jobs_among(filter, before, limit, EXAMINED_MAX, wait)
+            .await
+    }
+
+    /// Retries this job if it matches the filter and was never retried. No other job is examined, as long as this one
+    /// is kept.
+    pub async fn retry_job_if_matching(
+        &self,
+        filter: &Value,
+        id: i64,
+        wait: LockWait,
+    ) -> Result<RetriedJobs, StoreError> {
+        self.retry_jobs_among(filter, Some(id + 1), 1, 1, wait)
+            .await
+    }
+
+    /// Like [`retry_jobs`](Self::retry_jobs), but examines at most `look_at` jobs.
+    async fn retry_jobs_among(
+        &self,
+        filter: &Value,
+        before: Option<i64>,
+        limit: i32,
+        look_at: i32,
+        wait: LockWait,
+    ) -> Result<RetriedJobs, StoreError> {
         let rows = self
             .query(
                 "SELECT retried, made, refused, locked, looked_at, next_before
@@ -93,7 +118,7 @@ impl Store {
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&EXAMINED_MAX, Type::INT4),
+                    (&look_at, Type::INT4),
                     (&wait.left().as_secs_f64(), Type::FLOAT8),
                 ],
             )

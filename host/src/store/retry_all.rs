@@ -2,8 +2,9 @@
 //!
 //! The batches go from the newest job down, so a job may be refused because a job that it waits for has failed, and is
 //! retried by a later batch. Therefore the refused jobs are tried again, oldest first, as long as that retries some of
-//! them. Jobs that another transaction has locked are left out at first, and tried again at the end, when the calls also
-//! wait for them.
+//! them. Jobs that another transaction has locked are left out at first. At the end, they are tried again, each by a
+//! call of its own that waits for it: refused jobs between them would use up the time, and a batch would keep the locks
+//! of its first jobs while it waits for the others.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -29,13 +30,21 @@ pub struct RetryAll {
     pub looked_at: i64,
     filter: Value,
     limit: i32,
-    /// The remaining calls of this pass: each tries the jobs from `before` down to the last id. A call that does not
-    /// get that far is followed by another one.
-    calls: VecDeque<(Option<i64>, i64)>,
+    /// The remaining calls of this pass.
+    calls: VecDeque<Call>,
     is_first_pass: bool,
     /// This pass has retried jobs.
     has_retried: bool,
     wait: LockWait,
+}
+
+/// A call that retries jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// Tries the jobs below `before` (`None`: all) down to `last`. If it does not get that far, another call follows.
+    Range { before: Option<i64>, last: i64 },
+    /// Tries this job only.
+    One(i64),
 }
 
 impl RetryAll {
@@ -54,29 +63,42 @@ impl RetryAll {
             looked_at: 0,
             filter,
             limit,
-            calls: VecDeque::from([(None, i64::MIN)]),
+            calls: VecDeque::from([Call::Range {
+                before: None,
+                last: i64::MIN,
+            }]),
             is_first_pass: true,
             has_retried: false,
             wait: LockWait::default(),
         }
     }
 
-    /// Retries one batch, in one transaction. Returns false if that was the last one.
+    /// Makes one call, in one transaction. Returns false if that was the last one.
     ///
     /// # Errors
     /// If the filter is invalid, or the database does not answer.
     pub async fn go_on(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let Some((before, last)) = self.calls.pop_front() else {
+        let Some(call) = self.calls.pop_front() else {
             return Ok(false);
         };
-        let batch = store
-            .retry_jobs(&self.filter, before, self.limit, self.wait)
-            .await?;
-        self.note(&batch, before, last);
+        let filter = &self.filter;
+        let batch = match call {
+            Call::Range { before, .. } => {
+                store
+                    .retry_jobs(filter, before, self.limit, self.wait)
+                    .await?
+            }
+            Call::One(id) => store.retry_job_if_matching(filter, id, self.wait).await?,
+        };
+        self.note(&batch, call);
         Ok(!self.calls.is_empty())
     }
 
-    fn note(&mut self, batch: &RetriedJobs, before: Option<i64>, last: i64) {
+    fn note(&mut self, batch: &RetriedJobs, call: Call) {
+        let (before, last) = match call {
+            Call::Range { before, last } => (before, last),
+            Call::One(id) => (Some(id + 1), id),
+        };
         self.retried += batch.retried.len();
         self.has_retried |= !batch.retried.is_empty();
         let room = NEW_JOBS_MAX.saturating_sub(self.new_jobs.len());
@@ -92,26 +114,36 @@ impl RetryAll {
             self.looked_at += i64::from(batch.looked_at);
         }
         if batch.next_before.is_some_and(|before| before > last) {
-            self.calls.push_front((batch.next_before, last));
+            let before = batch.next_before;
+            self.calls.push_front(Call::Range { before, last });
         }
         if self.calls.is_empty() && self.has_retried {
-            self.try_again(&(&self.refused | &self.locked));
+            let calls = self.batches(&(&self.refused | &self.locked));
+            self.start_pass(calls);
         } else if self.calls.is_empty() && !self.locked.is_empty() && !self.wait.is_started() {
             self.wait = LockWait::start();
-            self.try_again(&self.locked.clone());
+            let calls = self.locked.iter().copied().map(Call::One).collect();
+            self.start_pass(calls);
         }
     }
 
-    /// Plans a pass of calls that each try a batch of these jobs, oldest first.
-    fn try_again(&mut self, jobs: &BTreeSet<i64>) {
+    fn start_pass(&mut self, calls: VecDeque<Call>) {
         self.is_first_pass = false;
         self.has_retried = false;
+        self.calls = calls;
+    }
+
+    /// Calls that each try a batch of these jobs, oldest first.
+    fn batches(&self, jobs: &BTreeSet<i64>) -> VecDeque<Call> {
         let jobs: Vec<i64> = jobs.iter().copied().collect();
         let max = usize::try_from(self.limit).unwrap_or(1).max(1);
-        self.calls = jobs
-            .chunks(max)
-            .filter_map(|jobs| Some((Some(jobs.last()? + 1), *jobs.first()?)))
-            .collect();
+        let call = |jobs: &[i64]| {
+            Some(Call::Range {
+                before: Some(jobs.last()? + 1),
+                last: *jobs.first()?,
+            })
+        };
+        jobs.chunks(max).filter_map(call).collect()
     }
 }
 
@@ -132,9 +164,26 @@ mod tests {
 
     /// Makes the next call, which has this `before` and this result.
     fn call(all: &mut RetryAll, before: Option<i64>, result: &RetriedJobs) {
-        let (of_call, last) = all.calls.pop_front().expect("another call");
-        assert_eq!(of_call, before);
-        all.note(result, of_call, last);
+        let call = all.calls.pop_front().expect("another call");
+        assert!(
+            matches!(call, Call::Range { before: of_call, .. } if of_call == before),
+            "{call:?}, not before {before:?}"
+        );
+        all.note(result, call);
+    }
+
+    /// Makes the next call, which tries this job only and has this result.
+    fn call_one(all: &mut RetryAll, id: i64, result: &RetriedJobs) {
+        let call = all.calls.pop_front().expect("another call");
+        assert_eq!(call, Call::One(id));
+        all.note(result, call);
+    }
+
+    fn locked(locked: &[i64], next_before: Option<i64>) -> RetriedJobs {
+        RetriedJobs {
+            locked: locked.to_vec(),
+            ..batch(&[], &[], next_before)
+        }
     }
 
     #[test]
@@ -155,23 +204,49 @@ mod tests {
     #[test]
     fn locked_jobs_are_tried_again_once_with_waiting() {
         let mut all = RetryAll::new(Value::Null, 2);
-        let locked = |locked: &[i64], next_before| RetriedJobs {
-            locked: locked.to_vec(),
-            ..batch(&[], &[], next_before)
-        };
         call(&mut all, None, &locked(&[9, 8], Some(8)));
         assert!(!all.wait.is_started());
         call(&mut all, Some(8), &locked(&[4], None));
         assert!(all.wait.is_started());
         // Another transaction has retried 4: it does not match any more.
-        call(&mut all, Some(9), &locked(&[8], Some(8)));
-        call(&mut all, Some(8), &batch(&[], &[], None));
-        call(&mut all, Some(10), &batch(&[9], &[], Some(9)));
+        call_one(&mut all, 4, &batch(&[], &[], Some(4)));
+        call_one(&mut all, 8, &locked(&[8], Some(8)));
+        call_one(&mut all, 9, &batch(&[9], &[], Some(9)));
         // Because a job was retried, the rest is tried again, but this does not wait again.
         call(&mut all, Some(9), &locked(&[8], None));
         assert!(all.calls.is_empty());
         assert_eq!((all.retried, all.looked_at), (1, 4));
         assert_eq!(all.locked, BTreeSet::from([8]));
+    }
+
+    #[test]
+    fn refused_jobs_are_not_tried_while_locked_ones_are_waited_for() {
+        let mut all = RetryAll::new(Value::Null, 10);
+        let result = RetriedJobs {
+            refused: vec![8, 6],
+            ..locked(&[9, 7], None)
+        };
+        call(&mut all, None, &result);
+        assert!(all.wait.is_started());
+        call_one(&mut all, 7, &locked(&[7], Some(7)));
+        call_one(&mut all, 9, &locked(&[9], Some(9)));
+        assert!(all.calls.is_empty());
+        assert_eq!(all.refused, BTreeSet::from([6, 8]));
+        assert_eq!(all.locked, BTreeSet::from([7, 9]));
+    }
+
+    #[test]
+    fn refused_jobs_are_tried_again_after_a_locked_one_was_retried() {
+        let mut all = RetryAll::new(Value::Null, 10);
+        let result = RetriedJobs {
+            refused: vec![8],
+            ..locked(&[7], None)
+        };
+        call(&mut all, None, &result);
+        call_one(&mut all, 7, &batch(&[7], &[], Some(7)));
+        call(&mut all, Some(9), &batch(&[8], &[], None));
+        assert!(all.calls.is_empty());
+        assert_eq!((all.retried, all.refused.len()), (2, 0));
     }
 
     #[test]

@@ -28,7 +28,7 @@ enum Stopped {
 
 /// The number of changes that are remembered.
 const KEPT: usize = 50;
-/// The number of jobs that one statement retries or finds.
+/// The number of jobs that one statement finds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that are counted before a change.
 const COUNTED_MAX: i32 = 10_000;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::store::RetryAll;
+use rouse::store::{LockWait, RetryAll};
 use serde_json::json;
 
 use super::{RETRY, failed, kept};
@@ -248,4 +248,38 @@ async fn a_bulk_retry_waits_for_locked_jobs_at_the_end() {
     let retried = "SELECT count(*) FROM rouse.job WHERE retried_from = ANY ($1)";
     let row = watcher.query_one(retried, &[&vec![older, locked]]).await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 2);
+}
+
+#[tokio::test]
+async fn a_locked_job_is_tried_again_without_the_refused_jobs_next_to_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let keyed = "'x', unique_key => 'k'";
+    let refused = failed(&client, keyed, "why").await;
+    let locked = failed(&client, "'x'", "why").await;
+    let also_refused = failed(&client, keyed, "why").await;
+    enqueue_sql(&client, keyed).await;
+    let (store, filter) = (db.store(), json!({"state": "failed"}));
+    let all = store
+        .retry_jobs(&filter, Some(locked), 10, LockWait::default())
+        .await
+        .unwrap();
+    assert_eq!(all.refused, [refused], "a call without a lower bound");
+    let one = async || {
+        store
+            .retry_job_if_matching(&filter, locked, LockWait::default())
+            .await
+            .unwrap()
+    };
+    let first = one().await;
+    assert_eq!((first.retried, first.refused), (vec![locked], vec![]));
+    assert_eq!(first.looked_at, 1);
+    let second = one().await;
+    assert_eq!((second.retried, second.refused), (vec![], vec![]), "once");
+    assert_eq!(second.looked_at, 1);
+    let newer = store
+        .retry_job_if_matching(&filter, also_refused, LockWait::default())
+        .await
+        .unwrap();
+    assert_eq!((newer.retried, newer.refused), (vec![], vec![also_refused]));
 }

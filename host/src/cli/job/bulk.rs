@@ -17,8 +17,7 @@ use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{LockWait, RetryAll, Store, StoreError};
 
-/// The number of jobs that one statement finds, or that one transaction retries, which takes a few hundred
-/// milliseconds.
+/// The number of jobs that one statement finds.
 const BATCH: i32 = 500;
 /// The maximum number of jobs that one statement counts.
 const COUNTED: i32 = 10_000;
