@@ -109,7 +109,7 @@ pub use remaining::Remaining;
 pub use renew::{RENEWALS_MAX, Refusal, Renewal};
 pub use report::Report;
 pub use retry_all::{NEW_JOBS_MAX, RetryAll};
-pub use running::RunningUsage;
+pub use running::{RunningOn, RunningUsage};
 pub use schedules::NewSchedule;
 pub use settle::{GuestRun, Locked, SettleResult, Settlement};
 pub use shards::LeasedShards;

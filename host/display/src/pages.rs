@@ -38,7 +38,7 @@ pub use overview::{Overview, overview};
 pub use queues::{queue, queues};
 pub use schedules::{schedule, schedules};
 pub use sign_in::sign_in;
-pub use workers::{worker, workers};
+pub use workers::{RunningAttempts, worker, workers};
 
 /// The style sheet.
 pub const STYLE: &str = include_str!("pages/assets/rouse.css");

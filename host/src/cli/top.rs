@@ -135,7 +135,7 @@ async fn listed(store: &Store, args: &Args) -> anyhow::Result<Vec<Value>> {
         Sort::Time => args.limit,
         _ => args.limit.max(SORTED_MAX),
     };
-    let listed = store.top(None, read).await?;
+    let listed = store.top(read).await?;
     let listed = listed
         .context("this login may not see running attempts; it needs the role rouse_observer")?;
     Ok(args.sort.first(listed, args.limit))

@@ -46,6 +46,15 @@ impl From<&RunningUsage> for UsageRecord {
     }
 }
 
+/// The running attempts of one worker.
+#[derive(Debug, Clone, Default)]
+pub struct RunningOn {
+    /// The attempts, longest first: the columns of the view `rouse.top`, and `running_s`.
+    pub attempts: Vec<Value>,
+    /// The number of running jobs, of all workers, that were examined.
+    pub examined: i64,
+}
+
 impl Store {
     /// Stores the usage of these attempts, and deletes this worker's other rows.
     pub async fn report_usage(&self, running: &[RunningUsage]) -> Result<(), StoreError> {
@@ -63,19 +72,39 @@ impl Store {
         Ok(())
     }
 
-    /// The running attempts of this worker (`None`: of all), longest first: the columns of the view `rouse.top`, and
-    /// `running_s`. `None` if the login may not read it.
-    pub async fn top(
-        &self,
-        worker: Option<&str>,
-        limit: i64,
-    ) -> Result<Option<Vec<Value>>, StoreError> {
+    /// The running attempts of all workers, longest first: the columns of the view `rouse.top`, and `running_s`. `None`
+    /// if the login may not read it.
+    pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
         let response = self
-            .query(
-                include_str!("top.sql"),
-                &[(&limit, Type::INT8), (&worker, Type::TEXT)],
-            )
+            .query(include_str!("top.sql"), &[(&limit, Type::INT8)])
             .await;
         Ok(allowed(response)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+    }
+
+    /// The running attempts of this worker, at most `limit`, found by examining at most `examine` running jobs of all
+    /// workers. `None` if the login may not read them.
+    pub async fn running_on(
+        &self,
+        worker_id: &str,
+        limit: i64,
+        examine: i64,
+    ) -> Result<Option<RunningOn>, StoreError> {
+        let response = self
+            .query(
+                include_str!("running_on.sql"),
+                &[
+                    (&worker_id, Type::TEXT),
+                    (&limit, Type::INT8),
+                    (&examine, Type::INT8),
+                ],
+            )
+            .await;
+        Ok(allowed(response)?.map(|rows| {
+            let row = rows.first().expect("the query returns one row");
+            RunningOn {
+                examined: row.get(0),
+                attempts: row.get(1),
+            }
+        }))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rouse_display::pages::{
     self, AuditQuery, Chrome, Found, Job, JobFilter, Live, Loaded, LogRow, Markup, Overview, Pairs,
-    Role,
+    Role, RunningAttempts,
 };
 use rouse_display::when;
 use serde_json::{Value, json};
@@ -24,6 +24,8 @@ const FAILURES: i32 = 30;
 const FAILURES_OF_GUESTS: i32 = 10;
 /// The maximum number of jobs that a search examines. A link continues the search.
 const EXAMINED: i32 = 10_000;
+/// The maximum number of running jobs, of all workers, among which the page of a worker looks for those of this worker.
+const RUNNING_EXAMINED: i64 = 10_000;
 /// The period that a page of the audit covers. A link leads to the next page.
 const AUDITED: Duration = Duration::from_secs(31 * 24 * 3600);
 
@@ -152,8 +154,7 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
             if incarnations.is_empty() {
                 return Err(Problem::unknown(format!("There is no worker {id}.")));
             }
-            let running = store.top(Some(id), i64::from(ROWS)).await?;
-            let running = running.unwrap_or_default();
+            let running = running(ui, id).await?;
             (
                 format!("Worker {id}"),
                 pages::worker(chrome, &incarnations, &running, now),
@@ -274,6 +275,24 @@ pub(super) async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Proble
         why,
         has_older_lines: log.len() >= crate::store::NEWEST_LINES as usize,
         log,
+    })
+}
+
+/// The attempts that a worker runs.
+async fn running(ui: &Ui, worker_id: &str) -> Result<RunningAttempts, Problem> {
+    let rows = ROWS as usize;
+    let found = ui
+        .reads
+        .store
+        .running_on(worker_id, i64::from(ROWS) + 1, RUNNING_EXAMINED)
+        .await?;
+    let mut found = found.unwrap_or_default();
+    let has_more = found.attempts.len() > rows;
+    found.attempts.truncate(rows);
+    Ok(RunningAttempts {
+        longest: found.attempts,
+        has_more,
+        examined_only: Some(found.examined).filter(|it| *it >= RUNNING_EXAMINED),
     })
 }
 

@@ -75,8 +75,24 @@ fn flags(worker: &Value) -> Markup {
     }
 }
 
-/// One worker: its incarnations, the newest first, and the attempts that it runs, as `rouse top --json` prints them.
-pub fn worker(chrome: &Chrome, incarnations: &[Value], running: &[Value], now: f64) -> Markup {
+/// The attempts that a worker runs.
+#[derive(Debug, Clone, Default)]
+pub struct RunningAttempts {
+    /// Those that have run longest, as `rouse top --json` prints them.
+    pub longest: Vec<Value>,
+    /// True if it runs more than these.
+    pub has_more: bool,
+    /// The number of running jobs, of all workers, that were examined; `None`: all of them.
+    pub examined_only: Option<i64>,
+}
+
+/// One worker: its incarnations, the newest first, and the attempts that it runs.
+pub fn worker(
+    chrome: &Chrome,
+    incarnations: &[Value],
+    running: &RunningAttempts,
+    now: f64,
+) -> Markup {
     let Some(worker) = incarnations.first() else {
         return html! {};
     };
@@ -106,26 +122,7 @@ pub fn worker(chrome: &Chrome, incarnations: &[Value], running: &[Value], now: f
                 (chrome.button(&format!("/workers/{}/clear-timeouts", chrome.encoded(cells::text(worker, "worker_id"))), "Clear", "", ""))
             }
         }
-        @if !running.is_empty() {
-            section class="card scroll" tabindex="0" aria-label="Running jobs of the worker" {
-                h2 { "Running" }
-                table class="stack" {
-                    thead { tr { th { "Job" } th { "Handler" } th { "Queue" } th { "Tenant" } th class="number" { "Attempt" } th { "Runs for" } } }
-                    tbody {
-                        @for attempt in running {
-                            tr id={ "job-" (attempt["id"]) } {
-                                td class="keep" data-label="Job" { (cells::job(chrome, &attempt["id"])) }
-                                td data-label="Handler" { (cells::handler(chrome, cells::text(attempt, "handler"))) }
-                                td data-label="Queue" { (cells::queue(chrome, cells::text(attempt, "queue"))) }
-                                td data-label="Tenant" { (cells::plain(&attempt["tenant"])) }
-                                td class="number" data-label="Attempt" { (attempt["attempt"]) }
-                                td class="keep" data-label="Runs for" { (cells::seconds(&attempt["running_s"])) }
-                            }
-                        }
-                    }
-                }
-            }
-        }
+        (attempts(chrome, running))
         div class="pair" {
             section class="card" {
                 h2 { "Facts" }
@@ -163,6 +160,40 @@ pub fn worker(chrome: &Chrome, incarnations: &[Value], running: &[Value], now: f
     }
 }
 
+fn attempts(chrome: &Chrome, running: &RunningAttempts) -> Markup {
+    if running.longest.is_empty() && running.examined_only.is_none() {
+        return html! {};
+    }
+    html! {
+        section class="card scroll" tabindex="0" aria-label="Running jobs of the worker" {
+            h2 { "Running" }
+            @if running.has_more {
+                p class="soft" { "Only the " (running.longest.len()) " that have run longest; those of all workers: " code { "rouse top --limit 1000" } }
+            }
+            @if let Some(examined) = running.examined_only {
+                p class="soft" { "There may be more: only " (cells::number(examined)) " running jobs of all workers were examined." }
+            }
+            @if !running.longest.is_empty() {
+                table class="stack" {
+                    thead { tr { th { "Job" } th { "Handler" } th { "Queue" } th { "Tenant" } th class="number" { "Attempt" } th { "Runs for" } } }
+                    tbody {
+                        @for attempt in &running.longest {
+                            tr id={ "job-" (attempt["id"]) } {
+                                td class="keep" data-label="Job" { (cells::job(chrome, &attempt["id"])) }
+                                td data-label="Handler" { (cells::handler(chrome, cells::text(attempt, "handler"))) }
+                                td data-label="Queue" { (cells::queue(chrome, cells::text(attempt, "queue"))) }
+                                td data-label="Tenant" { (cells::plain(&attempt["tenant"])) }
+                                td class="number" data-label="Attempt" { (attempt["attempt"]) }
+                                td class="keep" data-label="Runs for" { (cells::seconds(&attempt["running_s"])) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 fn describe_slots(worker: &Value) -> String {
     let active = worker["stats"]["active"].as_i64();
     format!(
@@ -176,4 +207,43 @@ fn describe_slots(worker: &Value) -> String {
 pub(super) fn digest(sha256: &Value) -> String {
     let digits = sha256.as_str().unwrap_or_default();
     cells::line(&digits.chars().take(12).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_page_of_a_worker_says_which_of_its_attempts_are_not_listed() {
+        let page = |running: &RunningAttempts| {
+            let incarnation = json!({"worker_id": "w-1", "state": "active", "slots": 8});
+            worker(&Chrome::default(), &[incarnation], running, 1.0).into_string()
+        };
+        let attempt =
+            json!({"id": 7, "handler": "a.b", "queue": "q", "attempt": 1, "running_s": 1.5});
+        let of = |has_more, examined_only| RunningAttempts {
+            longest: vec![attempt.clone()],
+            has_more,
+            examined_only,
+        };
+        let all = page(&of(false, None));
+        assert!(all.contains("/jobs/7"), "{all}");
+        assert!(!all.contains("Only the") && !all.contains("There may be more"));
+        let longest = page(&of(true, None));
+        assert!(
+            longest.contains("Only the 1 that have run longest"),
+            "{longest}"
+        );
+        let examined = "only 10,000 running jobs of all workers were examined";
+        assert!(page(&of(false, Some(10_000))).contains(examined));
+        let none = RunningAttempts::default();
+        assert!(!page(&none).contains("Running jobs of the worker"));
+        let unknown = RunningAttempts {
+            examined_only: Some(10_000),
+            ..none
+        };
+        assert!(page(&unknown).contains(examined));
+    }
 }
