@@ -173,13 +173,14 @@ impl Store {
                 .await?;
             Ok(None)
         };
+        let started_at = Instant::now();
         let answered = tokio::time::timeout(RESPONSE_TIMEOUT, checking).await;
         match &answered {
             Ok(Err(error)) if SqlError::from(error).class() == SqlErrorClass::Unavailable => {}
             // A new session may reach a server that accepts writes.
             Ok(Err(error)) if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {}
             Ok(_) => session.end(),
-            Err(_) => {}
+            Err(_) => login.note_unavailable(started_at),
         }
         match answered {
             Ok(Ok(None)) => Ok(()),

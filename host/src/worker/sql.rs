@@ -5,13 +5,14 @@
 //! check. They also wait while the login does not answer. `effects.rs` runs the statements.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use futures_util::future::join_all;
 use metrics::gauge;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 use tracing::{debug, info, warn};
 
 use super::Shared;
@@ -33,18 +34,24 @@ const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 /// How often logins are checked.
 const UNAVAILABLE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
+/// The maximum number of logins that are checked at the same time. A login that does not answer takes up to 15 s, and
+/// the others do not wait for it.
+const LOGINS_AT_ONCE: usize = 16;
+
 /// The statements of all handlers of one worker.
 pub(super) struct Sql {
     /// The logins, by the table of `rouse.toml` that names them.
     logins: BTreeMap<String, Connector>,
     /// Connections, by the same tables.
-    opened: Mutex<HashMap<String, Login>>,
+    opened: AsyncMutex<HashMap<String, Login>>,
     /// The state by handler; handlers without granted statements are missing.
     fits: ArcSwap<HashMap<String, Fit>>,
     /// Incremented with each change to them.
     version: AtomicU64,
-    /// Locked during a check: only one runs at a time.
-    checking: Mutex<()>,
+    /// Locked while `fits` changes.
+    changing: Mutex<()>,
+    /// Locked during a check, by the same tables: only one check of a login runs at a time.
+    checking: BTreeMap<String, AsyncMutex<()>>,
     /// Notified when a login has had no response.
     has_failed: Notify,
     /// True if a login has had no response, and is checked every second.
@@ -94,12 +101,14 @@ impl Fit {
 
 impl Sql {
     pub(super) fn new(logins: BTreeMap<String, Connector>) -> Self {
+        let tables = logins.keys().cloned();
         Self {
+            checking: tables.map(|table| (table, AsyncMutex::default())).collect(),
             logins,
-            opened: Mutex::default(),
+            opened: AsyncMutex::default(),
             fits: ArcSwap::default(),
             version: AtomicU64::new(0),
-            checking: Mutex::default(),
+            changing: Mutex::default(),
             has_failed: Notify::new(),
             are_followed: AtomicBool::new(false),
         }
@@ -177,7 +186,13 @@ impl Sql {
         Some(login.clone())
     }
 
-    fn set(&self, handler: &str, fit: Option<Fit>) {
+    /// Locks the state of all handlers, so that no change to it is lost.
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the state of a handler; `None` if it has no granted statements any more.
+    fn set(&self, _changing: &MutexGuard<'_, ()>, handler: &str, fit: Option<Fit>) {
         let mut fits = HashMap::clone(&self.fits.load());
         match fit {
             Some(fit) => fits.insert(handler.to_owned(), fit),
@@ -217,6 +232,46 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
+/// When the next check is due, and why.
+#[derive(Default)]
+struct Next {
+    /// The time until then; `None`: not before a change.
+    wait: Option<Duration>,
+    /// True if a login has had no response.
+    are_followed: bool,
+}
+
+impl Next {
+    fn within(&mut self, wait: Duration) {
+        self.wait = Some(self.wait.map_or(wait, |earlier| earlier.min(wait)));
+    }
+
+    fn add(&mut self, other: &Self) {
+        if let Some(wait) = other.wait {
+            self.within(wait);
+        }
+        self.are_followed |= other.are_followed;
+    }
+}
+
+/// The handlers of one login that are due for a check.
+#[derive(Default)]
+struct Due<'a> {
+    /// The login has had no response, and is tried again for them.
+    followed: Vec<Followed<'a>>,
+    /// Their statements are not known to fit.
+    unchecked: Vec<(&'a Arc<Handler>, &'a Arc<GrantedSql>)>,
+}
+
+/// A handler whose statements fit, and whose login has had no response.
+struct Followed<'a> {
+    name: &'a str,
+    granted: &'a Arc<GrantedSql>,
+    statements: &'a Arc<Statements>,
+    /// True if it is known that the login is unavailable.
+    is_unavailable: bool,
+}
+
 /// Checks the statements that are not known to fit, and follows the logins of those that fit. Returns the time until
 /// the next check; `None`: not before a change.
 async fn check_all(shared: &Shared) -> Option<Duration> {
@@ -224,86 +279,127 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
     let gone = |name: &String| handlers.get(name).is_none_or(|it| granted(it).is_none());
     let known = shared.sql.fits.load_full();
     for name in known.keys().filter(|name| gone(name)) {
-        shared.sql.set(name, None);
+        shared.sql.set(&shared.sql.changing(), name, None);
         gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
     }
-    let mut wait: Option<Duration> = None;
-    let mut are_followed = false;
-    for handler in handlers
-        .names()
-        .iter()
-        .filter_map(|name| handlers.get(name))
-    {
+    let mut next = Next::default();
+    let mut due: BTreeMap<&str, Due<'_>> = BTreeMap::new();
+    for (name, handler) in &handlers.handlers {
         let Some(granted) = granted(handler) else {
             continue;
         };
-        let name = &handler.manifest.name;
-        let again = match known.get(name).filter(|fit| fit.covers(granted)) {
+        let table = granted.table.as_str();
+        match known.get(name).filter(|fit| fit.covers(granted)) {
             Some(Fit {
                 granted,
                 state: FitState::Fits(statements),
                 ..
-            }) => match statements.login.unavailable_for() {
-                None => continue,
-                Some(unavailable) => {
-                    are_followed = true;
-                    // Queries since then do not count, because a standby answers them too.
-                    if unavailable >= UNAVAILABLE_AFTER && !statements.login.responds().await {
-                        let state = FitState::Unavailable(statements.clone());
-                        note_login(shared, name, granted, statements, state).await;
-                    }
-                    UNAVAILABLE_CHECK_EVERY
+            }) => {
+                let Some(unavailable) = statements.login.unavailable_for() else {
+                    continue;
+                };
+                next.are_followed = true;
+                next.within(UNAVAILABLE_CHECK_EVERY);
+                if unavailable >= UNAVAILABLE_AFTER {
+                    due.entry(table).or_default().followed.push(Followed {
+                        name,
+                        granted,
+                        statements,
+                        is_unavailable: false,
+                    });
                 }
-            },
+            }
             Some(Fit {
                 granted,
                 state: FitState::Unavailable(statements),
                 ..
-            }) => {
-                // Nothing else may be trying.
-                if statements.login.responds().await {
-                    let state = FitState::Fits(statements.clone());
-                    note_login(shared, name, granted, statements, state).await;
-                    continue;
-                }
-                are_followed = true;
-                UNAVAILABLE_CHECK_EVERY
-            }
+            }) => due.entry(table).or_default().followed.push(Followed {
+                name,
+                granted,
+                statements,
+                is_unavailable: true,
+            }),
             Some(Fit {
                 state: FitState::Parked(_),
                 checked_at,
                 ..
             }) if checked_at.elapsed() < PARKED_CHECK_EVERY => {
-                PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed())
+                next.within(PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed()));
             }
-            Some(_) | None => match check(shared, handler, granted).await {
-                FitState::Fits(_) => continue,
-                FitState::Parked(_) => PARKED_CHECK_EVERY,
-                FitState::Unavailable(_) | FitState::Unchecked(_) => UNCHECKED_CHECK_EVERY,
-            },
-        };
-        wait = Some(wait.map_or(again, |wait| wait.min(again)));
+            Some(_) | None => {
+                let of_login = due.entry(table).or_default();
+                of_login.unchecked.push((handler, granted));
+            }
+        }
+    }
+    let permits = Semaphore::new(LOGINS_AT_ONCE);
+    let checks: Vec<_> = due
+        .into_values()
+        .map(|of_login| check_due(shared, &permits, of_login))
+        .collect();
+    for of_login in join_all(checks).await {
+        next.add(&of_login);
     }
     // A failure that was noted since is noted again: calls that have failed are retried.
     shared
         .sql
         .are_followed
-        .store(are_followed, Ordering::Release);
-    wait
+        .store(next.are_followed, Ordering::Release);
+    next.wait
+}
+
+/// Tries the login of these handlers, if it has had no response, and checks the statements of those that have to be
+/// checked. Once the login gives no response, the remaining handlers are not tried.
+async fn check_due(shared: &Shared, permits: &Semaphore, due: Due<'_>) -> Next {
+    // An error would mean that the semaphore was closed, which nothing does.
+    let _permit = permits.acquire().await;
+    let mut next = Next::default();
+    let mut responds = true;
+    if let Some(first) = due.followed.first() {
+        // Queries that were answered in the meantime do not count, because a standby answers them too.
+        responds = first.statements.login.responds().await;
+    }
+    for followed in &due.followed {
+        if followed.is_unavailable == responds {
+            note_login(shared, followed, responds);
+        }
+        if !responds {
+            next.are_followed = true;
+            next.within(UNAVAILABLE_CHECK_EVERY);
+        }
+    }
+    for (handler, granted) in due.unchecked {
+        if !responds {
+            next.within(UNCHECKED_CHECK_EVERY);
+            let (name, changing) = (&handler.manifest.name, shared.sql.changing());
+            let state = FitState::Unchecked("its login does not answer".into());
+            change(shared, &changing, name, granted, state);
+            continue;
+        }
+        match check(shared, handler, granted).await {
+            FitState::Fits(_) => {}
+            FitState::Parked(_) => next.within(PARKED_CHECK_EVERY),
+            FitState::Unavailable(_) | FitState::Unchecked(_) => {
+                next.within(UNCHECKED_CHECK_EVERY);
+                let login = shared.sql.login(granted).await;
+                responds &= login.is_none_or(|login| login.unavailable_for().is_none());
+            }
+        }
+    }
+    next
 }
 
 /// Notes that a login is unavailable, or that it responds again, unless the statements were checked since.
-async fn note_login(
-    shared: &Shared,
-    name: &str,
-    granted: &Arc<GrantedSql>,
-    statements: &Arc<Statements>,
-    state: FitState,
-) {
-    let _one_at_a_time = shared.sql.checking.lock().await;
-    let now = shared.sql.statements(name);
+fn note_login(shared: &Shared, followed: &Followed<'_>, responds: bool) {
+    let statements = followed.statements;
+    let state = match responds {
+        true => FitState::Fits(statements.clone()),
+        false => FitState::Unavailable(statements.clone()),
+    };
+    let changing = shared.sql.changing();
+    let now = shared.sql.statements(followed.name);
     if now.is_some_and(|now| Arc::ptr_eq(&now, statements)) {
-        change(shared, name, granted, state);
+        change(shared, &changing, followed.name, followed.granted, state);
     }
 }
 
@@ -323,25 +419,35 @@ pub(super) async fn is_mismatch(shared: &Shared, handler: &Handler) -> bool {
 
 async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) -> FitState {
     let sql = &shared.sql;
-    let _one_at_a_time = sql.checking.lock().await;
+    let _one_at_a_time = match sql.checking.get(&granted.table) {
+        Some(of_login) => Some(of_login.lock().await),
+        None => None,
+    };
     let name = &handler.manifest.name;
     let state = match check_statements(shared, granted).await {
         Ok(statements) => FitState::Fits(Arc::new(statements)),
         Err(Unfit::Mismatch(why)) => FitState::Parked(why.into()),
         Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
     };
-    change(shared, name, granted, state.clone());
+    change(shared, &sql.changing(), name, granted, state.clone());
     state
 }
 
 /// Notes what is now known about the statements of a handler.
-fn change(shared: &Shared, name: &str, granted: &Arc<GrantedSql>, state: FitState) {
+fn change(
+    shared: &Shared,
+    changing: &MutexGuard<'_, ()>,
+    name: &str,
+    granted: &Arc<GrantedSql>,
+    state: FitState,
+) {
     let sql = &shared.sql;
     let before = sql.fits.load().get(name).map(|fit| fit.state.clone());
     report(name, before.as_ref(), &state);
     let was = before.map(|state| std::mem::discriminant(&state));
     let has_changed = was != Some(std::mem::discriminant(&state));
     sql.set(
+        changing,
         name,
         Some(Fit {
             granted: granted.clone(),

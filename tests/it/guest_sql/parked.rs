@@ -6,8 +6,9 @@ use serde_json::json;
 
 use rouse::store::Login;
 use rouse::worker::{Parts, Settings};
+use tokio::net::TcpListener;
 
-use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in};
+use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in, guests_with};
 use crate::support::proxy::Proxy;
 use crate::support::worker::{TestWorker, enqueue};
 
@@ -202,6 +203,38 @@ async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() 
     )
     .await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
+}
+
+#[tokio::test]
+async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
+    let shop = Shop::open().await;
+    let folder = folder_of_guests();
+    let (sandbox, catalog) = guests_with(folder.path(), &["sql.*", "sql.run"]).await;
+    // It accepts connections, and never responds. The names of most of its handlers are before sql.run.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let url = format!(
+        "postgres://{}@127.0.0.1:{port}/shop?sslmode=disable",
+        shop.role
+    );
+    let sql_logins = [
+        ("sql.*".to_owned(), connector(&url)),
+        ("sql.run".to_owned(), shop.login()),
+    ];
+    let parts = Parts {
+        sql_logins: sql_logins.into(),
+        ..shop.parts_of(sandbox, catalog, shop.login())
+    };
+    let _worker = TestWorker::start_with(parts, Settings::default());
+    let (mut connection, _) = silent.accept().await.unwrap();
+    // The host closes the connection when it has waited too long.
+    let mut nowhere = tokio::io::sink();
+    let given_up = tokio::io::copy(&mut connection, &mut nowhere);
+    tokio::select! {
+        biased;
+        _ = given_up => panic!("sql.run was not checked before the other login was given up"),
+        job = shop.run(json!([])) => assert_eq!(job.state, "succeeded"),
+    }
 }
 
 /// Its login has no connection left. More have succeeded than may wait for it, and they have no slots.

@@ -167,7 +167,12 @@ pub(super) fn folder_of_guests() -> tempfile::TempDir {
 }
 
 pub(super) async fn guests_in(folder: &Path) -> (Arc<Sandbox>, Arc<Catalog>) {
-    let grant = SqlGrant {
+    guests_with(folder, &["sql.*"]).await
+}
+
+/// The guests, with grants of all their statements by these tables.
+pub(super) async fn guests_with(folder: &Path, tables: &[&str]) -> (Arc<Sandbox>, Arc<Catalog>) {
+    let grant = || SqlGrant {
         statements: None,
         limits: SqlLimits {
             connections_max: 2,
@@ -180,7 +185,10 @@ pub(super) async fn guests_in(folder: &Path) -> (Arc<Sandbox>, Arc<Catalog>) {
         compiler: Some(rouse_binary()),
         cache_dir: Some(code_cache()),
         modules: BTreeMap::from([("sql.*".to_owned(), vec![MODULE.parse().expect("a binding")])]),
-        sql: BTreeMap::from([("sql.*".to_owned(), grant)]),
+        sql: tables
+            .iter()
+            .map(|table| ((*table).to_owned(), grant()))
+            .collect(),
         enqueue: [("sql.*".to_owned(), vec!["sql.*".to_owned()])].into(),
         ..SandboxSettings::default()
     };

@@ -1,5 +1,7 @@
 //! Checks that a handler's statement fits the database, in a session of the handler's login.
 
+use std::time::Instant;
+
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
@@ -79,7 +81,9 @@ impl Login {
         let session = self.session().await.map_err(|error| self.unfit(&error))?;
         let checking = check(&session, statement, limits);
         let timeout = limits.statement_timeout + RESPONSE_TIMEOUT;
+        let started_at = Instant::now();
         let Ok(checked) = tokio::time::timeout(timeout, checking).await else {
+            self.note_unavailable(started_at);
             return Err(Unfit::Unchecked(self.no_response(timeout).to_string()));
         };
         // A prepared statement outlives the transaction.
