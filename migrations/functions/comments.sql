@@ -112,7 +112,7 @@ COMMENT ON FUNCTION rouse.challenge IS
 COMMENT ON FUNCTION rouse.challenge_answer IS
     'Returns the answer of a worker to a challenge, or null while there is none.';
 COMMENT ON FUNCTION rouse.forget_worker IS
-    'Removes the ended incarnations of a worker from the listings and returns how many there were.';
+    'Removes the ended incarnations of a worker from the listings and returns how many there were; null: its heartbeat was ahead of the clock, call again.';
 COMMENT ON FUNCTION rouse.clear_timeouts IS
     'Clears the timeout flag of all incarnations of a worker and returns how many had it.';
 COMMENT ON FUNCTION rouse.set_state IS

@@ -220,8 +220,9 @@ $$;
 
 -- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
 -- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder. If the
--- last heartbeat is more than 10 s in the future, the clock has been set back, and the holder may be alive or dead. The
--- heartbeat then counts as sent now, and `incarnation` is null: call again. An error would undo this.
+-- last heartbeat is more than 10 s in the future, the clock has been set back, and the holder may be alive or dead. It
+-- counts as alive, because a live worker would otherwise lose its attempts: the heartbeat then counts as sent now, and
+-- `incarnation` is null: call again. An error would undo this. rouse.forget_worker has the same rule.
 --
 -- Two hosts that share an id and a key would take the id from each other for as long as their supervisors restart them,
 -- and each takeover costs every running job an attempt. So the replaced host reports that it was still alive
@@ -377,8 +378,11 @@ END
 $$;
 
 -- Removes the ended incarnations of a worker from listings, and returns their number. Refused while one of them is
--- alive. Everything that they have reported is deleted at once. The rows are deleted by a later call, once they are
--- older than all history: until then, the history of jobs refers to them. Running jobs are found by job_lease.
+-- alive. If its last heartbeat is more than 10 s in the future, the clock has been set back, and it counts as alive, as
+-- in rouse.register: the heartbeat then counts as sent now, nothing is removed, and the result is null: call again. An
+-- error would undo this. Everything that ended incarnations have reported is deleted at once. The rows are deleted by a
+-- later call, once they are older than all history: until then, the history of jobs refers to them. Running jobs are
+-- found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
@@ -396,7 +400,14 @@ BEGIN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
         WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
     LOOP
-        IF worker_row.seen_at > at - interval '90 seconds' AND worker_row.seen_at <= at + interval '10 seconds' THEN
+        IF worker_row.seen_at > at + interval '10 seconds' THEN
+            UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = worker_row.incarnation;
+            RAISE NOTICE 'rouse.forget_worker: the clock was set back after the last heartbeat of worker %, which counts as sent now',
+                forget_worker.worker_id
+                USING HINT = 'Call again. If the worker is gone, it counts as dead in 90 s.';
+            RETURN NULL;
+        END IF;
+        IF worker_row.seen_at > at - interval '90 seconds' THEN
             RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, worker_row.hostname,
                 round(extract(epoch FROM at - worker_row.seen_at))
                 USING ERRCODE = 'object_not_in_prerequisite_state',

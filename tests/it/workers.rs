@@ -542,20 +542,33 @@ async fn a_report_that_lies_in_the_future_does_not_show_that_two_hosts_share_an_
     register().await.expect("it has the key");
 }
 
-/// Nobody else may correct this: it may be the only worker.
+/// It may be alive, and would lose its attempts. If it has died, nobody else may correct this: it may be the only worker.
 #[tokio::test]
-async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten() {
+async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten_90_seconds_later() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let dead = db.worker().await;
+    let worker = db.worker().await;
     let forget = async || {
-        client
-            .execute("SELECT rouse.forget_worker('w-1')", &[])
-            .await
+        let row = client
+            .query_one("SELECT rouse.forget_worker('w-1')", &[])
+            .await?;
+        Ok::<Option<i32>, tokio_postgres::Error>(row.get(0))
     };
     // The clocks of a transaction and of a statement may differ by some seconds.
-    backdate_heartbeat(&client, &dead, -5).await;
+    backdate_heartbeat(&client, &worker, -5).await;
     forget().await.expect_err("it counts as alive");
-    backdate_heartbeat(&client, &dead, -3600).await;
-    forget().await.expect("it counts as dead");
+    backdate_heartbeat(&client, &worker, -3600).await;
+    let corrected = forget().await.expect("the heartbeat counts as sent now");
+    assert_eq!(corrected, None);
+    forget().await.expect_err("it may be alive");
+    let beat = worker.heartbeat(None, &Stats::default(), false).await;
+    beat.expect("it has not been expired");
+
+    backdate_heartbeat(&client, &worker, -3600).await;
+    let refused = db.store().forget_worker("w-1").await.unwrap_err();
+    assert!(refused.is_refused_by_state(), "{refused}");
+    // It sends no further heartbeat.
+    let passes = "UPDATE rouse.worker SET seen_at = seen_at - interval '90 seconds'";
+    client.batch_execute(passes).await.unwrap();
+    assert_eq!(db.store().forget_worker("w-1").await.unwrap(), 1);
 }

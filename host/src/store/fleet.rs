@@ -73,14 +73,20 @@ impl Store {
 
     /// Removes the ended incarnations of a worker; returns how many there were.
     pub async fn forget_worker(&self, worker_id: &str) -> Result<i32, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.forget_worker($1)",
-                &[(&worker_id, Type::TEXT)],
-            )
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
-        Ok(row.get(0))
+        loop {
+            let rows = self
+                .query(
+                    "SELECT rouse.forget_worker($1)",
+                    &[(&worker_id, Type::TEXT)],
+                )
+                .await?;
+            let row = rows.first().expect("a scalar function returns one row");
+            // Null if the database's clock has been set back since the last heartbeat of the worker. The call has
+            // corrected that, and the next one decides.
+            if let Some(forgotten) = row.get::<_, Option<i32>>(0) {
+                return Ok(forgotten);
+            }
+        }
     }
 
     /// Clears the timeout flag of all incarnations of a worker; returns how many had it.
