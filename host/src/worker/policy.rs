@@ -9,7 +9,7 @@ use crate::sandbox::{AbortHandle, HandlerManifest, RunReport};
 use crate::setting::Field::{Ratio, Time, U32};
 use crate::setting::{Overlay, Settable, Setting};
 
-/// The shortest lease.
+/// The shortest lease. A manifest, `rouse.toml` or an enqueue with a shorter one is refused.
 pub(super) const LEASE_MIN: Duration = Duration::from_millis(HandlerManifest::LEASE_MS_MIN);
 
 const HOUR_MS: u64 = 3_600_000;
@@ -154,11 +154,7 @@ impl Policy {
             concurrency: manifest.concurrency,
             job_delay: None,
         };
-        let policy = overrides.for_handler(&manifest.name).over(&of_module);
-        Self {
-            lease: policy.lease.max(LEASE_MIN),
-            ..policy
-        }
+        overrides.for_handler(&manifest.name).over(&of_module)
     }
 
     /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's,
@@ -170,7 +166,7 @@ impl Policy {
         operator_timeout: Option<Duration>,
     ) -> Self {
         Self {
-            lease: lease.unwrap_or(self.lease).max(LEASE_MIN),
+            lease: lease.unwrap_or(self.lease),
             timeout: match (timeout, operator_timeout) {
                 (Some(own), Some(max)) => own.min(max),
                 (Some(own), None) => own,
