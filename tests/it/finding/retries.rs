@@ -283,3 +283,43 @@ async fn a_locked_job_is_tried_again_without_the_refused_jobs_next_to_it() {
         .unwrap();
     assert_eq!((newer.retried, newer.refused), (vec![], vec![also_refused]));
 }
+
+#[tokio::test]
+async fn a_deadlock_leaves_its_job_of_a_bulk_retry_and_counts_it_as_locked() {
+    let db = TestDb::new().await;
+    let (mut bulk, other, watcher) = (db.client().await, db.client().await, db.client().await);
+    let first = failed(&bulk, "'x'", "why").await;
+    let second = failed(&bulk, "'x'", "why").await;
+    let third = failed(&bulk, "'x'", "why").await;
+    // Postgres ends the transaction that checks for a deadlock: the bulk retry, which starts to wait last.
+    let soon = "SET deadlock_timeout = '10ms'";
+    bulk.batch_execute(soon).await.unwrap();
+    let never = "SET deadlock_timeout = '10min'";
+    other.batch_execute(never).await.unwrap();
+
+    let retry = "SELECT rouse.retry($1)";
+    let transaction = bulk.transaction().await.unwrap();
+    transaction.query(retry, &[&first]).await.unwrap();
+    other.batch_execute("BEGIN").await.unwrap();
+    other.query(retry, &[&second]).await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let retried = other.query(retry, &[&first]).await;
+        other.batch_execute("ROLLBACK").await.unwrap();
+        retried.map(|rows| rows.len())
+    });
+    until_true(&watcher, SOMEBODY_WAITS).await;
+    let sql = "SELECT retried, refused, locked FROM rouse.retry_jobs($1, lock_wait => '1 minute')";
+    let row = transaction
+        .query_one(sql, &[&json!({"state": "failed"})])
+        .await
+        .expect("the deadlock is not an error of the call");
+    assert_eq!(row.get::<_, Vec<i64>>(0), [third]);
+    assert_eq!(row.get::<_, Vec<i64>>(1), Vec::<i64>::new());
+    assert_eq!(row.get::<_, Vec<i64>>(2), [second]);
+    transaction.commit().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), 1);
+
+    // The other transaction was rolled back.
+    let again = watcher.query_one(sql, &[&json!({"state": "failed"})]).await;
+    assert_eq!(again.unwrap().get::<_, Vec<i64>>(0), [second]);
+}
