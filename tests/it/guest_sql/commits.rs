@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rouse::job::{OnError, SqlLimits, Statement};
 use rouse::store::{Login, Unfit};
 use rouse::worker::{Overrides, Settings};
 use serde_json::{Value, json};
@@ -227,6 +228,41 @@ async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_logi
     cut.release();
     let checked = worker.check_login(&login).await;
     assert!(matches!(checked, Err(Unfit::Mismatch(_))), "{checked:?}");
+    assert_eq!(login.unavailable_for(), None);
+}
+
+#[tokio::test]
+async fn a_query_or_the_check_of_a_statement_does_not_show_that_a_login_is_available() {
+    let shop = Shop::open().await;
+    let connector = shop.login();
+    let statement = Statement {
+        name: "orders".into(),
+        sql: "SELECT id FROM orders".into(),
+        rows: None,
+        on_error: OnError::Fail,
+    };
+    let limits = SqlLimits::default();
+    let checked = Login::new(&connector, 1).check(&statement, &limits).await;
+    let checked = checked.expect("it fits");
+    let login = Login::new(&connector, 1);
+    let alter = async |change: &str| {
+        let sql = format!("ALTER ROLE {} {change}", shop.role);
+        shop.sql(&sql).await;
+    };
+    alter("CONNECTION LIMIT 0").await;
+    assert!(!login.responds().await);
+    assert!(login.unavailable_for().is_some());
+    // As on a standby, for a transaction that does not declare that it writes.
+    alter("SET default_transaction_read_only = on").await;
+    alter("CONNECTION LIMIT -1").await;
+    connector.start_over();
+    let rows = login.query(&checked, "[]", &limits).await;
+    assert_eq!(rows.expect("it is answered").len(), 0);
+    assert!(login.unavailable_for().is_some(), "after the query");
+    let again = login.check(&statement, &limits).await;
+    again.expect("it still fits");
+    assert!(login.unavailable_for().is_some(), "after the check");
+    assert!(login.responds().await, "a transaction that writes");
     assert_eq!(login.unavailable_for(), None);
 }
 

@@ -94,7 +94,7 @@ impl Login {
             Err(_) => false,
         };
         if has_ended {
-            session.end();
+            session.end_reading();
         }
         checked.map_err(|error| match error {
             Unfit::Mismatch(why) => {
