@@ -6,7 +6,8 @@ WITH examined AS MATERIALIZED (
     SELECT j.id, j.worker, j.claimed_at FROM rouse.job AS j WHERE j.state = 'running' ORDER BY j.lease_until LIMIT $3)
 SELECT (SELECT count(*) FROM examined),
        ARRAY(
-           SELECT to_jsonb(t) || jsonb_build_object('running_s', round(extract(epoch FROM clock_timestamp() - t.claimed_at)::numeric, 1))
+           SELECT to_jsonb(t) || jsonb_build_object(
+               'running_s', round(extract(epoch FROM clock_timestamp() - t.claimed_at)::numeric, 1))
            FROM rouse.top AS t
            WHERE t.id = ANY (ARRAY(
                SELECT e.id FROM examined AS e JOIN rouse.worker AS w ON w.incarnation = e.worker

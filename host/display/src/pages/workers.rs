@@ -168,10 +168,15 @@ fn attempts(chrome: &Chrome, running: &RunningAttempts) -> Markup {
         section class="card scroll" tabindex="0" aria-label="Running jobs of the worker" {
             h2 { "Running" }
             @if running.has_more {
-                p class="soft" { "Only the " (running.longest.len()) " that have run longest; those of all workers: " code { "rouse top --limit 1000" } }
+                p class="soft" {
+                    "Only the " (running.longest.len()) " that have run longest; those of all workers: "
+                    code { "rouse top --limit 1000" }
+                }
             }
             @if let Some(examined) = running.examined_only {
-                p class="soft" { "There may be more: only " (cells::number(examined)) " running jobs of all workers were examined." }
+                p class="soft" {
+                    "There may be more: only " (cells::number(examined)) " running jobs of all workers were examined."
+                }
             }
             @if !running.longest.is_empty() {
                 table class="stack" {
