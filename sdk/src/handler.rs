@@ -186,8 +186,8 @@ pub trait Handler {
     /// Runs one attempt, from JSON to JSON.
     ///
     /// # Errors
-    /// Errors of the handler. A payload that does not match the input type is a permanent error of kind `bad-payload`;
-    /// a result that cannot be written as JSON is a permanent error of kind `bad-result`.
+    /// Errors of the handler. A payload that does not match the input type is a permanent error of kind
+    /// `invalid_payload`; a result that cannot be written as JSON is a permanent error of kind `invalid_result`.
     fn run(ctx: &Ctx, payload: &[u8]) -> Result<Vec<u8>, Error>;
 }
 
@@ -238,26 +238,26 @@ fn decode_with_path<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
     let value = serde_path_to_error::deserialize(&mut *json).map_err(|error| {
         let path = error.path().to_string();
         let message = error.inner();
-        bad_payload(if path == "." {
+        invalid_payload(if path == "." {
             format!("the payload does not match the input type: {message}")
         } else {
             format!("the payload does not match the input type: {path}: {message}")
         })
     })?;
     json.end()
-        .map_err(|error| bad_payload(format!("the payload is not valid JSON: {error}")))?;
+        .map_err(|error| invalid_payload(format!("the payload is not valid JSON: {error}")))?;
     Ok(value)
 }
 
-fn bad_payload(message: String) -> Error {
-    Error::permanent(message).kind("bad-payload")
+fn invalid_payload(message: String) -> Error {
+    Error::permanent(message).kind("invalid_payload")
 }
 
 /// Writes a result.
 pub fn encode<T: Serialize>(output: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(output).map_err(|error| {
         Error::permanent(format!("the result cannot be written as JSON: {error}"))
-            .kind("bad-result")
+            .kind("invalid_result")
     })
 }
 

@@ -131,17 +131,17 @@ fn a_payload_that_does_not_match_is_a_permanent_error_with_its_location() {
     ];
     for (payload, why) in cases {
         let error = TestCtx::new().run::<send>(payload).unwrap_err();
-        assert_eq!(error.kind, "bad-payload");
+        assert_eq!(error.kind, "invalid_payload");
         assert!(error.permanent);
         assert!(error.message.contains(why), "{error} has no {why}");
     }
 }
 
 #[test]
-fn bytes_that_are_not_one_json_value_are_a_bad_payload() {
+fn bytes_that_are_not_one_json_value_are_an_invalid_payload() {
     for payload in [&b""[..], b"{", b"[] []", b"\xff", b"\"\xff\""] {
         let error = count::run(&TestCtx::new(), payload).unwrap_err();
-        assert_eq!(error.kind, "bad-payload", "{error}");
+        assert_eq!(error.kind, "invalid_payload", "{error}");
         assert!(error.permanent);
     }
 }
@@ -153,7 +153,7 @@ fn a_result_that_json_cannot_hold_is_a_permanent_error() {
         [(vec![1], 1)].into()
     }
     let error = TestCtx::new().run::<bad>(json!(null)).unwrap_err();
-    assert_eq!(error.kind, "bad-result");
+    assert_eq!(error.kind, "invalid_result");
     assert!(error.permanent);
 }
 
@@ -266,7 +266,10 @@ fn a_handler_without_input_accepts_a_job_without_a_payload() {
         assert_eq!(ctx.run::<ping>(payload).unwrap(), json!("pong"));
     }
     let error = ctx.run::<ping>(json!({"a": 1})).unwrap_err();
-    assert!(format!("{error:?}").contains("bad-payload"), "{error:?}");
+    assert!(
+        format!("{error:?}").contains("invalid_payload"),
+        "{error:?}"
+    );
 }
 
 mod batches {
@@ -307,12 +310,12 @@ mod batches {
     fn each_job_of_a_batch_has_its_outcome() {
         let ctx = TestCtx::new();
         let outcomes = ctx.run_batch::<halve>(vec![json!(4), json!(3), json!("x"), json!(8)]);
-        assert_eq!(kinds(&outcomes), ["2", "error", "bad-payload", "4"]);
+        assert_eq!(kinds(&outcomes), ["2", "error", "invalid_payload", "4"]);
         assert_eq!(kinds(&ctx.run_batch::<halve>(vec![json!(6)])), ["3"]);
         assert_eq!(ctx.run::<halve>(json!(6)).unwrap(), json!(3));
         assert_eq!(
             kinds(&ctx.run_batch::<halve>(vec![json!("x"); 2])),
-            ["bad-payload"; 2]
+            ["invalid_payload"; 2]
         );
         assert!(ctx.run_batch::<halve>(Vec::new()).is_empty());
     }
@@ -321,7 +324,7 @@ mod batches {
     fn an_error_of_the_batch_is_that_of_each_job() {
         let ctx = TestCtx::new();
         let outcomes = ctx.run_batch::<halve>(vec![json!(4), json!("x"), json!(0)]);
-        assert_eq!(kinds(&outcomes), ["zero", "bad-payload", "zero"]);
+        assert_eq!(kinds(&outcomes), ["zero", "invalid_payload", "zero"]);
         let outcomes = ctx.run_batch::<forget>(vec![json!(1), json!(2)]);
         assert_eq!(kinds(&outcomes), ["bad-batch"; 2]);
         assert_eq!(

@@ -47,7 +47,7 @@ pub fn summary(ctx: &Ctx, input: Input) -> Result<Summary, Error> {
                 "invalid delimiter {other:?}: it must be one ASCII character, and not a quote or \
                  line break"
             ))
-            .kind("bad-payload"));
+            .kind("invalid_payload"));
         }
     };
     match (input.csv, input.path) {
@@ -57,7 +57,8 @@ pub fn summary(ctx: &Ctx, input: Input) -> Result<Summary, Error> {
             summarise(ctx, file, delimiter)
         }
         (Some(_), Some(_)) | (None, None) => {
-            Err(Error::permanent("the payload needs either `csv` or `path`").kind("bad-payload"))
+            Err(Error::permanent("the payload needs either `csv` or `path`")
+                .kind("invalid_payload"))
         }
     }
 }

@@ -131,7 +131,7 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
 
 /// Checks rules that the types do not enforce; returns the API's URL, and the id.
 fn check(ctx: &Ctx, input: &Input) -> Result<(String, String), Error> {
-    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     if input.text.is_none() && input.html.is_none() {
         return refuse("a mail needs `text` or `html`, or both".to_owned());
     }

@@ -155,7 +155,10 @@ fn invalid_payloads_are_refused_before_anything_is_sent() {
         (json!({"attachments": []}), "attachments"),
     ] {
         let error = ctx.run::<super::send>(mail(change)).unwrap_err();
-        assert!(error.permanent && error.kind == "bad-payload", "{error:?}");
+        assert!(
+            error.permanent && error.kind == "invalid_payload",
+            "{error:?}"
+        );
         assert!(error.message.contains(says), "{error}");
     }
     assert!(ctx.requests().is_empty());

@@ -125,7 +125,7 @@ pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
 
 /// Checks rules that the types do not enforce; returns the id.
 fn check(ctx: &Ctx, input: &Input) -> Result<String, Error> {
-    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     if !(1..=TIMEOUT_MS_MAX).contains(&input.timeout_ms) {
         return refuse(format!("timeout_ms must be from 1 to {TIMEOUT_MS_MAX}"));
     }

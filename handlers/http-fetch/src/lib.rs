@@ -159,7 +159,7 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
 
 /// Checks rules that the types do not enforce; returns the size limit.
 fn check(input: &Input) -> Result<usize, Error> {
-    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     if !(1..=TIMEOUT_MS_MAX).contains(&input.timeout_ms) {
         return refuse(format!("timeout_ms must be from 1 to {TIMEOUT_MS_MAX}"));
     }

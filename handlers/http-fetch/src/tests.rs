@@ -214,7 +214,10 @@ fn invalid_payloads_are_refused_before_anything_is_sent() {
         (json!({"url": URL, "method": "POST"}), "method"),
     ] {
         let error = refused(&ctx, payload);
-        assert!(error.permanent && error.kind == "bad-payload", "{error:?}");
+        assert!(
+            error.permanent && error.kind == "invalid_payload",
+            "{error:?}"
+        );
         assert!(error.message.contains(says), "{error}");
     }
     assert!(ctx.requests().is_empty());

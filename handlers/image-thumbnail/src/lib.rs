@@ -107,7 +107,7 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
 
 /// Checks rules that the types do not enforce; returns the format for the name of the thumbnail.
 fn check(input: &Input) -> Result<Format, Error> {
-    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     let sides = 1..=SIDE_MAX;
     if !sides.contains(&input.width_max) || !sides.contains(&input.height_max) {
         return refuse(format!(

@@ -165,7 +165,7 @@ fn invalid_payloads_are_refused_before_anything_is_read() {
         let error = TestCtx::new().run::<super::thumbnail>(payload).unwrap_err();
         assert_eq!(
             (error.kind.as_ref(), error.permanent),
-            ("bad-payload", true)
+            ("invalid_payload", true)
         );
         assert!(error.message.contains(field), "{error}");
     }

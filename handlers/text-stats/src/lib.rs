@@ -143,7 +143,7 @@ mod tests {
             .run::<super::stats>(json!({"txt": ""}))
             .unwrap_err();
         assert!(error.permanent);
-        assert_eq!(error.kind, "bad-payload");
+        assert_eq!(error.kind, "invalid_payload");
         assert!(error.message.contains("missing field `text`"), "{error}");
     }
 
