@@ -163,7 +163,7 @@ $$;
 -- finished_unsuccessful; sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.search_jobs(
     filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
-    OUT ids bigint[], OUT looked_at integer, OUT next_before bigint, OUT looked_back_to bigint)
+    OUT ids bigint[], OUT examined_count integer, OUT next_before bigint, OUT looked_back_to bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_variable
@@ -209,7 +209,7 @@ BEGIN
                            FROM rouse.finished AS f'::text;
     END IF;
     ids := '{}';
-    looked_at := 0;
+    examined_count := 0;
     IF parts = '{}' THEN
         RETURN;
     END IF;
@@ -219,7 +219,7 @@ BEGIN
                               f.condition, array_to_string(parts, ' UNION ALL '), among)
         USING coalesce(before, 9223372036854775807), look_at
     LOOP
-        looked_at := looked_at + 1;
+        examined_count := examined_count + 1;
         last := found_job.id;
         IF found_job.fits AND f.retried IS NOT NULL THEN
             PERFORM FROM rouse.record AS r WHERE r.job = found_job.id AND r.event = 'retried' LIMIT 1;
@@ -233,7 +233,7 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
-    IF looked_at = look_at THEN
+    IF examined_count = look_at THEN
         next_before := last;
         looked_back_to := last;
     END IF;
@@ -258,7 +258,7 @@ BEGIN
     END LOOP;
     IF batch.looked_back_to IS NOT NULL THEN
         RAISE NOTICE 'rouse.find_jobs: there may be more: % jobs were examined, back to %',
-            batch.looked_at, batch.looked_back_to
+            batch.examined_count, batch.looked_back_to
             USING HINT = format('before => %s continues from there; since in the filter narrows the search.',
                                 batch.looked_back_to);
     END IF;
@@ -279,7 +279,7 @@ $$;
 -- It waits for another batch for up to 10 s, and is an error if that has not committed by then.
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000, lock_wait interval DEFAULT '0',
-    OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT locked bigint[], OUT looked_at integer, OUT next_before bigint)
+    OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT locked bigint[], OUT examined_count integer, OUT next_before bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_variable
@@ -317,7 +317,7 @@ BEGIN
     made := '{}';
     refused := '{}';
     locked := '{}';
-    looked_at := batch.looked_at;
+    examined_count := batch.examined_count;
     next_before := batch.next_before;
     wait_end := clock_timestamp() + lock_wait;
     -- Each job comes after those that it waits for.

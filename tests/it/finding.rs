@@ -10,8 +10,7 @@ use crate::commands::run;
 use crate::support::TestDb;
 use crate::support::worker::{enqueue_sql, until_true};
 
-const SEARCH: &str =
-    "SELECT ids, looked_at, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
+const SEARCH: &str = "SELECT ids, examined_count, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
 const RETRY: &str =
     "SELECT retried, made, refused, next_before FROM rouse.retry_jobs($1, $2, $3, $4)";
 
@@ -368,8 +367,7 @@ async fn the_command_line_finds_counts_and_retries_jobs() {
     let (code, output) = run(&db, &retry);
     assert_eq!(code, 2, "{output}");
     assert!(
-        output.contains("found 1 of the 2 jobs that were looked at")
-            && output.contains("--confirm"),
+        output.contains("found 1 of the 2 jobs that were examined") && output.contains("--confirm"),
         "{output}"
     );
     let live = "SELECT count(*) = 1 FROM rouse.job WHERE retried_from = ";

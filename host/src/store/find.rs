@@ -11,7 +11,7 @@ pub struct FoundJobs {
     /// The jobs, newest first.
     pub ids: Vec<i64>,
     /// The number of jobs that were examined.
-    pub looked_at: i32,
+    pub examined_count: i32,
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
     /// The id with which to continue, if the search stopped because it had examined [`EXAMINED_MAX`] jobs.
@@ -31,7 +31,7 @@ pub struct RetriedJobs {
     /// The jobs that were not retried because another transaction has locked them.
     pub locked: Vec<i64>,
     /// The number of jobs that were examined.
-    pub looked_at: i32,
+    pub examined_count: i32,
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
 }
@@ -58,7 +58,7 @@ impl Store {
     ) -> Result<FoundJobs, StoreError> {
         let rows = self
             .query(
-                "SELECT ids, looked_at, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
+                "SELECT ids, examined_count, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
@@ -70,7 +70,7 @@ impl Store {
         let row = rows.first().expect("the function returns one row");
         Ok(FoundJobs {
             ids: row.get(0),
-            looked_at: row.get(1),
+            examined_count: row.get(1),
             next_before: row.get(2),
             looked_back_to: row.get(3),
         })
@@ -112,7 +112,7 @@ impl Store {
     ) -> Result<RetriedJobs, StoreError> {
         let rows = self
             .query(
-                "SELECT retried, made, refused, locked, looked_at, next_before
+                "SELECT retried, made, refused, locked, examined_count, next_before
                  FROM rouse.retry_jobs($1, $2, $3, $4, $5::float8 * interval '1 second')",
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
@@ -129,7 +129,7 @@ impl Store {
             made: row.get(1),
             refused: row.get(2),
             locked: row.get(3),
-            looked_at: row.get(4),
+            examined_count: row.get(4),
             next_before: row.get(5),
         })
     }

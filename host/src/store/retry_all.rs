@@ -27,7 +27,7 @@ pub struct RetryAll {
     /// The jobs that another transaction has locked.
     pub locked: BTreeSet<i64>,
     /// The number of jobs that were examined; refused ones count once.
-    pub looked_at: i64,
+    pub examined_count: i64,
     filter: Value,
     limit: i32,
     /// The remaining calls of this pass.
@@ -60,7 +60,7 @@ impl RetryAll {
             new_jobs: Vec::new(),
             refused: BTreeSet::new(),
             locked: BTreeSet::new(),
-            looked_at: 0,
+            examined_count: 0,
             filter,
             limit,
             calls: VecDeque::from([Call::Range {
@@ -111,7 +111,7 @@ impl RetryAll {
         self.refused.extend(&batch.refused);
         self.locked.extend(&batch.locked);
         if self.is_first_pass {
-            self.looked_at += i64::from(batch.looked_at);
+            self.examined_count += i64::from(batch.examined_count);
         }
         if batch.next_before.is_some_and(|before| before > last) {
             let before = batch.next_before;
@@ -157,7 +157,7 @@ mod tests {
             made: Vec::new(),
             refused: refused.to_vec(),
             locked: Vec::new(),
-            looked_at: 2,
+            examined_count: 2,
             next_before,
         }
     }
@@ -197,7 +197,7 @@ mod tests {
         call(&mut all, Some(10), &batch(&[], &[9], None));
         call(&mut all, Some(10), &batch(&[], &[8, 9], Some(8)));
         assert!(all.calls.is_empty());
-        assert_eq!((all.retried, all.looked_at), (2, 4));
+        assert_eq!((all.retried, all.examined_count), (2, 4));
         assert_eq!(all.refused, BTreeSet::from([8, 9]));
     }
 
@@ -215,7 +215,7 @@ mod tests {
         // Because a job was retried, the rest is tried again, but this does not wait again.
         call(&mut all, Some(9), &locked(&[8], None));
         assert!(all.calls.is_empty());
-        assert_eq!((all.retried, all.looked_at), (1, 4));
+        assert_eq!((all.retried, all.examined_count), (1, 4));
         assert_eq!(all.locked, BTreeSet::from([8]));
     }
 

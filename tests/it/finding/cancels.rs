@@ -141,7 +141,7 @@ async fn locked_jobs_are_left_after_a_short_wait_and_do_not_hold_up_the_others()
         let again = "; the same command with --until 2";
         assert!(
             output.contains(&format!("\"{done}\":1,"))
-                && output.contains("\"looked_at\":11")
+                && output.contains("\"examined_count\":11")
                 && output.contains("\"refused\":[]")
                 && output.contains(&format!("\"locked\":[{}]", named.join(",")))
                 && output.contains("10 were not")

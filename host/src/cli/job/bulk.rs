@@ -229,7 +229,7 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         signals,
         done: 0,
         skipped: 0,
-        looked_at: 0,
+        examined_count: 0,
         refused: BTreeSet::new(),
         locked: BTreeSet::new(),
     };
@@ -278,7 +278,7 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
             "fit": if args.confirm { Value::Null } else { work.done.into() },
             "refused": work.refused,
             "locked": work.locked,
-            "looked_at": work.looked_at,
+            "examined_count": work.examined_count,
             "complete": complete,
         });
         let done = if args.confirm { work.done } else { 0 };
@@ -286,10 +286,10 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         println!("{}", as_json(summary));
     } else {
         println!(
-            "{} {} of the {} jobs that were looked at",
+            "{} {} of the {} jobs that were examined",
             if args.confirm { done_word } else { "found" },
             work.done,
-            work.looked_at
+            work.examined_count
         );
     }
     if work.skipped > 0 {
@@ -343,7 +343,7 @@ struct Work<'a> {
     done: usize,
     /// Jobs that left their state after they were found.
     skipped: usize,
-    looked_at: i64,
+    examined_count: i64,
     refused: BTreeSet<i64>,
     /// Jobs that were not changed because another transaction has locked them.
     locked: BTreeSet<i64>,
@@ -356,7 +356,7 @@ impl Work<'_> {
         loop {
             let found = self.store.search_jobs(filter, before, COUNTED).await?;
             self.done += found.ids.len();
-            self.looked_at += i64::from(found.looked_at);
+            self.examined_count += i64::from(found.examined_count);
             before = found.next_before;
             if before.is_none() || self.is_stopped("found").await {
                 return Ok(before.is_none());
@@ -370,7 +370,7 @@ impl Work<'_> {
         loop {
             let has_more = all.go_on(self.store).await?;
             self.done = all.retried;
-            self.looked_at = all.looked_at;
+            self.examined_count = all.examined_count;
             if !has_more || self.is_stopped("retried").await {
                 self.refused = all.refused;
                 self.locked = all.locked;
@@ -391,7 +391,7 @@ impl Work<'_> {
         let mut before = None;
         loop {
             let found = self.store.search_jobs(filter, before, BATCH).await?;
-            self.looked_at += i64::from(found.looked_at);
+            self.examined_count += i64::from(found.examined_count);
             if !self
                 .change_each(found.ids, LockWait::default(), &one)
                 .await?
@@ -440,7 +440,10 @@ impl Work<'_> {
     /// Shows the progress between batches. Returns true if a signal has arrived.
     async fn is_stopped(&mut self, done_word: &str) -> bool {
         if std::io::stderr().is_terminal() {
-            eprint!("\r{done_word} {}, examined {}", self.done, self.looked_at);
+            eprint!(
+                "\r{done_word} {}, examined {}",
+                self.done, self.examined_count
+            );
             // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }
@@ -452,7 +455,7 @@ impl Work<'_> {
     }
 
     fn end_progress(&self) {
-        if std::io::stderr().is_terminal() && self.looked_at > 0 {
+        if std::io::stderr().is_terminal() && self.examined_count > 0 {
             eprintln!();
         }
     }
