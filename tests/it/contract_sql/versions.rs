@@ -57,7 +57,7 @@ async fn what_a_version_in_use_accepts_is_accepted() {
 }
 
 #[tokio::test]
-async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_dropped() {
+async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_deleted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder_of(
@@ -82,7 +82,7 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_dropped()
     let (code, output) = contract(&db, &folder, &["publish", "x.*"]);
     assert_eq!((code, output.trim()), (0, "nothing changed (1 unchanged)"));
 
-    // The contract comes back with its module, and is removed by delete.
+    // The contract comes back with its module, and is deleted by `rouse contract delete`.
     std::fs::write(
         folder.join("handlers-wasm/mail.wasm"),
         module(&[("mail.send", MAIL)]),
@@ -183,7 +183,7 @@ async fn an_unknown_handler_gets_an_error_a_notice_or_silence() {
 }
 
 #[tokio::test]
-async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_and_dropped() {
+async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_and_deleted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let bad = async |queue: &str| {

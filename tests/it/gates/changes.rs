@@ -105,7 +105,7 @@ async fn a_claim_that_waits_for_a_fair_queue_counts_by_its_new_key() {
 
 /// A deleted gate permits everything.
 #[tokio::test]
-async fn a_claim_that_waits_for_a_gate_that_is_dropped_takes_all_jobs() {
+async fn a_claim_that_waits_for_a_gate_that_is_deleted_takes_all_jobs() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
     set_gate(&client, "'two', 'throttle', max => 2, period => '1 day'").await;
     for _ in 0..5 {

@@ -72,7 +72,7 @@ fn every_kind() -> Value {
 }
 
 #[tokio::test]
-async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_removes_them() {
+async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_deletes_them() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let first = host(&db, &module(&[("mail.send", every_kind())]));

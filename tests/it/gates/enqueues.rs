@@ -332,7 +332,7 @@ async fn many_jobs_in_one_call_give_way_to_each_other() {
 }
 
 #[tokio::test]
-async fn the_rows_of_keys_are_removed_when_they_have_no_effect() {
+async fn the_rows_of_keys_are_deleted_when_they_have_no_effect() {
     let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{tenant}'").await;
     set_gate(
         &client,

@@ -28,7 +28,7 @@ async fn enqueue(client: &Client, handler: &str, tenant: &str, jobs: i32) {
 }
 
 #[tokio::test]
-async fn the_command_line_sets_lists_and_drops_gates() {
+async fn the_command_line_sets_lists_and_deletes_gates() {
     let db = TestDb::new().await;
     gate(&db, &[]).await.exits(0).prints("rouse: no gates\n");
     gate(

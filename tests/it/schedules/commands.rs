@@ -49,7 +49,7 @@ fn due_times_are_printed_without_a_database() {
 }
 
 #[tokio::test]
-async fn a_schedule_is_set_listed_shown_and_removed() {
+async fn a_schedule_is_set_listed_shown_and_deleted() {
     let (db, folder) = (TestDb::new().await, scratch("schedule"));
     let store = db.worker().await;
     let run = async |args: &[&str]| rouse_in(&db, &[&["schedule"], args].concat(), &folder).await;

@@ -115,16 +115,16 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
     let without = host(&db, ALLOWED, &module("1.2.0", ""));
     until_true(&client, GONE).await;
     end(without);
-    let removed: i64 = one(
+    let deleted: i64 = one(
         &client,
         "SELECT count(*) FROM rouse.record WHERE event = 'schedule_deleted'",
     )
     .await;
-    assert_eq!(removed, 1);
+    assert_eq!(deleted, 1);
 }
 
 #[tokio::test]
-async fn a_schedule_of_a_module_that_is_no_longer_allowed_is_removed() {
+async fn a_schedule_of_a_module_that_is_no_longer_allowed_is_deleted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let allowed = host(&db, ALLOWED, &module("1.0.0", "0 3 * * *"));

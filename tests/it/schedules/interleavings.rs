@@ -251,7 +251,7 @@ async fn a_schedule_that_is_replaced_between_listing_and_firing_fires_as_it_is_n
 }
 
 #[tokio::test]
-async fn a_schedule_that_is_removed_and_created_again_does_not_repeat_a_due_time() {
+async fn a_schedule_that_is_deleted_and_created_again_does_not_repeat_a_due_time() {
     let (_db, client, store) = due("allow").await;
     let old = decided(&store).await;
     fire_due(&store).await;
