@@ -218,7 +218,7 @@ COMMENT ON FUNCTION rouse.module_schedules IS
     'Lists the schedules that modules of live workers declare, and those that hosts have created for modules.';
 COMMENT ON FUNCTION rouse.put_module_schedule IS
     'Creates or replaces the schedule of a handler as its module declares it.';
-COMMENT ON FUNCTION rouse.remove_module_schedule IS
+COMMENT ON FUNCTION rouse.delete_module_schedule IS
     'Deletes the schedule of a handler whose module no longer declares it; true if it existed.';
 COMMENT ON FUNCTION rouse.declare_gates IS
     'Sets the gates that the module of a handler declares, and deletes those that it declared before; true if that changes any.';

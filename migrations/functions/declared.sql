@@ -1,5 +1,5 @@
 -- Schedules that modules declare: `#[handler(schedule = "…")]`. A host reports them in its capabilities if its operator
--- allows this. Any host creates and removes them, based on the reports of all live workers (host/src/job/declared.rs),
+-- allows this. Any host creates and deletes them, based on the reports of all live workers (host/src/job/declared.rs),
 -- so that hosts with different modules agree. Such a schedule has the name of its handler.
 
 -- Lists the handlers for which a live worker reports a schedule, or for which one was created:
@@ -79,8 +79,8 @@ BEGIN
 END
 $$;
 
--- Removes the schedule of a handler whose module no longer declares it. Returns whether it existed.
-CREATE OR REPLACE FUNCTION rouse.remove_module_schedule(p_worker bigint, p_key bytea, p_handler text) RETURNS boolean
+-- Deletes the schedule of a handler whose module no longer declares it. Returns whether it existed.
+CREATE OR REPLACE FUNCTION rouse.delete_module_schedule(p_worker bigint, p_key bytea, p_handler text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._check_declares(p_worker, p_key, p_handler);

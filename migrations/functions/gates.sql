@@ -887,7 +887,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY d.name
 $$;
 
--- Sets the gates that the module of a handler declares, and removes those that it declared before. `p_gates`: a list of
+-- Sets the gates that the module of a handler declares, and deletes those that it declared before. `p_gates`: a list of
 -- at most 8 objects with columns of rouse.gate. The last call decides. Gates that an operator has set stay as they are.
 -- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this whenever
 -- they start. Otherwise it waits up to 5 s for other changes to gates. Leaves a record for each change.
@@ -916,7 +916,7 @@ BEGIN
     PERFORM rouse._lock_gates(ARRAY(
         SELECT g.name FROM rouse.gate AS g WHERE g.declared_by = p_handler
         UNION SELECT d.name FROM rouse._declared_gates(p_handler, p_gates) AS d));
-    -- First, removals that make room for others.
+    -- First, deletions that make room for others.
     PERFORM rouse.delete_gate(g.name) FROM rouse.gate AS g
     WHERE g.declared_by = p_handler AND NOT EXISTS (SELECT FROM rouse._declared_gates(p_handler, p_gates) AS d WHERE d.name = g.name);
     PERFORM rouse._set_gate(d) FROM rouse._declared_gates(p_handler, p_gates) AS d;

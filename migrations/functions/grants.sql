@@ -50,7 +50,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.read_state, rouse.state_keys, rouse.write_state, rouse.erase_state,
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
-    rouse.module_schedules, rouse.put_module_schedule, rouse.remove_module_schedule, rouse.declare_gates,
+    rouse.module_schedules, rouse.put_module_schedule, rouse.delete_module_schedule, rouse.declare_gates,
     rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;

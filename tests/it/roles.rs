@@ -104,7 +104,7 @@ const MAINTAIN_SCHEDULES: &str = "SELECT rouse.maintain_schedules(1, NULL)";
 const MODULE_SCHEDULES: &str = "SELECT rouse.module_schedules(1, NULL)";
 const PUT_MODULE_SCHEDULE: &str =
     "SELECT rouse.put_module_schedule(1, NULL, 'x', '1', '* * * * *', 'UTC')";
-const REMOVE_MODULE_SCHEDULE: &str = "SELECT rouse.remove_module_schedule(1, NULL, 'x')";
+const DELETE_MODULE_SCHEDULE: &str = "SELECT rouse.delete_module_schedule(1, NULL, 'x')";
 const DECLARE_GATES: &str = "SELECT rouse.declare_gates(1, NULL, 'x', '[]')";
 const READ_LIMITS: &str = "SELECT * FROM rouse.worker_login";
 const DELETE_LIMITS: &str = "DELETE FROM rouse.worker_login";
@@ -193,7 +193,7 @@ async fn each_role_has_exactly_its_own_privileges() {
         MAINTAIN_SCHEDULES,
         MODULE_SCHEDULES,
         PUT_MODULE_SCHEDULE,
-        REMOVE_MODULE_SCHEDULE,
+        DELETE_MODULE_SCHEDULE,
         DECLARE_GATES,
     ][..];
     for (role, allowed) in [
@@ -284,7 +284,7 @@ async fn each_role_has_exactly_its_own_privileges() {
             MAINTAIN_SCHEDULES,
             MODULE_SCHEDULES,
             PUT_MODULE_SCHEDULE,
-            REMOVE_MODULE_SCHEDULE,
+            DELETE_MODULE_SCHEDULE,
             DECLARE_GATES,
         ] {
             assert_eq!(

@@ -45,8 +45,8 @@ pub enum Change {
     Keep,
     /// It is created or replaced.
     Put(Current),
-    /// It is removed.
-    Remove,
+    /// It is deleted.
+    Delete,
 }
 
 /// Decides by the newest version of the module among the live workers: if the operator of one of them allows its
@@ -65,7 +65,7 @@ pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
         .max_by_key(|(incarnation, _)| *incarnation);
     match (allowed, current) {
         (None, None) => Change::Keep,
-        (None, Some(_)) => Change::Remove,
+        (None, Some(_)) => Change::Delete,
         (Some((_, schedule)), current) => {
             let wanted = Current {
                 version: newest.1.to_owned(),
@@ -127,7 +127,7 @@ mod tests {
         let workers = [new, worker(3, "2.0.0", None)];
         assert_eq!(
             change(&workers, Some(&current("1.10.0", "0 2 * * *"))),
-            Change::Remove
+            Change::Delete
         );
         assert_eq!(change(&workers, None), Change::Keep);
     }
@@ -147,7 +147,7 @@ mod tests {
         let disallowed = [worker(3, "1.0.0", None)];
         assert_eq!(
             change(&disallowed, Some(&current("1.0.0", "0 2 * * *"))),
-            Change::Remove
+            Change::Delete
         );
     }
 

@@ -73,12 +73,12 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Removes the schedule of a handler whose module no longer declares it.
-    pub async fn remove_module_schedule(&self, handler: &str) -> Result<bool, StoreError> {
+    /// Deletes the schedule of a handler whose module no longer declares it.
+    pub async fn delete_module_schedule(&self, handler: &str) -> Result<bool, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
-                "SELECT rouse.remove_module_schedule($1, $2, $3)",
+                "SELECT rouse.delete_module_schedule($1, $2, $3)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
@@ -97,7 +97,7 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Sets the gates that the module of a handler declares, and removes those that it declared before. Returns whether
+    /// Sets the gates that the module of a handler declares, and deletes those that it declared before. Returns whether
     /// that has changed any.
     pub async fn declare_gates(
         &self,

@@ -68,9 +68,9 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
                 }
                 put.map(|done| format!("{done}: {schedule}"))
             }
-            Change::Remove => {
-                let removed = shared.store.remove_module_schedule(handler).await;
-                removed.map(|_| "deleted".to_owned())
+            Change::Delete => {
+                let deleted = shared.store.delete_module_schedule(handler).await;
+                deleted.map(|_| "deleted".to_owned())
             }
         };
         match done {
