@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::commands::run;
-use crate::support::TestDb;
-use crate::support::worker::{enqueue_sql, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, enqueue_sql, until_true};
+use crate::support::{Host, TestDb};
 
 const SEARCH: &str = "SELECT ids, examined_count, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
 const RETRY: &str =
@@ -21,6 +21,18 @@ async fn find(client: &Client, filter: &Value) -> Vec<i64> {
         .await
         .unwrap_or_else(|error| panic!("{filter}: {error:?}"));
     row.get(0)
+}
+
+/// Starts a command on the database at this URL.
+fn start(url: &str, args: &[&str]) -> Host {
+    Host::rouse(args, &[("DATABASE_URL", url), ("ROUSE_LOG", "off")])
+}
+
+/// Starts a command, and waits until it waits for a lock.
+async fn start_behind_lock(db: &TestDb, watcher: &Client, args: &[&str]) -> Host {
+    let host = start(&db.url(), args);
+    until_true(watcher, SOMEBODY_WAITS).await;
+    host
 }
 
 /// Enqueues a job and fails it.

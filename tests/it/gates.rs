@@ -11,6 +11,10 @@ mod operators;
 mod sabotage;
 mod waiting;
 
+use std::sync::Arc;
+
+use rouse::store::Store;
+use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
@@ -40,4 +44,25 @@ async fn enqueue(client: &Client, handler: &str, arguments: &str) -> i64 {
 /// A number that a query returns.
 async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Makes this call on eight workers at the same time, and returns the results.
+async fn on_eight_workers<C>(db: &TestDb, call: impl Fn(Store) -> C) -> Vec<C::Output>
+where
+    C: Future<Output: Send + 'static> + Send + 'static,
+{
+    let start = Arc::new(Barrier::new(8));
+    let mut calls = Vec::new();
+    for _ in 0..8 {
+        let (call, start) = (call(db.worker().await), start.clone());
+        calls.push(tokio::spawn(async move {
+            start.wait().await;
+            call.await
+        }));
+    }
+    let mut results = Vec::new();
+    for call in calls {
+        results.push(call.await.unwrap());
+    }
+    results
 }

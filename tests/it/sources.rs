@@ -14,20 +14,31 @@ use crate::support::worker::{
 };
 use crate::support::{Host, TestDb, command, folder_of};
 
+/// Settings of a consumer that binds these sources to handlers.
+fn binding(sources: &[(&str, &str)]) -> Settings {
+    let bind = |(source, handler): &(&str, &str)| ((*source).to_owned(), (*handler).to_owned());
+    Settings {
+        sources: sources.iter().map(bind).collect(),
+        ..Settings::default()
+    }
+}
+
+/// Binds the source `legacy` to a handler of the consumer's own.
+const LEGACY: &[(&str, &str)] = &[("legacy", "test.echo")];
+
+/// Enqueues for a handler that no host has.
+async fn enqueue_unserved(client: &Client, rest: &str) -> i64 {
+    let sql = format!("SELECT rouse.enqueue('producers.own', '{{}}'{rest})");
+    client.query_one(&sql, &[]).await.unwrap().get(0)
+}
+
 #[tokio::test]
 async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let bound = Settings {
-        sources: [("legacy".to_string(), "test.echo".to_string())].into(),
-        ..Settings::default()
-    };
-    let worker = TestWorker::start(&db, bound).await;
-    let row = client
-        .query_one("SELECT rouse.enqueue('noop', source => 'legacy')", &[])
-        .await
-        .unwrap();
-    let job = ended(&client, row.get(0)).await;
+    let worker = TestWorker::start(&db, binding(LEGACY)).await;
+    let job = enqueue_sql(&client, "'noop', source => 'legacy'").await;
+    let job = ended(&client, job).await;
     assert_eq!(job.result.unwrap()["handler"], "test.echo");
     worker.drain().await;
 }
@@ -39,8 +50,7 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
     let (catalog, folder) = watched(&["noop.wasm"]).await;
     let bound = Settings {
         slots: 4,
-        sources: [("cron".to_string(), "text.stats".to_string())].into(),
-        ..Settings::default()
+        ..binding(&[("cron", "text.stats")])
     };
     client
         .execute(
@@ -54,14 +64,8 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
     assert_eq!(ended(&client, behind).await.state, "succeeded");
     // Each of these jobs takes a few looks.
     for _ in 0..50 {
-        let row = client
-            .query_one(
-                "SELECT rouse.enqueue('noop', '{\"n\": 2}', queue => 'other')",
-                &[],
-            )
-            .await
-            .unwrap();
-        ended(&client, row.get(0)).await;
+        let other = enqueue_sql(&client, r#"'noop', '{"n": 2}', queue => 'other'"#).await;
+        ended(&client, other).await;
     }
     let row = client
         .query_one(
@@ -113,26 +117,11 @@ async fn a_starting_host_takes_no_bound_job_before_its_handler_is_loaded() {
     );
     let modules = [("a.wasm", echo("test.named", "1")), ("b.wasm", bound)];
     let folder = folder_of("[sources]\nlegacy = \"test.bound\"\n", &modules);
-    let sql = "SELECT rouse.enqueue('test.named', source => 'legacy')";
-    let job: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    let job = enqueue_sql(&client, "'test.named', source => 'legacy'").await;
     let url = db.url();
     let _host = Host::spawn(command(&url, &["serve", "--http", "off"], &folder));
     let job = ended(&client, job).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
-}
-
-/// A consumer that binds this source to a handler of its own.
-fn binding_legacy(settings: Settings) -> Settings {
-    Settings {
-        sources: [("legacy".to_string(), "test.echo".to_string())].into(),
-        ..settings
-    }
-}
-
-/// Enqueues for a handler that no host has.
-async fn enqueue_unserved(client: &Client, rest: &str) -> i64 {
-    let sql = format!("SELECT rouse.enqueue('producers.own', '{{}}'{rest})");
-    client.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
 #[tokio::test]
@@ -144,7 +133,7 @@ async fn a_bound_job_runs_on_a_host_without_the_handler_that_its_producer_named(
         enqueue_unserved(&client, "").await,
         enqueue_unserved(&client, ", source => 'other'").await,
     ];
-    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
+    let worker = TestWorker::start(&db, binding(LEGACY)).await;
     let later = enqueue_unserved(
         &client,
         ", source => 'legacy', priority => 'high', run_at => now() + interval '1 second'",
@@ -176,7 +165,7 @@ async fn bound_jobs_of_a_paused_queue_or_with_missing_tags_wait() {
     let paused = enqueue_unserved(&client, ", source => 'legacy', queue => 'mail'").await;
     let tagged = enqueue_unserved(&client, ", source => 'legacy', tags => '{gpu}'").await;
     let free = enqueue_unserved(&client, ", source => 'legacy'").await;
-    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
+    let worker = TestWorker::start(&db, binding(LEGACY)).await;
     ended(&client, free).await;
     assert_eq!(show(&client, paused).await.attempt, 0);
     client
@@ -205,8 +194,7 @@ async fn bound_jobs_and_other_jobs_do_not_starve_each_other() {
     flood("producers.own", Some("legacy")).await;
     let settings = Settings {
         slots: 1,
-        sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
-        ..Settings::default()
+        ..binding(&[("legacy", "test.sleep")])
     };
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 200 FROM rouse.finished").await;
@@ -235,11 +223,9 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
         )
         .await
         .unwrap();
-    let bind = |source: &str| (source.to_string(), "test.sleep".to_string());
     let settings = Settings {
         slots: 1,
-        sources: ["flood", "rare"].map(bind).into(),
-        ..Settings::default()
+        ..binding(&[("flood", "test.sleep"), ("rare", "test.sleep")])
     };
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT count(*) > 100 FROM rouse.finished").await;
@@ -277,7 +263,7 @@ async fn of_the_lane_of_a_dead_worker_only_the_bound_job_is_adopted() {
         )
         .await
         .unwrap();
-    let worker = TestWorker::start(&db, binding_legacy(Settings::default())).await;
+    let worker = TestWorker::start(&db, binding(LEGACY)).await;
     let job = ended(&client, bound).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     let after = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -290,11 +276,9 @@ async fn of_the_lane_of_a_dead_worker_only_the_bound_job_is_adopted() {
 /// Settings of a worker that runs at most one `test.wait-abort`, and is woken only by notifications and ends of jobs.
 fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
     let never = Duration::from_secs(600);
-    let bind = |(source, handler): &(&str, &str)| ((*source).to_owned(), (*handler).to_owned());
     let one = Override::default().with("concurrency", 1_u32);
     Settings {
         slots: 4,
-        sources: sources.iter().map(bind).collect(),
         overrides: Overrides([("test.wait-abort".to_owned(), one)].into()),
         poll_min: never,
         poll_max: never,
@@ -304,7 +288,7 @@ fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
             restart_max: never,
             ..Intervals::default()
         },
-        ..Settings::default()
+        ..binding(sources)
     }
 }
 
@@ -316,6 +300,31 @@ const SOMEBODY_SLEEPS: &str =
 const HAS_WAITED: &str =
     "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
      AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1 second')";
+
+/// A database with a gate, and a client.
+async fn with_gate() -> (TestDb, Client) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', max => 100)")
+        .await
+        .unwrap();
+    (db, client)
+}
+
+/// Enqueues this job while another transaction has locked the gate of [`with_gate`], and returns once a search has
+/// waited for the gate for a second, and can continue.
+async fn enqueue_during_a_long_search(db: &TestDb, job: &str) -> i64 {
+    let (locker, client) = (db.client().await, db.client().await);
+    locker
+        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
+        .await
+        .unwrap();
+    let id = enqueue_sql(&client, job).await;
+    until_true(&client, HAS_WAITED).await;
+    locker.batch_execute("COMMIT").await.unwrap();
+    id
+}
 
 /// The handler to which their source is bound has a `concurrency`, and its own jobs share that. The lane of the first
 /// job is that of another handler. Nothing but the end of the first job wakes the worker.
@@ -344,24 +353,14 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
 /// A search that finds nothing is not repeated for 20 times as long as it took. This one waits for a gate for a second.
 #[tokio::test]
 async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_handler() {
-    let db = TestDb::new().await;
-    let (locker, client) = (db.client().await, db.client().await);
-    client
-        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', max => 100)")
-        .await
-        .unwrap();
+    let (db, client) = with_gate().await;
     let first = enqueue_unserved(&client, ", source => 'legacy'").await;
     let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.echo")]);
     let worker = TestWorker::start(&db, settings).await;
     until(&client, first, |job| job.state == "running").await;
     until_true(&client, SOMEBODY_SLEEPS).await;
-    locker
-        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
-        .await
-        .unwrap();
-    let next = enqueue_unserved(&client, ", source => 'legacy'").await;
-    until_true(&client, HAS_WAITED).await;
-    locker.batch_execute("COMMIT").await.unwrap();
+    let next = "'producers.own', '{}', source => 'legacy'";
+    let next = enqueue_during_a_long_search(&db, next).await;
     assert!(cancel(&client, first).await);
     until(&client, next, |job| job.state == "running").await;
     assert!(cancel(&client, next).await);
@@ -371,24 +370,13 @@ async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_h
 /// As above, the search for the other source waits for a gate for a second. Nothing but the new module wakes the worker.
 #[tokio::test]
 async fn a_long_search_for_other_sources_does_not_delay_the_jobs_of_a_new_handler() {
-    let db = TestDb::new().await;
-    let (locker, client) = (db.client().await, db.client().await);
-    client
-        .batch_execute("SELECT rouse.set_gate('many', 'max_concurrent', max => 100)")
-        .await
-        .unwrap();
+    let (db, client) = with_gate().await;
     let (catalog, folder) = watched(&["noop.wasm"]).await;
     let settings = one_at_a_time(&[("legacy", "text.stats"), ("other", "noop")]);
     let worker = TestWorker::start_on(&db, settings, catalog);
     until_true(&client, SOMEBODY_SLEEPS).await;
-    locker
-        .batch_execute("BEGIN; SELECT rouse._lock('gate', 'many')")
-        .await
-        .unwrap();
     let text = r#"'producers.own', '{"text": "one two"}', source => 'legacy'"#;
-    let bound = enqueue_sql(&client, text).await;
-    until_true(&client, HAS_WAITED).await;
-    locker.batch_execute("COMMIT").await.unwrap();
+    let bound = enqueue_during_a_long_search(&db, text).await;
     assert_eq!(show(&client, bound).await.state, "queued");
     let late = folder.path().join("text_stats.wasm");
     std::fs::copy(guests_dir().join("text_stats.wasm"), late).unwrap();

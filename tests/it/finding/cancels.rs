@@ -2,17 +2,13 @@
 
 use serde_json::{Value, json};
 
+use super::{start, start_behind_lock};
 use crate::commands::run;
 use crate::support::claims::claim;
 use crate::support::page::blocks_of;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, show, until_true};
+use crate::support::worker::{TIMEOUT, enqueue_sql, show};
 use crate::support::{Host, TestDb};
-
-/// Starts a command whose connections lead through this proxy.
-fn start(proxy: &Proxy, args: &[&str]) -> Host {
-    Host::rouse(args, &[("DATABASE_URL", proxy.url()), ("ROUSE_LOG", "off")])
-}
 
 /// Its exit code and output, without blocking the proxy, which runs on this thread.
 async fn exit(host: Host) -> (Option<i32>, String) {
@@ -99,9 +95,7 @@ async fn a_job_that_ends_before_its_turn_is_skipped() {
         .await
         .unwrap();
     let args = ["job", "cancel", "--handler", "x", "--confirm"];
-    let url = db.url();
-    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    let host = start_behind_lock(&db, &watcher, &args).await;
     transaction.commit().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
@@ -170,9 +164,7 @@ async fn a_locked_job_is_changed_if_it_becomes_free_during_the_wait() {
         .await
         .unwrap();
     let args = ["job", "cancel", "--handler", "x", "--confirm"];
-    let url = db.url();
-    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    let host = start_behind_lock(&db, &watcher, &args).await;
     transaction.rollback().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
@@ -191,7 +183,7 @@ async fn a_bulk_cancellation_without_a_response_ends_with_an_error_and_the_same_
     let proxy = Proxy::start(&db).await;
     let response = proxy.hold("rouse.cancel", Side::Response);
     let args = ["job", "cancel", "--handler", "x", "--confirm"];
-    let (code, output) = exit(start(&proxy, &args)).await;
+    let (code, output) = exit(start(proxy.url(), &args)).await;
     assert_eq!(code, Some(1), "{output}");
     assert!(output.contains("no response from"), "{output}");
     // The newest one was cancelled; the command does not know that.
@@ -200,7 +192,7 @@ async fn a_bulk_cancellation_without_a_response_ends_with_an_error_and_the_same_
         assert_eq!(show(&client, *id).await.state, "queued");
     }
     response.release();
-    let (code, output) = exit(start(&proxy, &args)).await;
+    let (code, output) = exit(start(proxy.url(), &args)).await;
     assert_eq!(code, Some(0), "{output}");
     assert!(output.contains("cancelled 2 of the 2 jobs"), "{output}");
 }
@@ -215,7 +207,10 @@ async fn a_queued_job_that_starts_before_its_turn_is_not_deleted() {
     // The newest job comes first: before it is deleted, the other one starts.
     let proxy = Proxy::start(&db).await;
     let deletion = proxy.hold("rouse.delete", Side::Statement);
-    let host = start(&proxy, &["job", "delete", "--handler", "x", "--confirm"]);
+    let host = start(
+        proxy.url(),
+        &["job", "delete", "--handler", "x", "--confirm"],
+    );
     deletion.caught().await;
     assert_eq!(claim(&worker, 1).await.len(), 1);
     deletion.release();
@@ -244,7 +239,7 @@ async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same
     let proxy = Proxy::start(&db).await;
     let first = proxy.hold("rouse.cancel", Side::Statement);
     let args = ["job", "cancel", "--state", "queued", "--yes"];
-    let host = start(&proxy, &args);
+    let host = start(proxy.url(), &args);
     first.caught().await;
     host.signal(libc::SIGINT);
     first.release();

@@ -5,10 +5,10 @@ use std::time::Duration;
 use rouse::store::{LockWait, RetryAll};
 use serde_json::json;
 
-use super::{RETRY, failed, kept};
+use super::{RETRY, failed, kept, start_behind_lock};
 use crate::commands::run;
+use crate::support::TestDb;
 use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, until_true};
-use crate::support::{Host, TestDb};
 
 #[tokio::test]
 async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
@@ -83,17 +83,7 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
         .await
         .unwrap();
     let args = ["job", "retry", "--state", "timed_out", "--yes"];
-    let variables = [("DATABASE_URL", db.url()), ("ROUSE_LOG", "off".to_owned())];
-    let variables: Vec<(&str, &str)> = variables
-        .iter()
-        .map(|(key, value)| (*key, value.as_str()))
-        .collect();
-    let host = Host::rouse(&args, &variables);
-    until_true(
-        &watcher,
-        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    )
-    .await;
+    let host = start_behind_lock(&db, &watcher, &args).await;
     host.signal(libc::SIGINT);
     // The process does not show when it has noticed the signal. Without this pause it might finish all batches first.
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -235,9 +225,7 @@ async fn a_bulk_retry_waits_for_locked_jobs_at_the_end() {
     let retry = "SELECT rouse.retry($1)";
     transaction.query(retry, &[&locked]).await.unwrap();
     let args = ["job", "retry", "--state", "failed", "--confirm", "--json"];
-    let url = db.url();
-    let host = Host::rouse(&args, &[("DATABASE_URL", &url), ("ROUSE_LOG", "off")]);
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    let host = start_behind_lock(&db, &watcher, &args).await;
     transaction.rollback().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");

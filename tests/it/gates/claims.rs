@@ -1,36 +1,24 @@
 //! Gates in claims: `max_concurrent` and `throttle`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::job::Fence;
+use rouse::job::{Fence, LaneId};
 use rouse::store::{ClaimResult, ClaimedJob, ClosedLane, Locked, Store};
-use tokio::sync::Barrier;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::{SOMEBODY_WAITS, until_true};
 
-use super::{enqueue, gate, number, set_gate};
+use super::{enqueue, gate, number, on_eight_workers, set_gate};
 
 /// Claims on eight workers at the same time.
 async fn claim_at_once(db: &TestDb) -> Vec<(Store, Vec<ClaimedJob>)> {
-    let start = Arc::new(Barrier::new(8));
-    let mut claims = Vec::new();
-    for _ in 0..8 {
-        let (store, start) = (db.worker().await, start.clone());
-        claims.push(tokio::spawn(async move {
-            start.wait().await;
-            let jobs = claim(&store, 100).await;
-            (store, jobs)
-        }));
-    }
-    let mut claimed = Vec::new();
-    for task in claims {
-        claimed.push(task.await.unwrap());
-    }
-    claimed
+    on_eight_workers(db, |store| async move {
+        let jobs = claim(&store, 100).await;
+        (store, jobs)
+    })
+    .await
 }
 
 /// The number of jobs of each tenant.
@@ -49,6 +37,16 @@ fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
         .iter()
         .map(|(key, count)| ((*key).to_owned(), *count));
     counts.collect()
+}
+
+/// Claims jobs of the source `import` from these lanes.
+async fn claim_imports(store: &Store, lanes: &[LaneId]) -> Vec<ClaimedJob> {
+    let sources = ["import".to_owned()];
+    let lease = Duration::from_secs(60);
+    store
+        .claim_bound(Fence(rand()), lanes, &sources, lease, 10)
+        .await
+        .unwrap()
 }
 
 /// Claims from all lanes, and returns the jobs and the lanes that are closed.
@@ -477,11 +475,7 @@ async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
             .iter()
             .map(|order| order.lane)
             .collect();
-        let sources = ["import".to_owned()];
-        let claimed = store
-            .claim_bound(Fence(rand()), &lanes, &sources, Duration::from_secs(60), 10)
-            .await;
-        claimed.unwrap()
+        claim_imports(&store, &lanes).await
     };
     let mut all = Vec::new();
     loop {
@@ -542,12 +536,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
-    let sources = ["import".to_owned()];
-    let lease = Duration::from_secs(60);
-    let claimed = store
-        .claim_bound(Fence(rand()), &lanes, &sources, lease, 10)
-        .await;
-    assert_eq!(claimed.unwrap().len(), 1);
+    assert_eq!(claim_imports(&store, &lanes).await.len(), 1);
 }
 
 #[tokio::test]
@@ -563,12 +552,7 @@ async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
     let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
     lanes.sort_by(|a, b| a.handler.cmp(&b.handler));
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
-    let sources = ["import".to_owned()];
-    let lease = Duration::from_secs(60);
-    let claimed = store
-        .claim_bound(Fence(rand()), &lanes, &sources, lease, 10)
-        .await
-        .unwrap();
+    let claimed = claim_imports(&store, &lanes).await;
     let of = |lane| claimed.iter().filter(|job| job.lane == lane).count();
     assert_eq!((of(lanes[0]), of(lanes[1])), (1, 2));
 }

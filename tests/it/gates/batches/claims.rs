@@ -1,14 +1,12 @@
 //! Which jobs a claim of batches takes, and when it is worth looking again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use rouse::job::Fence;
 use rouse::store::{ClaimOrder, ClaimResult, ClosedLane, Store};
-use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
-use crate::gates::{enqueue, gate, number, set_gate};
+use crate::gates::{enqueue, gate, number, on_eight_workers, set_gate};
 use crate::support::claims::{orders, rand};
 use crate::support::database::refusal;
 
@@ -135,20 +133,8 @@ async fn a_batch_is_looked_for_again_when_it_may_be_full() {
 async fn workers_that_claim_at_once_get_whole_batches() {
     let (db, client) = gate(GATE).await;
     enqueue_jobs(&client, "x", 45).await;
-    let start = Arc::new(Barrier::new(8));
-    let mut claims = Vec::new();
-    for _ in 0..8 {
-        let (store, start) = (db.worker().await, start.clone());
-        claims.push(tokio::spawn(async move {
-            start.wait().await;
-            claim(&store, 1).await.0
-        }));
-    }
-    let mut sizes = Vec::new();
-    for claim in claims {
-        sizes.extend(claim.await.unwrap());
-    }
-    assert_eq!(sizes, [10; 4]);
+    let sizes = on_eight_workers(&db, |store| async move { claim(&store, 1).await.0 }).await;
+    assert_eq!(sizes.concat(), [10; 4]);
     assert_eq!(
         number(
             &client,
