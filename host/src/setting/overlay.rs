@@ -4,11 +4,7 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::de::MapAccess;
-use serde::{Deserialize, Deserializer};
-
-use super::table::{self, Table};
-use super::{Entry, Number, Settable, Setting, setting};
+use super::{Number, Settable, Setting, setting};
 
 /// What one table of `rouse.toml` sets. Every key may be left out.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -100,26 +96,5 @@ impl<T: Settable> Overlay<T> {
 
     pub(crate) fn insert(&mut self, setting: &Setting<T>, number: Number) {
         self.numbers.insert(setting.key, number);
-    }
-}
-
-/// A table that has only numbers.
-impl<T: Settable> Table for Overlay<T> {
-    type Numbers = T;
-    const EXPECTED: &'static str = "a table";
-    const ENTRIES: &'static [Entry] = &[];
-
-    fn numbers(&mut self) -> Option<&mut Self> {
-        Some(self)
-    }
-
-    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, _: &mut A) -> Result<(), A::Error> {
-        unreachable!("{key} is not a number, and has no row")
-    }
-}
-
-impl<'de, T: Settable> Deserialize<'de> for Overlay<T> {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        table::read(input)
     }
 }

@@ -36,6 +36,27 @@ pub(crate) fn read<'de, T: Table, D: Deserializer<'de>>(input: D) -> Result<T, D
     input.deserialize_map(Reader(PhantomData))
 }
 
+/// A table that has only numbers.
+impl<T: Settable> Table for Overlay<T> {
+    type Numbers = T;
+    const EXPECTED: &'static str = "a table";
+    const ENTRIES: &'static [Entry] = &[];
+
+    fn numbers(&mut self) -> Option<&mut Self> {
+        Some(self)
+    }
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &str, _: &mut A) -> Result<(), A::Error> {
+        unreachable!("{key} is not a number, and has no row")
+    }
+}
+
+impl<'de, T: Settable> Deserialize<'de> for Overlay<T> {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        read(input)
+    }
+}
+
 struct Reader<T>(PhantomData<T>);
 
 impl<'de, T: Table> Visitor<'de> for Reader<T> {
