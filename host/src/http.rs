@@ -12,6 +12,7 @@ mod connections;
 mod invoke;
 mod jobs;
 mod metrics;
+mod problem;
 mod readiness;
 
 use std::{future::Future, io, net::SocketAddr, time::Duration};

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse as _, Response};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::invoke::Problem;
+use super::problem::Problem;
 
 /// Shorter tokens could be guessed.
 const TOKEN_CHARS_MIN: usize = 16;

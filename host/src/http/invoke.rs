@@ -5,20 +5,17 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest as _, Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use metrics::counter;
-use serde_json::{Value, json};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::json;
 
+use super::problem::Problem;
 use super::{Access, Pages};
-use crate::invoke::{Call, InvokeOutcome, Invoked, Invoker, Refusal};
+use crate::invoke::{Call, InvokeOutcome, Invoked, Invoker};
 use crate::job::ErrorKind;
 
 /// The time in which a caller has to send the body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The delay before a retry if too many invocations run. A guess, because their durations are unknown.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The queue that guests see.
 const QUEUE: &str = "default";
@@ -40,101 +37,6 @@ impl std::fmt::Debug for Invocations {
             .field("access", &self.access)
             .field("payload_bytes_max", &self.payload_bytes_max)
             .finish_non_exhaustive()
-    }
-}
-
-/// The reason why there is no result.
-#[derive(Debug)]
-pub(super) struct Problem {
-    status: StatusCode,
-    error: Value,
-    /// `None` if the handler ran (such calls are counted elsewhere), or if the call is not an invocation.
-    refused: Option<&'static str>,
-}
-
-impl Problem {
-    /// A refusal, before anything ran.
-    pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            error: json!({"kind": kind, "message": message.into()}),
-            refused: Some(kind),
-        }
-    }
-
-    /// A refusal of a call that is not an invocation.
-    pub(super) fn unrelated(
-        status: StatusCode,
-        kind: &'static str,
-        message: impl Into<String>,
-    ) -> Self {
-        Self::new(status, kind, message).uncounted()
-    }
-
-    /// The same, not counted as a refused invocation.
-    pub(super) fn uncounted(self) -> Self {
-        let refused = None;
-        Self { refused, ..self }
-    }
-
-    #[cfg(test)]
-    pub(super) fn status(&self) -> StatusCode {
-        self.status
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        if let Some(reason) = self.refused {
-            counter!("rouse_invocations_refused_total", "reason" => reason).increment(1);
-        }
-        let body = axum::Json(json!({"error": self.error}));
-        let mut response = (self.status, body).into_response();
-        let headers = response.headers_mut();
-        if self.status == StatusCode::UNAUTHORIZED {
-            let scheme = HeaderValue::from_static("Bearer");
-            headers.insert(header::WWW_AUTHENTICATE, scheme);
-        }
-        if matches!(
-            self.status,
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-        ) {
-            headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-        }
-        response
-    }
-}
-
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::UnknownHandler(there) => {
-                let mut problem = Self::new(
-                    StatusCode::NOT_FOUND,
-                    "unknown_handler",
-                    "this host has no such handler",
-                );
-                problem.error["handlers"] = json!(there);
-                problem
-            }
-            Refusal::Loading => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "loading",
-                "this host has no such handler yet, and is still loading modules",
-            ),
-            Refusal::Full(max) => Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "full",
-                format!(
-                    "{max} invocations are running, which is the limit (`invoke_max`); retry later"
-                ),
-            ),
-            Refusal::Stopping => Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "stopping",
-                "this host is stopping",
-            ),
-        }
     }
 }
 
@@ -253,11 +155,7 @@ fn response(invoked: Invoked) -> Result<Response, Problem> {
             json!({"kind": reason.as_str(), "message": "this host has stopped the handler"}),
         ),
     };
-    Err(Problem {
-        status,
-        error,
-        refused: None,
-    })
+    Err(Problem::of_run(status, error))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use tokio_util::sync::CancellationToken;
 
-use super::invoke::Problem;
+use super::problem::Problem;
 use super::{Access, Pages};
 use crate::duration;
 use crate::ends::{Ends, Seen};
