@@ -490,7 +490,7 @@ fn refusal(
 fn statement_failure(mut error: SqlError, statement: &CheckedStatement) -> CommitError {
     error.statement = Some(statement.name.clone());
     match error.class() {
-        SqlErrorClass::Data => CommitError::Statement(error.failure(statement)),
+        SqlErrorClass::Data => CommitError::Statement(statement.failure(error)),
         SqlErrorClass::Conflict
         | SqlErrorClass::Unavailable
         | SqlErrorClass::Mismatch
@@ -506,7 +506,7 @@ fn after_commit(error: SqlError, calls: &[Vec<CheckedCall<'_>>]) -> CommitError 
         (SqlErrorClass::Unavailable, _) => CommitError::InDoubt(error),
         (SqlErrorClass::Data, Some((last, _))) => {
             let names: Vec<&str> = calls.iter().map(|(it, _)| it.name.as_str()).collect();
-            let mut failure = error.failure(last);
+            let mut failure = last.failure(error);
             failure.statement = match names.as_slice() {
                 [only] => (*only).to_owned(),
                 _ => format!("one of {}", names.join(", ")),

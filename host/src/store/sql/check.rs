@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use super::params::{self, TextParam};
 use super::session::{settings, transaction_start};
 use super::{LOCK_WAIT, Login, SqlError};
-use crate::job::{OnError, SqlErrorClass, SqlLimits, Statement};
+use crate::job::{OnError, SqlErrorClass, SqlFailure, SqlLimits, Statement};
 use crate::store::RESPONSE_TIMEOUT;
 
 /// A statement that fits the database.
@@ -56,6 +56,15 @@ impl CheckedStatement {
     /// A human-readable message.
     pub fn check_params(&self, params: &str) -> Result<(), String> {
         self.bind(params).map(drop)
+    }
+
+    /// The failure of a call that Postgres has refused, with the consequence that the statement declares.
+    pub(super) fn failure(&self, mut error: SqlError) -> SqlFailure {
+        error.statement = Some(self.name.clone());
+        SqlFailure {
+            permanent: self.on_error == OnError::Fail,
+            ..error.into_failure()
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Errors of the handlers' sessions.
 
-use super::CheckedStatement;
-use crate::job::{OnError, SqlErrorClass, SqlFailure};
+use crate::job::{SqlErrorClass, SqlFailure};
 use crate::store::{describe_sql, is_partition_missing};
 
 /// An error from Postgres, or of the connection.
@@ -49,15 +48,6 @@ impl SqlError {
                 .unwrap_or_else(|| SqlFailure::NO_STATEMENT.into()),
             message: self.message,
             permanent: false,
-        }
-    }
-
-    /// A failure with the consequence that the statement declares.
-    pub(super) fn failure(mut self, statement: &CheckedStatement) -> SqlFailure {
-        self.statement = Some(statement.name.clone());
-        SqlFailure {
-            permanent: statement.on_error == OnError::Fail,
-            ..self.into_failure()
         }
     }
 }

@@ -46,7 +46,7 @@ impl Login {
             let rows = rows.map_err(|error| {
                 let error = SqlError::from(&error);
                 match error.class() {
-                    SqlErrorClass::Data => QueryError::Statement(error.failure(statement)),
+                    SqlErrorClass::Data => QueryError::Statement(statement.failure(error)),
                     _ => QueryError::Failed(error),
                 }
             })?;
