@@ -9,6 +9,7 @@ pub(super) mod reuse;
 pub(super) mod state;
 
 pub(super) mod end;
+pub(super) mod failure;
 
 pub(super) mod limits;
 pub(super) mod memory;

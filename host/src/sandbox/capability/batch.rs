@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::job::{JobId, RunEnd};
-use crate::sandbox::attempt::end;
+use crate::sandbox::attempt::failure::failed;
 use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::{Failure, JobInfo};
 use crate::sandbox::bindings::rouse::handler::batch::{BatchError, Host};
@@ -73,7 +73,7 @@ impl Batch {
                 limit_bytes,
             },
             Ok(result) => RunEnd::Returned(result),
-            Err(failure) => RunEnd::Failed(end::failed(failure, limit_bytes)),
+            Err(failure) => RunEnd::Failed(failed(failure, limit_bytes)),
         };
         self.ends.insert(job, end);
         Ok(())
