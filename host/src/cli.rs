@@ -7,6 +7,7 @@ mod chain;
 mod compile_module;
 mod contract;
 mod dev;
+mod dev_file;
 mod each;
 mod enqueue;
 mod example;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use self::written::written;
-use super::dev::serves::Serves;
+use super::dev_file::Serves;
 use super::handlers::{Folder, FolderLocation};
 use super::target::Target;
 use super::text::{as_json, plain};

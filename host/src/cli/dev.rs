@@ -1,7 +1,6 @@
 //! `rouse dev`: a private Postgres and a worker in one command, without any setup.
 
 mod jobs;
-pub(super) mod serves;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -16,8 +15,8 @@ use serde_json::json;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(super) use self::jobs::Jobs;
-use self::serves::Serves;
 use super::contract;
+use super::dev_file::Serves;
 use super::example;
 use super::host::dashboard;
 use super::host::invocations::Tokenless;

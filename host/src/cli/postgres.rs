@@ -10,7 +10,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 use tracing::debug;
 
-use super::dev::serves::Serves;
+use super::dev_file::Serves;
 use super::signals::{Signals, stopped_early};
 use super::target::{DATABASE, data_dir};
 use super::text::as_json;

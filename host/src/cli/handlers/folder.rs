@@ -16,7 +16,7 @@ use super::in_force::{self, Setting};
 use super::trouble::Trouble;
 use crate::cli::PipesFail;
 use crate::cli::compile_module::with_compiler;
-use crate::cli::dev::serves::Serves;
+use crate::cli::dev_file::Serves;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::list::List;
 use crate::cli::misspelt::Named;

@@ -12,7 +12,7 @@ use super::folder::{Folder, FolderLocation, Manifest};
 use super::gates;
 use super::in_force::{self, Setting};
 use crate::cli::attempt_error::cell;
-use crate::cli::dev::serves::Serves;
+use crate::cli::dev_file::Serves;
 use crate::cli::invoke::unknown;
 use crate::cli::list::List;
 use crate::cli::nearest::{did_you_mean, nearest};

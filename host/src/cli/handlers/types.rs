@@ -21,7 +21,7 @@ use self::model::HandlerTypes;
 use self::names::Names;
 use super::folder::{Folder, FolderLocation};
 use super::lock::replace;
-use crate::cli::dev::serves::Serves;
+use crate::cli::dev_file::Serves;
 use crate::cli::text::plain;
 use crate::job::pattern_covers;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::target::data_dir;
+use super::target::data_dir;
 use crate::postgres::Running;
 
 /// The file, in the data directory of the private Postgres.
@@ -15,11 +15,11 @@ const FILE: &str = "dev.json";
 
 /// The folder and settings that a `rouse dev` serves; paths are absolute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::cli) struct Serves {
+pub(super) struct Serves {
     /// The folder with the handlers.
-    pub(in crate::cli) handlers: PathBuf,
+    pub(super) handlers: PathBuf,
     /// Its `rouse.toml`, if it has one.
-    pub(in crate::cli) config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
 }
 
 impl Serves {
@@ -46,7 +46,7 @@ impl Serves {
     ///
     /// # Errors
     /// If the file cannot be removed.
-    pub(in crate::cli) fn forget(data_dir: &Path) -> anyhow::Result<()> {
+    pub(super) fn forget(data_dir: &Path) -> anyhow::Result<()> {
         let path = data_dir.join(FILE);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -58,7 +58,7 @@ impl Serves {
 
     /// The folder and settings that the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; `None` if none
     /// runs.
-    pub(in crate::cli) fn here() -> Option<Self> {
+    pub(super) fn here() -> Option<Self> {
         let server = Running::find(&data_dir(None))?;
         let text = fs::read(server.data_dir.join(FILE)).ok()?;
         serde_json::from_slice(&text).ok()
