@@ -74,12 +74,10 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 pub use exemplars::{Exemplar, Exemplars};
-pub use look_plan::Intervals;
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
-pub use settings::{QueueOrder, Settings};
-pub use settler::UnsettledMax;
+pub use settings::{Intervals, QueueOrder, Settings, UnsettledMax};
 pub use stop::Stop;
 
 use self::background::Background;

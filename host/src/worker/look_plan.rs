@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use super::Intervals;
 use super::lanes::After;
 
 /// The trigger of a look.
@@ -22,45 +23,6 @@ const RESTART_SHARE: u32 = 20;
 const PERIODIC_RESTART_SHARE: u32 = 100;
 /// The search for due jobs and expired leases starts this long before the last look that found none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
-
-/// The intervals at which a worker looks behind its cursors, and related times. Tests set these; operators do not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Intervals {
-    /// Turns are assigned before their jobs are committed, and jobs whose turns were assigned within the same few
-    /// milliseconds are committed in any order. Without a backlog, looks therefore start from the cursors as they were
-    /// this long ago, or up to twice as long ago. So do searches of the newest jobs.
-    pub look_back: Duration,
-    /// The time between two short sweeps. Jobs that were committed late are found within about two such intervals.
-    pub sweep: Duration,
-    /// The longest delay of a restart that has a reason, and the shortest interval of periodic restarts. A restart
-    /// re-reads all lanes. Also the interval at which the catalog of lanes is re-read.
-    pub restart: Duration,
-    /// The longest interval of periodic restarts, even if the last one was slow: the server may have been slow only
-    /// once.
-    pub restart_max: Duration,
-    /// The longest time for which a new deadline may pass unnoticed while the slots of all hosts are taken.
-    pub deadlines: Duration,
-    /// The time between two searches for jobs in inboxes of workers that no longer take them.
-    pub recovery: Duration,
-    /// The time after its last heartbeat after which a worker stops trusting its leases. Not longer than the time in
-    /// `rouse.heartbeat` (`migrations/functions/workers.sql`) after which the worker is declared dead.
-    pub silence: Duration,
-}
-
-impl Default for Intervals {
-    /// 0.1 s, 1 s, 30 s, 5 minutes, 15 s, 2 minutes, 90 s.
-    fn default() -> Self {
-        Self {
-            look_back: Duration::from_millis(100),
-            sweep: Duration::from_secs(1),
-            restart: Duration::from_secs(30),
-            restart_max: Duration::from_secs(300),
-            deadlines: Duration::from_secs(15),
-            recovery: Duration::from_secs(120),
-            silence: Duration::from_secs(90),
-        }
-    }
-}
 
 /// The work of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

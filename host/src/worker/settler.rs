@@ -27,27 +27,6 @@ use crate::sandbox::BootTime;
 use crate::store::{Lane, Settlement};
 use crate::traces::AttemptTrace;
 
-/// The maximum number and size of outcomes that wait for their settlement. Further attempts keep their slots until
-/// their outcomes fit. Tests set these; operators do not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnsettledMax {
-    /// The maximum number of outcomes that wait for the settler, and separately of those that it has tried and keeps.
-    pub count: usize,
-    /// The maximum number of bytes of all large outcomes that are not settled. A larger outcome waits until it is the
-    /// only one.
-    pub bytes: u32,
-}
-
-impl Default for UnsettledMax {
-    /// 4000 outcomes, 256 MiB.
-    fn default() -> Self {
-        Self {
-            count: 4000,
-            bytes: 256 << 20,
-        }
-    }
-}
-
 /// Outcomes up to this size are limited only by their number.
 const SMALL_BYTES_MAX: usize = 4 << 10;
 /// The largest number of outcomes in one statement.
@@ -85,7 +64,7 @@ pub(super) struct Unsettled {
     pub(super) trace: AttemptTrace,
     /// The bytes of JSON that its settlement sends.
     pub(super) bytes: usize,
-    /// Its share of [`UnsettledMax::bytes`], if it is large.
+    /// Its share of [`UnsettledMax::bytes`](super::UnsettledMax::bytes), if it is large.
     pub(super) _space: Option<OwnedSemaphorePermit>,
 }
 
