@@ -20,14 +20,13 @@ mod batch;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use metrics::counter;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::claim::Claim;
 use super::effects;
-use super::events::{self, EventContext};
+use super::events;
 use super::exemplars::Exemplar;
 use super::journal::AttemptJournal;
 use super::leases::StartedAttempt;
@@ -37,8 +36,7 @@ use super::policy::Policy;
 use super::settler::{self, Unsettled};
 use super::successes::Success;
 use crate::job::{
-    AbortReason, ErrorKind, Fence, JobId, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy,
-    RunEnd, Tries, decide,
+    AbortReason, JsonText, NewJob, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, Attenuation, DatabaseClock, Handler, JobInput, RunReport};
 use crate::store::{ClaimedJob, GuestRun, Settlement};
@@ -454,7 +452,7 @@ async fn settle(
 ) {
     let job = &claim.job;
     match outcome {
-        Ok(outcome) => send(shared, unsettled(claim, meters, details, outcome)).await,
+        Ok(outcome) => settler::send(shared, unsettled(claim, meters, details, outcome)).await,
         Err(reason) => {
             if let Some(details) = details {
                 details
@@ -462,79 +460,10 @@ async fn settle(
                     .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
             }
             let context = claim.event_context(shared, &meters.handler);
-            drop_attempt(shared, (job.id, job.fence), &meters, context, reason);
+            settler::drop_attempt(shared, (job.id, job.fence), &meters, context, reason);
             settler::free(shared, claim.is_limited.then_some(job.lane));
         }
     }
-}
-
-/// Decides and settles an attempt whose success could not be committed with its effects.
-pub(super) async fn settle_instead(
-    shared: &Shared,
-    mut one: Unsettled,
-    end: RunEnd,
-    tries: Tries,
-    retry: &RetryPolicy,
-) {
-    match decide(end, tries, retry, rand::random()) {
-        Ok(outcome) => {
-            one.replace(outcome);
-            send(shared, one).await;
-        }
-        Err(reason) => {
-            one.trace
-                .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
-            let Settlement { id, fence, .. } = one.settlement;
-            let context = one.event_context(shared);
-            drop_attempt(shared, (id, fence), &one.meters, context, reason);
-            settler::free(shared, one.frees);
-        }
-    }
-}
-
-/// Counts an attempt that has lost its job, for this reason: nothing may be written.
-fn drop_attempt(
-    shared: &Shared,
-    (id, fence): (JobId, Fence),
-    meters: &HandlerMeters,
-    context: EventContext<'_>,
-    reason: AbortReason,
-) {
-    counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
-    events::dropped(context, reason);
-    meters.count(OutcomeLabel::Dropped);
-    shared.leases.remove(id, fence);
-}
-
-/// Passes an outcome to the settler. Waits while too many outcomes, or too many bytes of outcomes, are not settled yet.
-async fn send(shared: &Shared, one: Unsettled) {
-    let Settlement {
-        id, fence, outcome, ..
-    } = &one.settlement;
-    let (id, fence) = (*id, *fence);
-    if let Some(error) = outcome.error() {
-        one.meters.count_error(error.kind);
-        if error.kind == ErrorKind::TimedOut {
-            shared.presence.tally.timed_out();
-        }
-    }
-    let is_sent = tokio::select! {
-        biased;
-        is_sent = send_once_it_fits(shared, one) => is_sent,
-        () = settler::give_up_when_stopping(shared, id, fence) => unreachable!("it never returns"),
-    };
-    // The settler outlives every attempt. If it did not, the lease would expire and another worker would adopt the job.
-    if !is_sent {
-        shared.leases.remove(id, fence);
-    }
-}
-
-/// False if the settler has ended.
-async fn send_once_it_fits(shared: &Shared, mut one: Unsettled) -> bool {
-    // After an immediate stop, outcomes are no longer written.
-    let stop = &shared.stop.now;
-    let _ = stop.run_until_cancelled(one.take_space(shared)).await;
-    shared.attempts.settlements.send(one).await.is_ok()
 }
 
 /// An outcome that is to be settled.

@@ -8,6 +8,7 @@
 mod alone;
 mod batch;
 mod held_up;
+mod send;
 
 use std::future::pending;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use self::held_up::HeldUp;
+pub(super) use self::send::{drop_attempt, send};
 use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};

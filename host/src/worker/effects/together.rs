@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use tracing::debug;
 
 use super::super::Shared;
-use super::super::attempt;
+use super::super::meters::OutcomeLabel;
 use super::super::settler::{self, Unsettled};
 use super::super::sql::Statements;
 use super::super::successes::Success;
 use super::checked;
-use crate::job::RunEnd;
+use crate::job::{RunEnd, decide};
 use crate::store::{CommitError, Effects, FencedWrite, Settlement};
 
 const CHECKED: &str = "it was looked up before it waited";
@@ -52,8 +52,23 @@ impl Success {
         self.settle_instead(one, RunEnd::Parked).await;
     }
 
-    async fn settle_instead(&self, one: Unsettled, end: RunEnd) {
-        attempt::settle_instead(&self.shared, one, end, self.tries, &self.retry).await;
+    /// Decides and settles it with this end, because it could not be committed with its effects.
+    async fn settle_instead(&self, mut one: Unsettled, end: RunEnd) {
+        let shared = &self.shared;
+        match decide(end, self.tries, &self.retry, rand::random()) {
+            Ok(outcome) => {
+                one.replace(outcome);
+                settler::send(shared, one).await;
+            }
+            Err(reason) => {
+                one.trace
+                    .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
+                let Settlement { id, fence, .. } = one.settlement;
+                let context = one.event_context(shared);
+                settler::drop_attempt(shared, (id, fence), &one.meters, context, reason);
+                settler::free(shared, one.frees);
+            }
+        }
     }
 }
 
