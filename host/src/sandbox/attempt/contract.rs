@@ -1,38 +1,78 @@
 //! Checks payloads and results against the handler's schemas, in every attempt at a job and in every invocation.
 //!
 //! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, at most one
-//! for each core, and end with their attempt.
+//! for each core. A module chooses its schemas and results, so the CPU time of a check counts as that of its attempt,
+//! and a check ends with its attempt.
 
+use std::future::pending;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rouse_schema::Schema;
 
-use crate::job::{AbortReason, RunEnd};
-use crate::sandbox::{AbortHandle, Handler, Sandbox};
+use crate::job::{AbortReason, JobId, RunEnd};
+use crate::sandbox::{AbortHandle, Handler, Meter, Sandbox};
 
 /// The payload of a job that was enqueued without one.
 const NO_PAYLOAD: &[u8] = b"{}";
 
+/// How long the outcomes of a batch are checked after the hard stop. Within this time, a thousand ordinary outcomes are
+/// checked many times over. A thousand outcomes with a hostile schema take minutes.
+const CHECKED_AFTER_STOP: Duration = Duration::from_secs(5);
+
+/// The attempt that a check belongs to.
+#[derive(Clone, Copy)]
+struct Checked<'a> {
+    handler: &'a Handler,
+    /// Ends the check.
+    abort: &'a AbortHandle,
+    /// Counts its CPU time, up to the limit of the handler.
+    meter: &'a Arc<Meter>,
+}
+
+/// Why a check has no result.
+enum Interrupted {
+    Aborted(AbortReason),
+    OutOfCpu,
+}
+
+impl Interrupted {
+    fn end(self, handler: &Handler) -> RunEnd {
+        match self {
+            Self::Aborted(reason) => RunEnd::Aborted(reason),
+            Self::OutOfCpu => RunEnd::OutOfCpu {
+                limit: handler.limits.cpu,
+            },
+        }
+    }
+}
+
 impl Sandbox {
-    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted during
-    /// the check.
+    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted or used
+    /// up its CPU time during the check.
     pub async fn refuse_payload(
         &self,
         handler: &Handler,
         payload: &[u8],
         abort: &AbortHandle,
+        meter: &Arc<Meter>,
     ) -> Option<RunEnd> {
+        let of = Checked {
+            handler,
+            abort,
+            meter,
+        };
         let schema = &handler.manifest.input_schema;
-        let why = match self.checked(schema, payload, abort).await {
+        let why = match self.checked(schema, payload, of).await {
             Ok(matches) => matches.err()?,
-            Err(reason) => return Some(RunEnd::Aborted(reason)),
+            Err(interrupted) => return Some(interrupted.end(handler)),
         };
         // A handler without a payload declares `null`.
         if payload.trim_ascii() == NO_PAYLOAD {
-            match self.checked(schema, b"null", abort).await {
+            match self.checked(schema, b"null", of).await {
                 Ok(Ok(())) => return None,
                 Ok(Err(_)) => {}
-                Err(reason) => return Some(RunEnd::Aborted(reason)),
+                Err(interrupted) => return Some(interrupted.end(handler)),
             }
         }
         Some(RunEnd::PayloadRefused(format!(
@@ -41,39 +81,90 @@ impl Sandbox {
         )))
     }
 
-    /// Checks the result of a run. Returns how the run ended, which differs from `end` if the result does not match.
+    /// Checks the result of a run. Returns how the run ended, which differs from `end` if the result does not match, or
+    /// if the check was interrupted.
     pub(in crate::sandbox) async fn check_result(
         &self,
         handler: &Handler,
         end: RunEnd,
         abort: &AbortHandle,
+        meter: &Arc<Meter>,
     ) -> RunEnd {
         let RunEnd::Returned(result) = &end else {
             return end;
         };
+        let of = Checked {
+            handler,
+            abort,
+            meter,
+        };
         let schema = &handler.manifest.output_schema;
-        match self.checked(schema, result, abort).await {
+        match self.checked(schema, result, of).await {
             Ok(Ok(())) => end,
             Ok(Err(why)) => RunEnd::ResultRefused(format!(
                 "result {why}; `rouse handlers show {} --schema` shows the output_schema",
                 handler.name
             )),
-            Err(reason) => RunEnd::Aborted(reason),
+            Err(interrupted) => interrupted.end(handler),
         }
     }
 
-    /// Returns the outcome of a check, or the reason for an abort during the check.
+    /// Checks the outcomes that a guest has given to the jobs of a batch. They count regardless of what has happened to
+    /// the attempt since, so an abort does not end these checks; the hard stop ends long ones, a few seconds later.
+    /// Returns the outcomes that were checked, and the abort reason if some were not: their jobs have no outcome.
+    pub(in crate::sandbox) async fn check_outcomes(
+        &self,
+        handler: &Handler,
+        outcomes: Vec<(JobId, RunEnd)>,
+        abort: &AbortHandle,
+        meter: &Arc<Meter>,
+    ) -> (Vec<(JobId, RunEnd)>, Option<AbortReason>) {
+        if outcomes.is_empty() {
+            return (outcomes, None);
+        }
+        let checks = AbortHandle::new();
+        let end_after_stop = async {
+            let reason = abort.hard_stopped().await;
+            tokio::time::sleep(CHECKED_AFTER_STOP).await;
+            checks.abort(reason, Duration::ZERO);
+            pending::<()>().await;
+        };
+        let check_all = async {
+            let mut checked = Vec::with_capacity(outcomes.len());
+            let mut interrupted = None;
+            for (job, end) in outcomes {
+                match self.check_result(handler, end, &checks, meter).await {
+                    RunEnd::Aborted(reason) => interrupted = Some(reason),
+                    end => checked.push((job, end)),
+                }
+                tokio::task::consume_budget().await;
+            }
+            (checked, interrupted)
+        };
+        tokio::select! {
+            biased;
+            () = end_after_stop => unreachable!("it never returns"),
+            checked = check_all => checked,
+        }
+    }
+
+    /// Returns the outcome of a check, or why there is none.
     async fn checked(
         &self,
         schema: &Schema,
         text: &[u8],
-        abort: &AbortHandle,
-    ) -> Result<Result<(), String>, AbortReason> {
-        if let Some(checked) = schema.check_quickly(text) {
+        of: Checked<'_>,
+    ) -> Result<Result<(), String>, Interrupted> {
+        let started = Instant::now();
+        let quick = schema.check_quickly(text);
+        // At most a few milliseconds. Reading the thread's CPU time would take longer than most checks.
+        of.meter.add_cpu(started.elapsed());
+        if let Some(checked) = quick {
             return Ok(checked);
         }
         let checks = Arc::clone(&self.checks);
-        let (schema, signal) = (schema.clone(), abort.clone());
+        let (schema, signal, meter) = (schema.clone(), of.abort.clone(), Arc::clone(of.meter));
+        let cpu_max = of.handler.limits.cpu;
         let check = async move {
             // The semaphore is never closed.
             let permit = checks.acquire_owned().await.ok();
@@ -81,7 +172,10 @@ impl Sandbox {
             let text = text.to_vec();
             let check = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
-                schema.check_while(&text, &|| signal.reason().is_some())
+                meter.measure_within(cpu_max, |is_used_up| {
+                    let is_over = || is_used_up() || signal.reason().is_some();
+                    schema.check_while(&text, &is_over)
+                })
             });
             check.await.unwrap_or_else(|_panic| {
                 Err("cannot be checked against the schema: the check panicked".into())
@@ -89,9 +183,13 @@ impl Sandbox {
         };
         let checked = tokio::select! {
             biased;
-            () = abort.aborted() => Ok(()),
+            () = of.abort.aborted() => Ok(()),
             checked = check => checked,
         };
-        abort.reason().map_or(Ok(checked), Err)
+        match of.abort.reason() {
+            Some(reason) => Err(Interrupted::Aborted(reason)),
+            None if of.meter.cpu() > cpu_max => Err(Interrupted::OutOfCpu),
+            None => Ok(checked),
+        }
     }
 }

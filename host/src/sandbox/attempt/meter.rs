@@ -35,7 +35,8 @@ impl Meter {
         }
     }
 
-    fn add_cpu(&self, time: Duration) {
+    /// Counts CPU time that was measured elsewhere.
+    pub(in crate::sandbox) fn add_cpu(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
     }
@@ -48,7 +49,21 @@ impl Meter {
         done
     }
 
-    fn cpu(&self) -> Duration {
+    /// Like [`measure`](Self::measure). The work gets a function that returns true once the count exceeds `cpu_max`.
+    pub(in crate::sandbox) fn measure_within<T>(
+        &self,
+        cpu_max: Duration,
+        work: impl FnOnce(&dyn Fn() -> bool) -> T,
+    ) -> T {
+        let before = thread_cpu();
+        let used = || thread_cpu().saturating_sub(before);
+        let done = work(&|| self.cpu() + used() > cpu_max);
+        self.add_cpu(used());
+        done
+    }
+
+    /// The CPU time so far.
+    pub(in crate::sandbox) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }
 

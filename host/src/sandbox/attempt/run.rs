@@ -152,8 +152,11 @@ impl Sandbox {
             return RunReport::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
+        let meter = Arc::new(Meter::default());
         if others.is_empty()
-            && let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await
+            && let Some(end) = self
+                .refuse_payload(handler, &job.payload, &abort, &meter)
+                .await
         {
             return RunReport::without_guest(end);
         }
@@ -167,7 +170,6 @@ impl Sandbox {
         let limits = &handler.limits;
         let log =
             GuestLog::new(source, abort.clone(), limits, journal.clone()).traced(job.trace.clone());
-        let meter = Arc::new(Meter::default());
         let takes_batches = handler.manifest.takes_batches();
         if let Some(journal) = &journal {
             journal.meter(meter.clone());
@@ -229,14 +231,9 @@ impl Sandbox {
             Some(tenant) => self.keep(handler, tenant, instance, &end),
             None => drop(instance),
         }
-        let end = self.check_result(handler, end, &abort).await;
-        let mut of_jobs = Vec::with_capacity(settled.len());
-        for (job, end) in settled {
-            // This check is not interrupted: the outcome counts, regardless of what has happened to the attempt since.
-            let end = self.check_result(handler, end, &AbortHandle::new()).await;
-            of_jobs.push((job, end));
-            tokio::task::consume_budget().await;
-        }
+        let end = self.check_result(handler, end, &abort, &meter).await;
+        let (of_jobs, interrupted) = self.check_outcomes(handler, settled, &abort, &meter).await;
+        let end = interrupted.map_or(end, RunEnd::Aborted);
         let has_jobs = matches!(end, RunEnd::Returned(_) | RunEnd::Suspended(_));
         let jobs = if has_jobs { jobs } else { Vec::new() };
         let has_effects = matches!(end, RunEnd::Returned(_));

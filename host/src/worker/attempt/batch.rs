@@ -78,7 +78,7 @@ async fn refuse_payload(shared: &Shared, claim: &Claim, started: &Started) -> Op
     let payload = claim.job.payload.0.as_bytes();
     shared
         .sandbox
-        .refuse_payload(handler, payload, &started.abort)
+        .refuse_payload(handler, payload, &started.abort, &Arc::default())
         .await
 }
 
