@@ -50,11 +50,11 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
 
 fn files(state: &mut AttemptState) -> Files<'_> {
     state.meter.count_host_call();
-    let disk = Disk::new(state.abort.clone(), state.meter.clone());
+    let (abort, meter) = (state.abort.clone(), state.meter.clone());
     let (granted, log) = (state.granted.clone(), state.log.clone());
     let (inner, fds, denial, outside_paths) = state.files();
     Files {
-        disk,
+        disk: Disk::new(abort, meter, fds.turn()),
         granted,
         log,
         inner,
@@ -513,5 +513,55 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, TryRecvError};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::sandbox::Limits;
+    use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget};
+    use crate::sandbox::attempt::state::PerAttempt;
+
+    #[test]
+    fn an_attempt_changes_one_thing_at_a_time_even_if_it_no_longer_waits_for_the_first() {
+        // One thread for the first change, and one more.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(2)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let limits = Limits::default();
+            let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(0));
+            let of = PerAttempt::placeholder();
+            let state = AttemptState::new(Arc::default(), Arc::default(), &limits, limiter, of);
+            let mut state = state.expect("it has no directories");
+
+            let (started, starts) = oneshot::channel();
+            let (go, wait) = mpsc::channel::<()>();
+            let count = move || {
+                started.send(()).ok();
+                wait.recv()
+            };
+            let first = files(&mut state).disk.change(count, |_| ());
+            starts.await.expect("the first change is being counted");
+            // The guest drops its stream.
+            drop(first);
+
+            let (counted, counts) = mpsc::channel();
+            let count = move || counted.send(());
+            let second = files(&mut state).disk.change(count, |_| ());
+            tokio::task::yield_now().await;
+            // The other thread would do the second change before this.
+            files(&mut state).disk.read(|| ()).await;
+            assert_eq!(counts.try_recv(), Err(TryRecvError::Empty));
+            go.send(()).expect("the first change is being counted");
+            assert_eq!(second.await, Some(()));
+            assert_eq!(counts.try_recv(), Ok(()));
+        });
     }
 }

@@ -20,17 +20,24 @@ use crate::sandbox::attempt::meter::Meter;
 pub(super) struct Disk {
     pub(super) abort: AbortHandle,
     pub(super) meter: Arc<Meter>,
-    /// For one change at a time: changes wait for the measurement of their directory, and all attempts share the threads.
-    changing: Arc<Semaphore>,
+    turn: Turn,
+}
+
+/// The turn to change something. An attempt makes one change at a time: changes wait for the measurement of their
+/// directory, and all attempts share the threads.
+#[derive(Clone)]
+pub(super) struct Turn(Arc<Semaphore>);
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
 }
 
 impl Disk {
-    pub(super) fn new(abort: AbortHandle, meter: Arc<Meter>) -> Self {
-        Self {
-            abort,
-            meter,
-            changing: Arc::new(Semaphore::new(1)),
-        }
+    /// `turn`: the same for all calls of an attempt.
+    pub(super) fn new(abort: AbortHandle, meter: Arc<Meter>, turn: Turn) -> Self {
+        Self { abort, meter, turn }
     }
 
     /// Runs an operation that changes nothing. Its CPU time counts for the attempt.
@@ -51,9 +58,12 @@ impl Disk {
     ) -> AbortOnDropJoinHandle<Option<T>> {
         let disk = self.clone();
         spawn(async move {
-            let _turn = disk.changing.acquire().await.expect("it is never closed");
+            let turn = disk.turn.0.clone().acquire_owned().await;
+            let turn = turn.expect("it is never closed");
             let abort = disk.abort.clone();
             let changed = disk.read(move || {
+                // The thread keeps the turn even if the guest no longer waits for it.
+                let _turn = turn;
                 if abort.reason().is_some() {
                     return None;
                 }
@@ -96,7 +106,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter);
+        let disk = Disk::new(abort, meter, Turn::default());
         // The runtime of this test has one blocking thread, which is busy.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -125,7 +135,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_not_made_if_the_attempt_is_aborted_while_it_is_counted() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter);
+        let disk = Disk::new(abort, meter, Turn::default());
         let abort = disk.abort.clone();
         let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
         assert_eq!(disk.change(count, |()| ()).await, None);
@@ -135,7 +145,7 @@ mod tests {
     async fn file_operations_count_towards_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
         let (max, counted) = (Duration::from_millis(5), meter.clone());
-        let disk = Disk::new(abort, meter);
+        let disk = Disk::new(abort, meter, Turn::default());
         let started = std::time::Instant::now();
         while counted.usage().cpu < max {
             assert!(

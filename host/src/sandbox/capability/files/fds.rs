@@ -10,6 +10,7 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
+use super::disk::Turn;
 use super::outside::{ROOT, joined};
 use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
@@ -24,6 +25,8 @@ pub(in crate::sandbox) struct Fds {
     /// Created with the first file: most attempts open none.
     free: Option<Arc<Semaphore>>,
     free_streams: Option<Arc<Semaphore>>,
+    /// Created with the first call.
+    turn: Option<Turn>,
     /// An excess was logged.
     logged: bool,
 }
@@ -46,8 +49,14 @@ impl Fds {
             files_max,
             free: None,
             free_streams: None,
+            turn: None,
             logged: false,
         }
+    }
+
+    /// The turn of the attempt's changes.
+    pub(super) fn turn(&mut self) -> Turn {
+        self.turn.get_or_insert_default().clone()
     }
 
     /// The quota of its directory.
