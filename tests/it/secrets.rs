@@ -239,6 +239,29 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
 }
 
 #[tokio::test]
+async fn the_fields_of_a_request_are_limited_with_their_secrets_inserted() {
+    let send = async |times: usize| {
+        let headers = json!({"x-long": "{LONG}".repeat(times)});
+        let request = json!({"url": url("127.0.0.1", "/long-head"), "headers": headers});
+        let payload = json!({"secrets": ["LONG"], "requests": [request], "regardless": true});
+        let mut result = result(payload).await;
+        result["answers"][0].take()
+    };
+    let response = send(10).await;
+    assert_eq!(response["status"], 200, "{response}");
+    let arrived = web()
+        .seen("/long-head")
+        .pop()
+        .expect("a request that arrived");
+    assert_eq!(arrived["headers"]["x-long"], long().repeat(10));
+
+    // With placeholders, these are 900 bytes.
+    let response = send(20).await;
+    let error = response["error"].as_str().expect("an error");
+    assert!(error.contains("65536 bytes"), "{error}");
+}
+
+#[tokio::test]
 async fn a_secret_never_appears_in_stored_or_printed_text() {
     let folder = scratch("secrets");
     let http_port = free_port();

@@ -122,10 +122,11 @@ impl Incoming {
     fn trailers(&self, mut trailers: HeaderMap) -> Result<HeaderMap, Fault> {
         let tally = self.under_way.tally();
         tally.received(fields_bytes(&trailers))?;
-        tally.charge_until_end(host_bytes(&trailers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut trailers);
         }
+        // A placeholder may be longer than its secret.
+        tally.charge_until_end(host_bytes(&trailers))?;
         Ok(trailers)
     }
 }
@@ -156,6 +157,7 @@ mod tests {
     use super::*;
     use crate::sandbox::Meter;
     use crate::sandbox::attempt::memory::{HostMemory, MemoryBudget};
+    use crate::sandbox::grants::Secret;
 
     const TRAILER: usize = 1000;
 
@@ -163,6 +165,7 @@ mod tests {
     async fn read(
         host_memory: Arc<HostMemory>,
         meter: &Arc<Meter>,
+        redactor: Option<Redactor>,
     ) -> Result<http_body_util::Collected<Bytes>, Error> {
         let (client, mut server) = tokio::io::duplex(64 << 10);
         let (mut requests, connection) =
@@ -195,7 +198,7 @@ mod tests {
         let body = Incoming {
             body: response.into_body(),
             under_way: tally.start().expect("it fits"),
-            redactor: None,
+            redactor,
             limits,
             timer: limits.timer(),
             ending: None,
@@ -213,7 +216,9 @@ mod tests {
         let (total, meter) = (1 << 20, Arc::new(Meter::default()));
         let budget = MemoryBudget::new(total);
         let host_memory = HostMemory::new(total, budget.clone());
-        let body = read(host_memory.clone(), &meter).await.expect("it fits");
+        let body = read(host_memory.clone(), &meter, None)
+            .await
+            .expect("it fits");
         assert_eq!(body.trailers(), Some(&trailers));
         drop(body);
         assert_eq!(budget.free_bytes(), total - host_bytes(&trailers));
@@ -222,7 +227,25 @@ mod tests {
         assert_eq!(budget.free_bytes(), total);
 
         let short = HostMemory::new((512 << 10) + TRAILER, budget);
-        let error = read(short, &meter).await.expect_err("it does not fit");
+        let error = read(short, &meter, None)
+            .await
+            .expect_err("it does not fit");
         assert!(format!("{error:?}").contains("memory_mb"), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn count_trailers_with_placeholders_that_are_longer_than_their_secrets() {
+        let secret = Secret::new("vvvvvvvv").expect("a secret");
+        let word = "rouse-secret-of-a-trailer";
+        let redactor = Redactor::new(vec![(secret, word.into())]);
+        let (total, meter) = (1 << 20, Arc::new(Meter::default()));
+        let budget = MemoryBudget::new(total);
+        let host_memory = HostMemory::new(total, budget.clone());
+        let body = read(host_memory.clone(), &meter, Some(redactor)).await;
+        let body = body.expect("it fits");
+        let trailers = body.trailers().expect("trailers").clone();
+        assert_eq!(trailers["x-a"], word.repeat(TRAILER / 8));
+        drop(body);
+        assert_eq!(budget.free_bytes(), total - host_bytes(&trailers));
     }
 }

@@ -11,12 +11,22 @@ use http::request::Parts;
 pub(super) use redactor::Redactor;
 
 use super::access::HttpAccess;
+use super::attempt::FIELDS_BYTES_MAX;
 use super::denial;
+use super::tally::fields_bytes;
 use super::target::Target;
 use crate::sandbox::grants::{Secret, SecretGrant};
 
 /// The prefix of placeholders, so that people recognise them.
 const PREFIX: &str = "rouse-secret-";
+
+/// Why a request cannot have its secrets.
+pub(super) enum NotPut {
+    /// The denial, with a remedy for the operator.
+    Denied(String),
+    /// With them, its fields would be larger than [`FIELDS_BYTES_MAX`].
+    TooLarge,
+}
 
 /// The placeholders of one attempt.
 #[derive(Debug, Default)]
@@ -58,49 +68,59 @@ impl Placeholders {
     /// Inserts secrets into the headers of a request, and returns the replacements for its body.
     ///
     /// # Errors
-    /// The denial, if one of them may not go there, with a remedy for the operator.
+    /// If one of them may not go there, or the headers would be too large.
     pub(super) fn put_into(
         &self,
         access: &HttpAccess,
         target: &Target,
         request: &mut Parts,
-    ) -> Result<Replacements, String> {
+    ) -> Result<Replacements, NotPut> {
         let mut in_body = Vec::new();
+        let mut bytes = fields_bytes(&request.headers);
         for Placeholder { name, word } in &self.0 {
             let Some(granted) = access.secrets.get(name) else {
                 continue;
             };
             let secret = &granted.secret;
             if request.uri.to_string().contains(word.as_str()) {
-                return Err(denial::secret_in_path(&access.handler, name, target));
+                let denial = denial::secret_in_path(&access.handler, name, target);
+                return Err(NotPut::Denied(denial));
             }
             let grants: Vec<&SecretGrant> = granted
                 .grants()
                 .filter(|grant| grant.reaches(&target.host))
                 .collect();
             for (header, value) in &mut request.headers {
-                let Some(replaced) =
-                    replace_all(value.as_bytes(), word.as_bytes(), secret.reveal())
-                else {
+                let times = count(value.as_bytes(), word.as_bytes());
+                if times == 0 {
                     continue;
-                };
+                }
                 let header = header.as_str();
                 if !grants
                     .iter()
                     .any(|grant| grant.headers.iter().any(|it| it == header))
                 {
-                    return Err(denial::secret_in_header(
+                    return Err(NotPut::Denied(denial::secret_in_header(
                         &access.handler,
                         name,
                         header,
                         target,
                         &access.config,
-                    ));
+                    )));
                 }
-                *value = HeaderValue::from_bytes(&replaced)
-                    .expect("a secret has only characters that a header can carry");
-                // Keeps the secret out of debug output and out of HTTP/2 header tables.
-                value.set_sensitive(true);
+                // Checked first, as for a body.
+                bytes = bytes - times * word.len() + times * secret.reveal().len();
+                if bytes > FIELDS_BYTES_MAX {
+                    return Err(NotPut::TooLarge);
+                }
+                if let Some(replaced) =
+                    replace_all(value.as_bytes(), word.as_bytes(), secret.reveal())
+                {
+                    *value = HeaderValue::from_bytes(&replaced)
+                        .expect("a secret has only characters that a header can carry");
+                    // Keeps the secret out of debug output and out of HTTP/2 header tables.
+                    value.set_sensitive(true);
+                }
             }
             if grants.iter().any(|grant| grant.body) {
                 in_body.push((word.clone(), secret.clone()));

@@ -15,14 +15,14 @@ use tokio::time::Instant;
 use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
 use super::access::{Allowed, HttpAccess};
-use super::attempt::Http;
+use super::attempt::{FIELDS_BYTES_MAX, Http};
 use super::connect::CONNECT_MAX;
 use super::denial;
 use super::fault::Fault;
 use super::host_memory::host_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Slot;
-use super::secrets::{Redactor, Replacements};
+use super::secrets::{NotPut, Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
 use crate::traces::{AttemptTrace, Span, cut};
@@ -100,7 +100,12 @@ impl Http {
         let replacements = self
             .placeholders
             .put_into(&access, &allowed.target, &mut parts)
-            .map_err(|why| tally.deny(why))?;
+            .map_err(|why| match why {
+                NotPut::Denied(denial) => tally.deny(denial),
+                NotPut::TooLarge => Fault::Limit(format!(
+                    "the fields of a request must have at most {FIELDS_BYTES_MAX} bytes with their secrets"
+                )),
+            })?;
         if !replacements.is_empty() {
             // Both the body that the guest wrote and the one that is sent.
             under_way.charge(2 * SECRET_BODY_BYTES_MAX)?;
@@ -202,7 +207,6 @@ impl Sending {
         // A status line has about the length of the shortest request line.
         self.tally
             .received(head_bytes(&method, &Uri::default(), &parts.headers))?;
-        self.tally.charge_until_end(host_bytes(&parts.headers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut parts.headers);
             if !is_head {
@@ -210,6 +214,8 @@ impl Sending {
                 parts.headers.remove(CONTENT_LENGTH);
             }
         }
+        // A placeholder may be longer than its secret.
+        self.tally.charge_until_end(host_bytes(&parts.headers))?;
         let body = Incoming {
             body,
             timer: self.limits.timer(),

@@ -20,7 +20,7 @@ pub(in crate::sandbox::capability::http) struct Redactor {
 
 impl Redactor {
     /// Creates a redactor for secrets and the words that replace them.
-    pub(super) fn new(mut pairs: Vec<(Secret, String)>) -> Self {
+    pub(in crate::sandbox::capability::http) fn new(mut pairs: Vec<(Secret, String)>) -> Self {
         pairs.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.reveal().len()));
         let longest = pairs.first().map_or(0, |(secret, _)| secret.reveal().len());
         Self {
