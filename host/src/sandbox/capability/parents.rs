@@ -11,7 +11,8 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<Vec<Parent>, ParentError>> {
         self.meter.count_host_call();
         let abort = self.abort.clone();
-        if let Err(why) = self.steps.require_one_job() {
+        let counted = self.steps.require_one_job();
+        if let Err(why) = counted.and_then(|()| self.steps.count_calls(1)) {
             return Ok(Err(ParentError::Refused(why)));
         }
         // A handler that is invoked without the queue has not waited for any chain.

@@ -335,6 +335,7 @@ impl Host for AttemptState {
                 StepError::Aborted => unreachable!("a check does not look at the abort signal"),
                 StepError::Refused(why) => Refusal::Refused(why),
             })?;
+            steps.count_calls(1).map_err(Refusal::Refused)?;
             sql.count(&effects)?;
             sql.store()?.complete_step(&step, &output, &effects).await?;
             steps.note(step, output.len());

@@ -123,6 +123,7 @@ impl AttemptState {
             Some(begun) => begun.until,
             None => timeout.map(|timeout| now + timeout.min(WAIT_MAX)),
         };
+        self.steps.count_calls(1).map_err(StepError::Refused)?;
         let waits = self.steps.waits().ok_or_else(no_queue)?;
         let taken = waits.take_signal(&step, &name, until).await;
         if let Some(result) = taken.map_err(StepError::Refused)? {
@@ -151,6 +152,8 @@ impl AttemptState {
         let returned = match self.have_started(&steps).await? {
             false => HashMap::new(),
             true => {
+                let counted = self.steps.count_calls(steps.len());
+                counted.map_err(JobError::Refused)?;
                 let bytes_max = self.steps.bytes_max();
                 let waits = self.steps.waits().ok_or_else(no_queue);
                 let waits = waits.map_err(refused_job)?;

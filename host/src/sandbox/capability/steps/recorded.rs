@@ -13,10 +13,19 @@ use crate::sandbox::{Journal, Limits, WaitStore};
 /// The maximum length of a step's name, which people read.
 const NAME_CHARS_MAX: usize = 200;
 
+/// How often an attempt may read or record each step of its job.
+const CALLS_PER_STEP: usize = 10;
+
+/// Calls that an attempt has regardless of its steps. A job may wait for 10,000 others, whose results may take a page
+/// each.
+const CALLS_MIN: usize = 20_000;
+
 /// The limits on what an attempt may record.
 #[derive(Default, Clone, Copy)]
 struct StepLimits {
     count: usize,
+    /// The maximum number of calls to the database for steps, waits and parents.
+    calls: usize,
     /// The maximum size of one result.
     bytes: usize,
     bytes_total: usize,
@@ -35,6 +44,8 @@ pub(in crate::sandbox) struct Steps {
     own: HashMap<String, RecordedStep>,
     /// The number of steps; a wait that this attempt has ended counts once.
     count: usize,
+    /// The calls to the database so far.
+    calls: usize,
     /// The size of all recorded results together.
     bytes: usize,
 }
@@ -56,6 +67,7 @@ impl Steps {
             journal,
             limits: StepLimits {
                 count: limits.steps,
+                calls: limits.steps.saturating_mul(CALLS_PER_STEP).max(CALLS_MIN),
                 bytes: limits.step_bytes,
                 bytes_total: limits.steps_bytes,
             },
@@ -85,6 +97,24 @@ impl Steps {
 
     pub(in crate::sandbox::capability) fn waits(&self) -> Option<&dyn WaitStore> {
         self.journal.as_ref()?.waits()
+    }
+
+    /// Counts calls to the database, and refuses them beyond the maximum. Without a journal, there are none.
+    pub(in crate::sandbox::capability) fn count_calls(
+        &mut self,
+        more: usize,
+    ) -> Result<(), String> {
+        if self.journal.is_none() {
+            return Ok(());
+        }
+        let calls_max = self.limits.calls;
+        if self.calls + more > calls_max {
+            return Err(format!(
+                "an attempt may read and record steps, waits and parents at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep what was read"
+            ));
+        }
+        self.calls += more;
+        Ok(())
     }
 
     /// The limit on the steps of a job.
@@ -171,14 +201,17 @@ impl Steps {
             Some(RecordedStep::Waits(begun)) => return Ok(StepStart::Waits(*begun)),
             Some(RecordedStep::Done { result, .. }) => result.clone(),
         };
-        match (small, &self.journal) {
-            (Some(result), _) => Ok(StepStart::Done(result)),
-            (None, Some(journal)) => {
+        if let Some(result) = small {
+            return Ok(StepStart::Done(result));
+        }
+        self.count_calls(1).map_err(refused)?;
+        match &self.journal {
+            Some(journal) => {
                 let result = journal.result(name).await.map_err(refused)?;
                 Ok(StepStart::Done(result))
             }
             // Without a journal, every step runs.
-            (None, None) => Ok(StepStart::New),
+            None => Ok(StepStart::New),
         }
     }
 
@@ -232,6 +265,7 @@ impl Steps {
         output: Vec<u8>,
     ) -> Result<(), StepError> {
         self.check_complete(&name, &output).await?;
+        self.count_calls(1).map_err(refused)?;
         if let Some(journal) = &self.journal {
             journal.record(&name, &output).await.map_err(refused)?;
         }
@@ -336,6 +370,35 @@ mod tests {
         journal.results.lock().unwrap().remove("a");
         let gone = steps.start("a").await;
         assert!(matches!(gone, Err(StepError::Refused(why)) if why == "gone"));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_reads_and_records_its_steps_a_limited_number_of_times() {
+        let journal = Arc::new(Recorder::default());
+        journal.record("large", b"11").await.unwrap();
+        journal.record("small", b"1").await.unwrap();
+        let limits = Limits {
+            steps: 3,
+            ..Limits::default()
+        };
+        let mut steps = Steps::new(Some(journal.clone()), &limits);
+        for _ in 0..CALLS_MIN {
+            steps.start("large").await.unwrap();
+        }
+        let too_many = [
+            steps.start("large").await.map(|_| ()),
+            steps.complete("new".into(), b"1".to_vec()).await,
+        ];
+        for refused in too_many {
+            assert!(
+                matches!(&refused, Err(StepError::Refused(why)) if why.contains("limits.steps")),
+                "{refused:?}"
+            );
+        }
+        // The names and one result for each call.
+        assert_eq!(journal.calls.lock().unwrap().len(), 1 + CALLS_MIN);
+        assert!(journal.results.lock().unwrap().get("new").is_none());
+        assert!(steps.start("small").await.is_ok(), "it is in memory");
     }
 
     #[tokio::test]
