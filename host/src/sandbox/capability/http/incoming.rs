@@ -64,6 +64,10 @@ impl Incoming {
                     Ending::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
                 });
             }
+            // The timer fires only while nothing has arrived.
+            if Instant::now() >= self.limits.done_by {
+                return Poll::Ready(Some(Err(Fault::BodyTimeout)));
+            }
             let frame = match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
@@ -149,9 +153,10 @@ mod tests {
     use std::sync::Arc;
 
     use http::{HeaderName, HeaderValue, Request};
-    use http_body_util::{BodyExt as _, Empty};
+    use http_body_util::{BodyExt as _, Collected, Empty};
     use hyper_util::rt::TokioIo;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::task::JoinHandle;
 
     use super::super::tally::Tally;
     use super::*;
@@ -161,12 +166,12 @@ mod tests {
 
     const TRAILER: usize = 1000;
 
-    /// Reads a body of one byte with a trailer, within this limit of host memory.
-    async fn read(
+    /// A body of one byte with a trailer, within this limit of host memory; and its server.
+    async fn response(
         host_memory: Arc<HostMemory>,
         meter: &Arc<Meter>,
         redactor: Option<Redactor>,
-    ) -> Result<http_body_util::Collected<Bytes>, Error> {
+    ) -> (Incoming, JoinHandle<DuplexStream>) {
         let (client, mut server) = tokio::io::duplex(64 << 10);
         let (mut requests, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(client))
@@ -203,9 +208,30 @@ mod tests {
             timer: limits.timer(),
             ending: None,
         };
+        (body, server)
+    }
+
+    /// Reads this body.
+    async fn read(
+        host_memory: Arc<HostMemory>,
+        meter: &Arc<Meter>,
+        redactor: Option<Redactor>,
+    ) -> Result<Collected<Bytes>, Error> {
+        let (body, server) = response(host_memory, meter, redactor).await;
         let body = body.collect().await;
         drop(server.await.expect("it has responded"));
         body
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_read_slowly_ends_at_the_deadline() {
+        let host_memory = HostMemory::new(1 << 20, MemoryBudget::new(1 << 20));
+        let (mut body, _server) = response(host_memory, &Arc::default(), None).await;
+        let first = body.frame().await.expect("a frame").expect("no error");
+        assert_eq!(first.into_data().ok().as_deref(), Some(&b"b"[..]));
+        body.limits.done_by = Instant::now();
+        let rest = body.frame().await.expect("a frame");
+        assert!(matches!(rest, Err(Error::HttpResponseTimeout)), "{rest:?}");
     }
 
     #[tokio::test]
