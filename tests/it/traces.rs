@@ -365,6 +365,29 @@ async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged(
     assert!(status.success(), "{output}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_span_of_a_request_has_the_beginning_of_a_long_method_and_path() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
+    let long = "M".repeat(2_000);
+    let mut payload = requests(&format!("/{long}"));
+    payload["requests"][0]["method"] = json!(long);
+    let id = enqueue(&client, "test.http.private", payload).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    let collector = traced.stop();
+    let spans = collector.spans();
+    let attempt = one(spans_of_job(&spans, "process test.http.private", id));
+    let [request] = below(&spans, &attempt)[..] else {
+        panic!("{spans:#?}")
+    };
+    let beginning = "M".repeat(1_024);
+    assert_eq!(request.name, beginning);
+    let said = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
+    assert_eq!(said("http.request.method"), beginning);
+    assert_eq!(said("url.path"), format!("/{}", &beginning[1..]));
+}
+
 #[tokio::test]
 async fn a_guest_can_send_a_trace_context_of_its_own() {
     let db = TestDb::new().await;

@@ -229,19 +229,21 @@ impl Sending {
 }
 
 /// The span of a request, according to the conventions for HTTP clients. The path is the one that the guest wrote: it
-/// contains placeholders instead of secrets. The query is left out, because it often contains credentials.
+/// contains placeholders instead of secrets. The query is left out, because it often contains credentials. Method and
+/// path are cut, because the guest chooses them and the span waits for its export.
 fn request_span(trace: &AttemptTrace, method: &Method, allowed: &Allowed, path: &str) -> Span {
     let target = &allowed.target;
+    let method = cut(method.as_str());
     let attributes = || {
         vec![
-            KeyValue::new("http.request.method", method.to_string()),
+            KeyValue::new("http.request.method", method.clone()),
             KeyValue::new("server.address", target.host.to_string()),
             KeyValue::new("server.port", i64::from(target.port)),
             KeyValue::new("url.scheme", target.scheme.as_str()),
             KeyValue::new("url.path", cut(path)),
         ]
     };
-    trace.span(method.to_string(), SpanKind::Client, attributes)
+    trace.span(method.clone(), SpanKind::Client, attributes)
 }
 
 /// Inserts secrets into the body of a request.
