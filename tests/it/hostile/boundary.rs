@@ -94,7 +94,7 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
             "(import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))",
             "(drop (memory.grow (i32.const 400)))
              (drop (call $random (i32.const 200000) (i32.const 16777216))) unreachable",
-            Ends::AnyTrap,
+            Ends::Trap("limits.random_bytes in rouse.toml"),
         ),
         body(
             "an unknown level",

@@ -177,13 +177,13 @@ async fn guests_that_grow_without_end_are_stopped_at_their_limit() {
             "handles without end",
             "the table of handles is bounded",
             "(loop $ever (drop (call $abort)) (br $ever)) unreachable",
-            Ends::AnyTrap,
+            Ends::Trap("limits.resources in rouse.toml"),
         ),
         body(
             "pollables without end",
             "the resources behind handles are bounded too",
             "(loop $ever (drop (call $subscribe (call $abort))) (br $ever)) unreachable",
-            Ends::AnyTrap,
+            Ends::Trap("limits.resources in rouse.toml"),
         ),
     ])
     .await;

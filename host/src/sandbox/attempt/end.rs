@@ -17,8 +17,11 @@ use crate::sanitize::printable;
 /// The maximum size of a frame, which is one line of a listing.
 const FRAME_BYTES_MAX: usize = 512;
 
-/// Wasmtime's message when a call carries too much data; the error's type is private.
+/// Wasmtime's messages when a guest exceeds a limit; most types of these errors are private.
 const TOO_MUCH_DATA: &str = "fuel allocated for hostcalls has been exhausted";
+const TOO_MANY_RESOURCES: &str = "resource table has no free keys";
+const TOO_MANY_HANDLES: &str = "store handle limit exceeded";
+const TOO_MUCH_RANDOM: &str = "requested len ";
 
 /// Why a call did not return a result.
 pub(in crate::sandbox) enum Stop {
@@ -196,14 +199,43 @@ pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits)
             exit.0
         );
     }
-    if is_too_much_data(error) {
-        return format!(
-            "the guest passed too much data to the host in one call (at most {} bytes are allowed: hostcall_bytes in rouse.toml)",
-            limits.hostcall_bytes_max()
-        );
-    }
+    let cause = error.root_cause().to_string();
     // The message may quote the names of imports.
-    printable(&error.root_cause().to_string(), MESSAGE_BYTES_MAX)
+    limit_message(&cause, limits).unwrap_or_else(|| printable(&cause, MESSAGE_BYTES_MAX))
+}
+
+/// A message that names the limit that the guest exceeded; `None` if it was none.
+fn limit_message(cause: &str, limits: &Limits) -> Option<String> {
+    let (did, most, setting) = if cause.contains(TOO_MUCH_DATA) {
+        (
+            "passed too much data to the host in one call",
+            format!("{} bytes", limits.hostcall_bytes_max()),
+            "hostcall_bytes",
+        )
+    } else if cause.contains(TOO_MANY_RESOURCES) {
+        (
+            "opened too many files, streams and pollables",
+            limits.resources.to_string(),
+            "resources",
+        )
+    } else if cause.contains(TOO_MANY_HANDLES) {
+        (
+            "created too many handles",
+            limits.handles.to_string(),
+            "handles",
+        )
+    } else if cause.starts_with(TOO_MUCH_RANDOM) {
+        (
+            "requested too many random bytes at once",
+            limits.random_bytes.to_string(),
+            "random_bytes",
+        )
+    } else {
+        return None;
+    };
+    Some(format!(
+        "the guest {did} (at most {most} are allowed: limits.{setting} in rouse.toml)"
+    ))
 }
 
 fn is_too_much_data(error: &wasmtime::Error) -> bool {
@@ -235,4 +267,29 @@ fn has_frames(error: &wasmtime::Error) -> bool {
     error
         .downcast_ref::<WasmBacktrace>()
         .is_some_and(|backtrace| !backtrace.frames().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_the_limit_that_ended_a_guest() {
+        let limits = Limits::default();
+        for (cause, setting) in [
+            (TOO_MUCH_DATA, "hostcall_bytes"),
+            (TOO_MANY_RESOURCES, "resources"),
+            (
+                "cannot allocate another handle: store handle limit exceeded",
+                "handles",
+            ),
+            ("requested len 9 exceeds limit 8", "random_bytes"),
+        ] {
+            let message = trap_message(&wasmtime::Error::msg(cause), &limits);
+            let expected = format!("limits.{setting} in rouse.toml");
+            assert!(message.contains(&expected), "{message}");
+        }
+        let other = trap_message(&wasmtime::Error::msg("another\ncause"), &limits);
+        assert_eq!(other, "another cause");
+    }
 }
