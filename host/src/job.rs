@@ -37,7 +37,7 @@ pub use json::JsonText;
 pub use loss::{AfterLoss, SILENT_FOR, after_loss};
 pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, most_specific, most_specific_first, pattern_covers};
-pub(crate) use result::json_from;
+pub(crate) use result::{is_readable, json_from};
 pub use retry::{NextAttempt, RetryAt, RetryPolicy};
 pub use shard::shard_of;
 pub use sql::{OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits, Statement};

@@ -106,7 +106,7 @@ fn utf16_unit(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 /// True if the arrays and objects of a JSON text are not nested too deeply, and its numbers are in the range of `f64`.
-fn is_readable(text: &str) -> bool {
+pub(crate) fn is_readable(text: &str) -> bool {
     let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
     let mut number = None;
     // A space ends a number at the end of the text.

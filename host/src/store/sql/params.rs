@@ -1,10 +1,15 @@
 //! Parameters of a handler's statement: converted from JSON to the Postgres text format, by the types of the
 //! parameters.
 
+use std::fmt;
+
 use postgres_types::private::BytesMut;
-use serde_json::Value;
+use serde::Deserializer as _;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use tokio_postgres::types::{Format, IsNull, Kind, ToSql, Type, to_sql_checked};
+
+use crate::job::is_readable;
 
 /// A parameter in text format; `None` is NULL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,68 +41,126 @@ impl ToSql for TextParam {
     to_sql_checked!();
 }
 
-/// The parameters of a statement with these types, from a JSON array.
+/// Postgres arrays have at most this many dimensions.
+const DIMENSIONS_MAX: usize = 6;
+
+/// The parameters of a statement with these types, from a JSON array. A guest chooses it, and the host does not count
+/// its memory, so it is not parsed into values, which take up to 100 times as much.
 ///
 /// # Errors
 /// A human-readable message: there are too many or too few, or one of them is an object or an array and its type is
 /// not.
 pub(super) fn from_json(params: &str, types: &[Type]) -> Result<Vec<TextParam>, String> {
-    let params: Vec<&RawValue> =
-        serde_json::from_str(params).map_err(|error| format!("its parameters: {error}"))?;
-    if params.len() != types.len() {
+    let mut texts = Vec::with_capacity(types.len());
+    let mut count = 0;
+    for_each(params, |param| {
+        texts.extend(types.get(count).map(|of| text(param, of)));
+        count += 1;
+        Ok(())
+    })
+    .map_err(|error| format!("its parameters: {error}"))?;
+    if count != types.len() {
         return Err(format!(
-            "it has {} parameters, and the call has {}",
+            "it has {} parameters, and the call has {count}",
             types.len(),
-            params.len()
         ));
     }
-    let params = params.into_iter().zip(types).enumerate();
-    params
-        .map(|(index, (param, of))| {
-            let text = text(param.get(), of);
+    let texts = texts.into_iter().enumerate();
+    texts
+        .map(|(index, text)| {
             text.map(TextParam)
                 .map_err(|why| format!("parameter ${}: {why}", index + 1))
         })
         .collect()
 }
 
+/// Calls a function with the text of each member of a JSON array, until it refuses one.
+fn for_each<'a>(
+    json: &'a str,
+    each: impl FnMut(&'a str) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut refused = None;
+    let members = Members {
+        each,
+        refused: &mut refused,
+    };
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let read = reader.deserialize_seq(members).and_then(|()| reader.end());
+    match refused {
+        Some(why) => Err(why),
+        None => read.map_err(|error| error.to_string()),
+    }
+}
+
+struct Members<'a, F> {
+    each: F,
+    refused: &'a mut Option<String>,
+}
+
+impl<'de, F: FnMut(&'de str) -> Result<(), String>> Visitor<'de> for Members<'_, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
+        while let Some(member) = members.next_element::<&'de RawValue>()? {
+            if let Err(why) = (self.each)(member.get()) {
+                *self.refused = Some(why);
+                return Err(A::Error::custom("a member is refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text of a valid JSON value; `None` for NULL.
 fn text(json: &str, of: &Type) -> Result<Option<String>, String> {
     // A domain has the format of its type.
     if let Kind::Domain(base) = of.kind() {
         return text(json, base);
     }
-    let value: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
-    Ok(Some(match (value, of.kind()) {
-        (Value::Null, _) => return Ok(None),
-        _ if *of == Type::JSON || *of == Type::JSONB => json.to_owned(),
-        (Value::Array(_), Kind::Array(member)) => array(json, member)?,
-        (Value::String(text), _) => text,
-        (Value::Bool(yes), _) => yes.to_string(),
-        // As it was written: a float would lose digits of a numeric.
-        (Value::Number(_), _) => json.to_owned(),
-        (Value::Array(_), _) => return Err(format!("expected a value of type {of}, got an array")),
-        (Value::Object(_), _) => {
+    Ok(Some(match (json.as_bytes().first(), of.kind()) {
+        (Some(b'n'), _) => return Ok(None),
+        _ if is_json(of) && !is_readable(json) => {
+            return Err("it is nested too deeply, or a number in it is out of range".into());
+        }
+        _ if is_json(of) => json.to_owned(),
+        (Some(b'['), Kind::Array(member)) => {
+            let mut out = String::new();
+            array(json, member, 1, &mut out)?;
+            out
+        }
+        (Some(b'['), _) => return Err(format!("expected a value of type {of}, got an array")),
+        (Some(b'{'), _) => {
             return Err(format!("expected a value of type {of}, got an object"));
         }
+        (Some(b'"'), _) => serde_json::from_str(json).map_err(|error| error.to_string())?,
+        // `true`, `false`, or a number as it was written: a float would lose digits of a numeric.
+        _ => json.to_owned(),
     }))
 }
 
-/// An array in the Postgres text format: `{1,NULL,"a \"b\""}`.
-fn array(json: &str, member: &Type) -> Result<String, String> {
-    let members: Vec<&RawValue> = serde_json::from_str(json).map_err(|error| error.to_string())?;
-    let mut out = String::from("{");
-    for (index, json) in members.into_iter().map(RawValue::get).enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
+fn is_json(of: &Type) -> bool {
+    *of == Type::JSON || *of == Type::JSONB
+}
+
+/// Appends an array in the Postgres text format: `{1,NULL,"a \"b\""}`.
+fn array(json: &str, member: &Type, dimensions: usize, out: &mut String) -> Result<(), String> {
+    if dimensions > DIMENSIONS_MAX {
+        return Err(format!("an array has at most {DIMENSIONS_MAX} dimensions"));
+    }
+    let mut before = '{';
+    for_each(json, |json| {
+        out.push(before);
+        before = ',';
         // Multidimensional arrays have the same type as one-dimensional arrays.
-        let is_json = *member == Type::JSON || *member == Type::JSONB;
-        if json.starts_with('[') && !is_json {
-            out += &array(json, member)?;
-            continue;
+        if json.starts_with('[') && !is_json(member) {
+            return array(json, member, dimensions + 1, out);
         }
         match text(json, member)? {
-            None => out += "NULL",
+            None => out.push_str("NULL"),
             Some(text) => {
                 out.push('"');
                 for c in text.chars() {
@@ -109,9 +172,13 @@ fn array(json: &str, member: &Type) -> Result<String, String> {
                 out.push('"');
             }
         }
+        Ok(())
+    })?;
+    if before == '{' {
+        out.push('{');
     }
     out.push('}');
-    Ok(out)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -132,6 +199,7 @@ mod tests {
                 Type::NUMERIC,
                 Some("12345678901234567890.123456789"),
             ),
+            ("1e400", Type::NUMERIC, Some("1e400")),
             ("true", Type::BOOL, Some("true")),
             ("\"a \\\"b\\\"\"", Type::TEXT, Some("a \"b\"")),
             (
@@ -161,6 +229,26 @@ mod tests {
     }
 
     #[test]
+    fn limit_the_depth_of_arrays_and_json() {
+        let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert_eq!(
+            one(&nested(6), Type::INT8_ARRAY),
+            Ok(Some(r#"{{{{{{"1"}}}}}}"#.to_owned()))
+        );
+        for depth in [7, 1_000_000] {
+            let why = one(&nested(depth), Type::INT8_ARRAY).unwrap_err();
+            assert_eq!(why, "parameter $1: an array has at most 6 dimensions");
+            let json = one(&nested(depth), Type::JSONB);
+            assert_eq!(json.is_ok(), depth == 7, "{depth}");
+        }
+        assert!(
+            one("1e400", Type::JSON)
+                .unwrap_err()
+                .contains("out of range")
+        );
+    }
+
+    #[test]
     fn refuse_wrong_numbers_of_parameters_and_values_without_a_notation() {
         let few = from_json("[1]", &[Type::INT8, Type::INT8]).unwrap_err();
         assert_eq!(few, "it has 2 parameters, and the call has 1");
@@ -169,6 +257,12 @@ mod tests {
             object,
             "parameter $1: expected a value of type int8, got an object"
         );
+        let many = format!("[{}1]", "1,".repeat(1_000_000));
+        let many = from_json(&many, &[Type::INT8]).unwrap_err();
+        assert_eq!(many, "it has 1 parameters, and the call has 1000001");
+        let second = from_json(r#"[1, {}]"#, &[Type::INT8, Type::INT8]).unwrap_err();
+        assert!(second.starts_with("parameter $2: "), "{second}");
+        assert!(from_json("7", &[]).unwrap_err().contains("an array"));
         assert!(one("[1]", Type::INT8).unwrap_err().contains("an array"));
         assert!(
             one("[{}]", Type::INT8_ARRAY)
