@@ -401,6 +401,49 @@ async fn an_uncommitted_cancellation_does_not_block_other_settlements() {
     worker.drain().await;
 }
 
+/// For example, a producer that names the jobs in `after`, and leaves its transaction open. It does not prevent the
+/// worker from renewing their leases.
+#[tokio::test]
+async fn outcomes_of_many_jobs_that_a_producer_has_locked_do_not_block_others() {
+    let db = TestDb::new().await;
+    let (client, producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 20) AS n))")
+        .await
+        .unwrap();
+    let name =
+        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    producer.batch_execute(name).await.unwrap();
+    let few = Settings {
+        overrides: lease("noop", 2),
+        // Fewer than the locked jobs.
+        unsettled_max: UnsettledMax {
+            count: 16,
+            ..UnsettledMax::default()
+        },
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, few).await;
+    until_true(
+        &client,
+        "SELECT count(*) = 20 FROM rouse.job WHERE state = 'running'",
+    )
+    .await;
+    for n in 0..5 {
+        let id = enqueue(&client, "test.echo", json!({ "n": n })).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    // The others are still locked.
+    until_true(&client, "SELECT count(*) = 5 FROM rouse.finished").await;
+    producer.batch_execute("ROLLBACK").await.unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') = 25 FROM rouse.finished",
+    )
+    .await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;

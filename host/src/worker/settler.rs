@@ -3,7 +3,8 @@
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
 //! waits 2 ms for attempts that are about to end. If Postgres cannot store an outcome, only that outcome fails. An
 //! outcome whose settlement never gets a response is retried in parallel with the others. Outcomes that are blocked by
-//! locks of other transactions are tried again between batches, a few at a time.
+//! locks of other transactions are tried again between batches: those whose own job is locked together, because
+//! Postgres skips locked jobs, and all others a few at a time.
 
 mod alone;
 mod batch;
@@ -45,6 +46,9 @@ const BATCH_JOBS_MAX: usize = 2000;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The longest such wait. Not longer than the shortest lease, because the outcome is lost with its lease.
 const RETRY_AFTER_MAX: Duration = LEASE_MIN;
+/// The wait after a retry of outcomes whose jobs are locked, as a multiple of its duration: with thousands of them, a
+/// retry takes a tenth of a second.
+const LOCKED_PAUSE_FACTOR: u32 = 4;
 
 /// An outcome that is not settled yet.
 pub(super) struct Unsettled {
@@ -198,6 +202,7 @@ async fn run(
         if !waits {
             retry_at = Instant::now() + retry_after(settler.failures);
         }
+        settler.try_locked().await;
         settler.try_held_up().await;
         settler.give_up_lost();
     }
@@ -228,9 +233,14 @@ enum Tried {
 /// State that is kept from one batch to the next.
 struct Settler<'a> {
     shared: &'a Arc<Shared>,
-    /// Outcomes that could not be settled and do not block others: their jobs are locked by another open transaction,
-    /// the database refuses them, or it has no space for them.
+    /// Outcomes that could not be settled and do not block others: the database refuses them, or it has no space for
+    /// them.
     later: Vec<Unsettled>,
+    /// Outcomes whose jobs another open transaction has locked, in the order in which this was noticed. A producer that
+    /// has named a job locks it against its end, but not against renewals of its lease.
+    locked: Vec<Unsettled>,
+    /// The time of the next retry of these.
+    retry_locked_at: Instant,
     /// Outcomes, some of which are blocked by another lock of an open transaction.
     held_up: HeldUp<Unsettled>,
     /// Outcomes whose settlement got no response although it was the only row. Each try waits for up to 15 s, so they
@@ -248,6 +258,8 @@ impl<'a> Settler<'a> {
         Self {
             shared,
             later: Vec::new(),
+            locked: Vec::new(),
+            retry_locked_at: Instant::now(),
             held_up: HeldUp::new(),
             unanswered: JoinSet::new(),
             one_at_a_time: Arc::new(Semaphore::new(1)),
@@ -258,7 +270,12 @@ impl<'a> Settler<'a> {
 
     /// True while it keeps outcomes that are not settled.
     fn has_unsettled(&self) -> bool {
-        !self.later.is_empty() || !self.held_up.is_empty() || !self.unanswered.is_empty()
+        self.kept() > 0
+    }
+
+    /// The number of outcomes that it keeps.
+    fn kept(&self) -> usize {
+        self.later.len() + self.locked.len() + self.held_up.count() + self.unanswered.len()
     }
 
     /// The number of outcomes that it may receive. While it keeps many, as on a full disk, attempts wait in their
@@ -267,15 +284,47 @@ impl<'a> Settler<'a> {
         if self.shared.stop.is_stopping() {
             return BATCH_MAX;
         }
-        let kept = self.later.len() + self.held_up.count() + self.unanswered.len();
         let count_max = self.shared.settings.unsettled_max.count;
-        count_max.saturating_sub(kept).min(BATCH_MAX)
+        count_max.saturating_sub(self.kept()).min(BATCH_MAX)
     }
 
     /// The time of its next retry, if `later` is due at `retry_at`.
     fn next_try_at(&self, retry_at: Instant) -> Option<Instant> {
         let later = (!self.later.is_empty()).then_some(retry_at);
-        later.into_iter().chain(self.held_up.next_at()).min()
+        let locked = (!self.locked.is_empty()).then_some(self.retry_locked_at);
+        let all = later.into_iter().chain(locked);
+        all.chain(self.held_up.next_at()).min()
+    }
+
+    /// Keeps an outcome whose job is locked.
+    fn keep_locked(&mut self, one: Unsettled) {
+        if self.locked.is_empty() {
+            self.retry_locked_at = Instant::now() + RETRY_AFTER;
+        }
+        self.locked.push(one);
+    }
+
+    /// Retries the outcomes whose jobs were locked, if it is time.
+    async fn try_locked(&mut self) {
+        let started_at = Instant::now();
+        if started_at >= self.retry_locked_at {
+            let locked = std::mem::take(&mut self.locked);
+            self.settle(locked, Tried::Again).await;
+            let pause = started_at.elapsed() * LOCKED_PAUSE_FACTOR;
+            let pause = pause.clamp(RETRY_AFTER, RETRY_AFTER_MAX);
+            self.retry_locked_at = Instant::now() + pause;
+        }
+        self.give_up_most_locked();
+    }
+
+    /// Like [`give_up_most_held_up`](Self::give_up_most_held_up), for outcomes whose jobs are locked: those that have
+    /// waited longest are given up first.
+    fn give_up_most_locked(&self) {
+        let max = self.shared.settings.unsettled_max.count / 2;
+        let excess = self.locked.len().saturating_sub(max);
+        for Unsettled { settlement, .. } in &self.locked[..excess] {
+            self.shared.leases.give_up(settlement.id, settlement.fence);
+        }
     }
 
     /// Retries blocked outcomes, for as long as new ones can wait.
@@ -302,6 +351,7 @@ impl<'a> Settler<'a> {
     fn give_up_lost(&mut self) {
         let shared = self.shared;
         give_up_lost(shared, &mut self.later);
+        give_up_lost(shared, &mut self.locked);
         self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 

@@ -90,7 +90,7 @@ impl Settler<'_> {
         }
         let locked = match tried {
             // While others are blocked, this batch is likely to be blocked by the same lock.
-            Tried::First if self.held_up.is_empty() => Locked::Wait,
+            Tried::First if self.held_up.is_empty() && self.locked.is_empty() => Locked::Wait,
             Tried::First | Tried::Again | Tried::HeldUp(_) => Locked::Skip,
         };
         let mut batch = Batch::new(outcomes, tried, locked, self.failures);
@@ -134,7 +134,7 @@ impl Settler<'_> {
             .record(part.len() as f64);
         for one in part {
             if settled.locked.contains(&one.settlement.id) {
-                self.later.push(one);
+                self.keep_locked(one);
             } else {
                 let accepted = settled.accepted.contains(&one.settlement.id);
                 report(self.shared, &one, accepted);
