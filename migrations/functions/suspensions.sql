@@ -46,13 +46,13 @@ BEGIN
                 'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name', 'until_ms', s.result -> 'until_ms',
                 'jobs', CASE WHEN s.result ->> 'kind' = 'call' THEN
                     coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
-            -- Without a timeout: a hundred years.
+            -- Without a timeout: a hundred years. As after a failure, a time that has passed in the meantime means now.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
                            -- With a single snapshot, a signal that this transaction waited for is invisible: the
                            -- attempt looks again.
                            WHEN s.result ->> 'kind' = 'signal' AND current_setting('transaction_isolation') <> 'read committed'
-                               THEN least(coalesce(s.retry_at, 'infinity'), at + interval '5 seconds')
-                           ELSE least(coalesce(s.retry_at, 'infinity'), at + interval '100 years') END
+                               THEN greatest(at, least(coalesce(s.retry_at, 'infinity'), at + interval '5 seconds'))
+                           ELSE greatest(at, least(coalesce(s.retry_at, 'infinity'), at + interval '100 years')) END
         FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])

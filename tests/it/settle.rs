@@ -1,8 +1,8 @@
 //! Claims, fences and settlements: how two workers may and may not affect each other.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use rouse::job::{AbortReason, ErrorKind, Fence, JobId, Outcome};
+use rouse::job::{AbortReason, ErrorKind, Fence, JobId, NextAttempt, Outcome, RetryAt};
 use rouse::store::{Locked, Refusal, Settlement, WorkerKey};
 use serde_json::json;
 
@@ -130,6 +130,29 @@ async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn
         events(&client, id).await,
         ["requested", "started", "failed", "claimed"]
     );
+}
+
+#[tokio::test]
+async fn a_retry_at_a_time_in_the_past_is_due_now_and_has_not_waited_since_then() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let outcome = Outcome::Retry {
+        again: NextAttempt {
+            at: RetryAt::Time(SystemTime::UNIX_EPOCH),
+            memory_bytes: None,
+        },
+        error: error(ErrorKind::GuestError),
+    };
+    let retry = settlement(&job, outcome);
+    store.settle(&[retry], Locked::Wait).await.unwrap();
+    // A busy worker looks only for jobs that became due since its last look.
+    let promotion = store.promote(Some(job.claimed_at), false).await.unwrap();
+    assert_eq!(promotion.promoted, 1);
+    let again = claim(&store, 1).await.remove(0);
+    let ready_at = again.ready_at.expect("it is not adopted");
+    assert!(ready_at >= job.claimed_at, "{ready_at:?}");
 }
 
 #[tokio::test]

@@ -140,6 +140,23 @@ async fn a_sleeping_job_holds_no_claim_spends_no_attempt_and_wakes_when_it_is_du
     );
 }
 
+/// For example, because the settlement was delayed.
+#[tokio::test]
+async fn a_wait_that_has_ended_before_its_settlement_is_due_now() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let past = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+    for outcome in [sleep(past), signal(Some(past))] {
+        enqueue(&client, "x", json!(1)).await;
+        let job = claim_one(&store).await;
+        settle(&store, &job, outcome, Vec::new()).await;
+        let promotion = store.promote(Some(job.claimed_at), false).await.unwrap();
+        assert_eq!(promotion.promoted, 1);
+        let again = claim_one(&store).await;
+        assert!(again.ready_at.is_some_and(|at| at >= job.claimed_at));
+    }
+}
+
 #[tokio::test]
 async fn the_usage_of_a_suspended_attempt_is_kept() {
     let db = TestDb::new().await;
