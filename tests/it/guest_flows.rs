@@ -195,6 +195,41 @@ async fn a_call_returns_the_result_and_the_failure_of_the_other_handler() {
     assert_eq!(ends[40], json!({"output": 25}));
 }
 
+/// Otherwise, the cost of a job would be squared in the number of its calls.
+#[tokio::test]
+async fn a_resumed_attempt_does_not_read_the_ends_of_its_earlier_calls_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Counts the calls to rouse.returned_calls.
+    client
+        .batch_execute(
+            "CREATE SEQUENCE public.reads;
+             ALTER FUNCTION rouse.returned_calls RENAME TO counted_calls;
+             CREATE FUNCTION rouse.returned_calls(bigint, bytea, bigint, bigint, text[], bigint)
+             RETURNS TABLE (refusal text, step text, result json, job bigint)
+             LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+                 PERFORM nextval('public.reads');
+                 RETURN QUERY SELECT c.* FROM rouse.counted_calls($1, $2, $3, $4, $5, $6) AS c;
+             END $$",
+        )
+        .await
+        .unwrap();
+    let _worker = start(&db).await;
+    let call = |step: &str, n: u32| {
+        let payload = json!({ "n": n }).to_string();
+        json!({"call": [[step, {"handler": "flow.square", "payload": payload}]]})
+    };
+    let calls = json!([call("a", 2), call("b", 3), call("c", 4)]);
+    let (id, result, error) = run(&client, "flow.raw", calls).await;
+    assert_eq!(result.as_array().map(Vec::len), Some(3), "{error}");
+    let row = client
+        .query_one("SELECT last_value FROM public.reads", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 3, "one for each resumption");
+    assert_eq!(count(&client, &format!("parent = {id}")).await, 3);
+}
+
 #[tokio::test]
 async fn steps_before_a_sleep_are_not_done_again_however_often_it_is_suspended() {
     let db = TestDb::new().await;

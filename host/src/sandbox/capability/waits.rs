@@ -149,18 +149,20 @@ impl AttemptState {
             )));
         }
         let steps: Vec<String> = calls.iter().map(|call| call.step.clone()).collect();
-        let returned = match self.have_started(&steps).await? {
-            false => HashMap::new(),
-            true => {
-                let counted = self.steps.count_calls(steps.len());
-                counted.map_err(JobError::Refused)?;
-                let bytes_max = self.steps.bytes_max();
-                let waits = self.steps.waits().ok_or_else(no_queue);
-                let waits = waits.map_err(refused_job)?;
-                let returned = waits.returned_calls(&steps, bytes_max).await;
-                returned.map_err(JobError::Refused)?
-            }
-        };
+        let MadeCalls {
+            mut returned,
+            unread,
+        } = self.made_calls(&steps).await?;
+        if !unread.is_empty() {
+            let counted = self.steps.count_calls(unread.len());
+            counted.map_err(JobError::Refused)?;
+            let known: usize = returned.values().map(bytes_of).sum();
+            let bytes_max = self.steps.bytes_max().saturating_sub(known);
+            let waits = self.steps.waits().ok_or_else(no_queue);
+            let waits = waits.map_err(refused_job)?;
+            let read = waits.returned_calls(&unread, bytes_max).await;
+            returned.extend(read.map_err(JobError::Refused)?);
+        }
         let known_jobs = self.jobs.len();
         let called = self.call_missing(calls, returned);
         if called.is_err() {
@@ -199,10 +201,10 @@ impl AttemptState {
         Ok((done, pending))
     }
 
-    /// True if an earlier attempt has called some of these steps.
-    async fn have_started(&mut self, steps: &[String]) -> Result<bool, JobError> {
+    /// The calls of these steps that earlier attempts have made.
+    async fn made_calls(&mut self, steps: &[String]) -> Result<MadeCalls, JobError> {
         let mut names = HashSet::new();
-        let mut have_started = false;
+        let mut made = MadeCalls::default();
         let mut new = 0;
         for step in steps {
             if !names.insert(step) {
@@ -213,11 +215,38 @@ impl AttemptState {
                 Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
                     return Err(refused_job(other_kind("call")));
                 }
-                Some(RecordedStep::Done { .. } | RecordedStep::Waits(_)) => have_started = true,
+                Some(RecordedStep::Done {
+                    result: Some(result),
+                    ..
+                }) => {
+                    let end = ReturnedCall::Done(result.clone());
+                    made.returned.insert(step.clone(), end);
+                }
+                Some(RecordedStep::Done { result: None, .. } | RecordedStep::Waits(_)) => {
+                    made.unread.push(step.clone());
+                }
             }
         }
         self.steps.require_space(new).map_err(refused_job)?;
-        Ok(have_started)
+        Ok(made)
+    }
+}
+
+/// The calls that earlier attempts have made.
+#[derive(Default)]
+struct MadeCalls {
+    /// Those whose end was read with the other steps. It is final, so it is not read again: otherwise an attempt that
+    /// is resumed for the hundredth time would first make 99 calls to the database.
+    returned: HashMap<String, ReturnedCall>,
+    /// The steps of the others.
+    unread: Vec<String>,
+}
+
+/// The size of the end of a call.
+fn bytes_of(end: &ReturnedCall) -> usize {
+    match end {
+        ReturnedCall::Done(result) => result.len(),
+        ReturnedCall::Pending(_) => 0,
     }
 }
 
