@@ -135,6 +135,8 @@ struct Shared {
     deadlines: Notify,
     /// Notified when the time at which the next schedule is due may have changed.
     schedules: Notify,
+    /// Notified when a write has found that today's partition of the history is missing.
+    missing_partitions: Notify,
     /// Notified when the database has new capabilities of this worker.
     capabilities_sent: Notify,
     health: Health,
@@ -198,6 +200,7 @@ impl Shared {
             releases: Notify::new(),
             deadlines: Notify::new(),
             schedules: Notify::new(),
+            missing_partitions: Notify::new(),
             capabilities_sent: Notify::new(),
             settings,
             store: parts.store,
@@ -221,6 +224,15 @@ impl Shared {
             self.presence.heartbeat_now.notify_one();
         }
         has_ended
+    }
+
+    /// True if the error means that today's partition of the history is missing. If so, the maintenance creates it now.
+    fn is_partition_missing(&self, error: &StoreError) -> bool {
+        let is_missing = error.is_partition_missing();
+        if is_missing {
+            self.missing_partitions.notify_one();
+        }
+        is_missing
     }
 }
 

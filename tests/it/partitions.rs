@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use rouse::worker::Settings;
+use serde_json::json;
 use tokio::time::timeout;
 
 use crate::support::TestDb;
-use crate::support::database::migrate;
+use crate::support::database::{drop_all_partitions, migrate};
+use crate::support::worker::{TestWorker, ended, enqueue, lease, until, until_true};
 
 #[tokio::test]
 async fn old_partitions_are_dropped_unless_they_are_being_read() {
@@ -142,6 +145,57 @@ async fn advisory_locks_of_other_logins_do_not_block_partition_maintenance() {
     let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
     assert_eq!(prepared.expect("it does not wait").unwrap(), 1);
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+}
+
+/// As after a suspension of the machine for more than a week, or a jump of the database's clock.
+#[tokio::test]
+async fn partitions_that_a_running_attempt_needs_are_created_although_no_attempt_ends() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // The first maintenance of the worker ends with the removal of this row; the next one follows an hour later.
+    client
+        .batch_execute("INSERT INTO rouse.schedule_run (schedule, at, outcome) VALUES ('x', now() - interval '400 days', 'missed')")
+        .await
+        .unwrap();
+    let settings = Settings {
+        overrides: lease("test.wait-abort", 2),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(
+        &client,
+        "SELECT NOT EXISTS (SELECT FROM rouse.schedule_run)",
+    )
+    .await;
+    // It renews all leases when it starts to listen, which must not happen in the middle of this test.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+
+    // Steps, and the record of an attempt that was lost.
+    drop_all_partitions(&client, "step").await;
+    let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
+    let waiting =
+        format!("SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})");
+    until_true(&client, &waiting).await;
+    drop_all_partitions(&client, "attempt").await;
+    client
+        .execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    until(&client, id, |job| job.attempt == 2).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+
+    // Renewals.
+    let long = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, long, |job| job.state == "running").await;
+    drop_all_partitions(&client, "record").await;
+    let renewed = format!(
+        "SELECT EXISTS (SELECT FROM rouse.record WHERE job = {long} AND event = 'renewed')"
+    );
+    until_true(&client, &renewed).await;
+    worker.stop_now().await;
 }
 
 #[tokio::test]

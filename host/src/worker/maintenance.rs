@@ -1,5 +1,8 @@
 //! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, and looks for lost
 //! releases.
+//!
+//! Partitions are created for a week ahead, every hour. Still, one may be missing: after the machine was suspended for
+//! more than a week, or after a jump of the database's clock. Then it is created as soon as a write has failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +15,8 @@ use super::reach::warn_unless_unreachable;
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// The wait after an error, or if a partition could not be dropped because a query was reading it.
 const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
+/// The wait after the creation of a missing partition: writes that still fail are repeated several times a second.
+const MISSING_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
@@ -20,8 +25,31 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         lanes(&shared).await;
         dependencies(&shared).await;
         schedules(&shared).await;
-        tokio::time::sleep(again).await;
+        let next_at = tokio::time::Instant::now() + again;
+        let missing = || tokio::time::timeout_at(next_at, shared.missing_partitions.notified());
+        while missing().await.is_ok() {
+            create_missing_partitions(&shared).await;
+        }
     }
+}
+
+/// Creates the partitions that writes have found missing.
+async fn create_missing_partitions(shared: &Shared) {
+    let permit = shared.calls.patient.acquire().await;
+    let made = shared.store.prepare_partitions().await;
+    drop(permit);
+    match made {
+        // Another worker has created them.
+        Ok(0) => {}
+        Ok(made) => info!(made, "created missing partitions of the history"),
+        Err(error) => {
+            warn_unless_unreachable!(
+                error,
+                "could not create missing partitions of the history; trying again"
+            );
+        }
+    }
+    tokio::time::sleep(MISSING_PAUSE).await;
 }
 
 /// Creates and drops partitions. Returns the wait before the next time.

@@ -53,6 +53,8 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
         }
         Err(error) => {
             shared.leases.unanswered(renewals);
+            // A renewal leaves a record.
+            shared.is_partition_missing(&error);
             if !shared.has_incarnation_ended(&error) {
                 warn_unless_unreachable!(error, "could not renew leases; trying again");
             }
