@@ -229,7 +229,11 @@ COMMENT ON FUNCTION rouse.maintain_lanes IS
 COMMENT ON FUNCTION rouse.recover_direct IS
     'Moves jobs from the inboxes of workers that no longer take them to shared lanes.';
 COMMENT ON FUNCTION rouse.maintain_dependencies IS
-    'Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept.';
+    'Finds jobs that wait for chains that have ended.';
+COMMENT ON FUNCTION rouse.maintain_signals IS
+    'Deletes signals to jobs that have ended, and returns where to continue.';
+COMMENT ON FUNCTION rouse.maintain_flows IS
+    'Deletes flows of which no job is kept, and returns where to continue.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the partitions of today and the next days; returns how many.';
 

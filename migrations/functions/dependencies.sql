@@ -523,10 +523,8 @@ BEGIN
 END
 $$;
 
--- Sweeps dependencies, deletes signals to jobs that have ended, and deletes flows of which no job is kept, starting at
--- a random one: it looks at up to 10,000 signals and 1,000 flows. For workers; those of a limited login that may not do
--- maintenance do nothing. Returns the number of chains that were noted. Served by flow_pkey, job_flow and
--- finished_flow.
+-- Sweeps dependencies. For workers; those of a limited login that may not do maintenance do nothing. Returns the number
+-- of chains that were noted.
 CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -534,21 +532,6 @@ BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN 0;
     END IF;
-    DELETE FROM rouse.signal AS g
-    WHERE g.id = ANY (ARRAY(
-        SELECT s.id
-        FROM (
-            SELECT s.id, s.job, s.at FROM rouse.signal AS s
-            WHERE s.id >= (SELECT max(s.id) FROM rouse.signal AS s) * random() ORDER BY s.id LIMIT 10000) AS s
-        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)));
-    DELETE FROM rouse.flow AS w
-    WHERE w.id = ANY (ARRAY(
-        SELECT f.id
-        FROM (
-            SELECT f.id FROM rouse.flow AS f
-            WHERE f.id >= (SELECT max(f.id) FROM rouse.flow AS f) * random() AND f.requested_at < now() - interval '1 day'
-            ORDER BY f.id LIMIT 1000) AS f
-        WHERE NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = f.id) AND NOT EXISTS (SELECT FROM rouse.finished AS e WHERE e.flow = f.id)));
     RETURN rouse._sweep_dependencies(10000);
 END
 $$;

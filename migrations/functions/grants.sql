@@ -51,7 +51,8 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
     rouse.module_schedules, rouse.put_module_schedule, rouse.delete_module_schedule, rouse.declare_gates,
-    rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies
+    rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies,
+    rouse.maintain_signals, rouse.maintain_flows
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 

@@ -303,3 +303,27 @@ BEGIN
     END LOOP;
 END
 $$;
+
+-- Deletes signals to jobs that have ended. Looks at the next 10,000 signals after this id; `reached` is the id of the
+-- last one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that may
+-- not do maintenance delete nothing. Served by the primary keys.
+CREATE OR REPLACE FUNCTION rouse.maintain_signals(p_worker bigint, p_key bytea, p_after bigint, OUT reached bigint, OUT deleted integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    ids bigint[];
+BEGIN
+    deleted := 0;
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+        RETURN;
+    END IF;
+    ids := ARRAY(SELECT s.id FROM rouse.signal AS s WHERE s.id > p_after ORDER BY s.id LIMIT 10000);
+    DELETE FROM rouse.signal AS g
+    WHERE g.id = ANY (ARRAY(
+        SELECT s.id FROM unnest(ids) AS next(id) JOIN rouse.signal AS s ON s.id = ANY (ARRAY[next.id])
+        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)
+        FOR UPDATE OF s SKIP LOCKED));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    reached := ids[10000];
+END
+$$;

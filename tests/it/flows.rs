@@ -491,6 +491,37 @@ async fn a_worker_runs_a_flow_of_ten_thousand_jobs() {
     worker.drain().await;
 }
 
+/// However many older flows and signals are kept.
+#[tokio::test]
+async fn maintenance_deletes_flows_without_kept_jobs_and_signals_to_ended_ones() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT count(rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"x\"}]')) FROM generate_series(1, 3000);
+             INSERT INTO rouse.flow (requested_at, jobs) SELECT now(), 1 FROM generate_series(1, 500);
+             UPDATE rouse.flow SET requested_at = now() - interval '400 days';
+             INSERT INTO rouse.flow (requested_at, jobs) VALUES (now(), 1);
+             INSERT INTO rouse.signal (job, name, payload, at)
+                 SELECT j.id, 'go', '1', now() - interval '2 hours' FROM rouse.job AS j, generate_series(1, 10);
+             INSERT INTO rouse.signal (job, name, payload, at)
+                 SELECT 0, 'go', '1', now() - interval '2 hours' FROM generate_series(1, 500);
+             INSERT INTO rouse.signal (job, name, payload, at) VALUES (0, 'go', '1', now());",
+        )
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT (SELECT count(*) FROM rouse.flow) = 3001 AND (SELECT count(*) FROM rouse.signal) = 30001",
+    )
+    .await;
+    let left = "SELECT count(*) FROM rouse.flow AS f JOIN rouse.job AS j ON j.flow = f.id";
+    let row = client.query_one(left, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 3000);
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_flow_has_a_name_of_at_most_200_characters_and_hints_are_never_empty() {
     let db = TestDb::new().await;

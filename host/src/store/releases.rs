@@ -25,8 +25,8 @@ impl Store {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Finds jobs that wait for chains that have ended, and deletes flows of which no job is kept. Returns the number
-    /// of chains that were found. No known fault leaves any such chain behind.
+    /// Finds jobs that wait for chains that have ended. Returns the number of chains that were found. No known fault
+    /// leaves any such chain behind.
     pub async fn maintain_dependencies(&self) -> Result<i32, StoreError> {
         let worker = self.identity()?;
         let rows = self

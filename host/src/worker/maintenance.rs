@@ -1,16 +1,17 @@
-//! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, and looks for lost
-//! releases.
+//! Maintenance: creates and drops partitions of the history, cleans up the catalog of lanes, looks for lost releases,
+//! and deletes what ended jobs leave behind.
 //!
 //! Partitions are created for a week ahead, every hour. Still, one may be missing: after the machine was suspended for
 //! more than a week, or after a jump of the database's clock. Then it is created as soon as a write has failed.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
+use crate::store::{Leftover, Removal};
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// The wait after an error, or if a partition could not be dropped because a query was reading it.
@@ -18,12 +19,21 @@ const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 /// The wait after the creation of a missing partition: writes that still fail are repeated several times a second.
 const MISSING_PAUSE: Duration = Duration::from_secs(1);
 
+/// The time for which signals, or flows, are examined in each round. The next round continues.
+const EXAMINED_FOR: Duration = Duration::from_secs(10);
+/// A call that has deleted this many of them is followed by another one, regardless of the time: otherwise there could
+/// be more new ones than can be deleted.
+const MANY: i32 = 100;
+
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
+    let (mut signals, mut flows) = (0, 0);
     loop {
         let again = partitions(&shared).await;
         lanes(&shared).await;
         dependencies(&shared).await;
+        signals = leftovers(&shared, Leftover::Signals, signals).await;
+        flows = leftovers(&shared, Leftover::Flows, flows).await;
         schedules(&shared).await;
         let next_at = tokio::time::Instant::now() + again;
         let missing = || tokio::time::timeout_at(next_at, shared.missing_partitions.notified());
@@ -115,6 +125,33 @@ async fn dependencies(shared: &Shared) {
                 error,
                 "could not look for jobs whose release was lost; trying again in an hour"
             );
+        }
+    }
+}
+
+/// Deletes signals, or flows, that ended jobs have left behind, from this id on. Returns the id from which the next
+/// round continues.
+async fn leftovers(shared: &Shared, what: Leftover, mut after: i64) -> i64 {
+    let started_at = Instant::now();
+    loop {
+        let permit = shared.calls.patient.acquire().await;
+        let removal = shared.store.remove_leftovers(what, after).await;
+        drop(permit);
+        match removal {
+            Ok(Removal { reached, deleted }) => {
+                debug!(?what, deleted, "deleted what ended jobs have left behind");
+                after = reached.unwrap_or(0);
+                if reached.is_none() || (deleted < MANY && started_at.elapsed() > EXAMINED_FOR) {
+                    return after;
+                }
+            }
+            Err(error) => {
+                warn_unless_unreachable!(
+                    error,
+                    "could not delete what ended jobs have left behind; trying again with the next maintenance"
+                );
+                return after;
+            }
         }
     }
 }
