@@ -62,13 +62,14 @@ $$;
 -- The outcome of an attempt whose settlement had no response: 'held' if the worker still holds the job under this
 -- fence, so that nothing was committed; 'settled' if this attempt has ended the job; 'lost' otherwise. Waits up to 250
 -- ms for the transaction in question, which has locked the row; after that, the call fails with lock_not_available.
--- Served by the primary keys.
+-- Does not wait for a producer that has named the job: its lock is weaker than that of a settlement or of a recorded
+-- step. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.confirm(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_attempt integer) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR UPDATE;
+    PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN 'held';
     END IF;

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use rouse::job::{AbortReason, ErrorKind, Fence, JobId, NextAttempt, Outcome, RetryAt};
-use rouse::store::{Locked, Refusal, Settlement, WorkerKey};
+use rouse::store::{CommitStatus, Locked, Refusal, Settlement, WorkerKey};
 use serde_json::json;
 
 use crate::support::TestDb;
@@ -272,6 +272,29 @@ async fn a_locked_job_is_left_out_and_the_others_are_settled() {
         [jobs[1].id]
     );
     assert!(settled.locked.is_empty());
+}
+
+/// Otherwise, a step whose commit had no response would wait as long as that transaction is open.
+#[tokio::test]
+async fn a_commit_is_looked_up_although_a_producer_has_named_the_job() {
+    let db = TestDb::new().await;
+    let (mut producer, mut settling) = (db.client().await, db.client().await);
+    let store = db.worker().await;
+    let id = enqueue(&producer, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let transaction = producer.transaction().await.unwrap();
+    let name = "SELECT rouse.enqueue('x', after => jsonb_build_array($1::bigint))";
+    transaction.query(name, &[&id]).await.unwrap();
+    let confirm = || store.confirm(job.id, job.fence, job.attempt);
+    assert_eq!(confirm().await.unwrap(), CommitStatus::Held);
+    transaction.rollback().await.unwrap();
+
+    // It waits for a settlement that may have been committed.
+    let transaction = settling.transaction().await.unwrap();
+    lock_job(&transaction, id).await;
+    assert!(confirm().await.unwrap_err().is_locked());
+    transaction.rollback().await.unwrap();
+    assert_eq!(confirm().await.unwrap(), CommitStatus::Held);
 }
 
 /// The worker trusts the longer lease as soon as it has the response.
