@@ -55,6 +55,8 @@ pub struct Effects<'a> {
     pub calls: &'a [Vec<CheckedCall<'a>>],
     /// The limits of the handler.
     pub limits: &'a SqlLimits,
+    /// True to wait for up to 250 ms if the job of an outcome is locked, instead of 20 ms.
+    pub is_patient: bool,
 }
 
 /// A call to a statement that fits the database.
@@ -153,11 +155,12 @@ impl Store {
         let jobs: [NewJobRecord<'_>; 0] = [];
         let (nothing, jobs) = (&nothing.as_slice(), &jobs.as_slice());
         let (incarnation, key) = (worker.incarnation.0, worker.key());
-        let params: [(&(dyn ToSql + Sync), Type); 4] = [
+        let params: [(&(dyn ToSql + Sync), Type); 5] = [
             (&incarnation, Type::INT8),
             (&key, Type::BYTEA),
             (nothing, lists.array_type("settlement")),
             (jobs, lists.array_type("new_job")),
+            (&false, Type::BOOL),
         ];
         let checking = async {
             session.batch_execute(RESET).await?;
@@ -209,6 +212,7 @@ impl Store {
             write,
             calls,
             limits,
+            is_patient,
         } = effects;
         let (incarnation, key) = (worker.incarnation.0, worker.key());
         // The fence.
@@ -228,6 +232,7 @@ impl Store {
                 fence = include_str!("sql/settle_with_effects.sql");
                 fence_params.push((&settlements, lists.array_type("settlement")));
                 fence_params.push((&jobs, lists.array_type("new_job")));
+                fence_params.push((&is_patient, Type::BOOL));
             }
             FencedWrite::Step {
                 id: job,

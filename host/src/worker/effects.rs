@@ -10,6 +10,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{Notify, SemaphorePermit};
 use tracing::{debug, info, warn};
 
 use super::Shared;
@@ -81,8 +82,22 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
     checked.collect()
 }
 
+/// Waits for the turn of an outcome whose job was locked. Once the worker stops, its lease is no longer renewed.
+async fn turn<'a>(
+    shared: &Shared,
+    statements: &'a Statements,
+    one: &Unsettled,
+) -> SemaphorePermit<'a> {
+    let (id, fence) = (one.settlement.id, one.settlement.fence);
+    tokio::select! {
+        biased;
+        turn = statements.waiting.turn() => turn,
+        () = settler::give_up_when_stopping(shared, id, fence) => unreachable!("it never returns"),
+    }
+}
+
 /// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends. Once
-/// the worker stops, the lease is no longer renewed.
+/// the worker stops, the lease is no longer renewed. `is_locked`: notified when another transaction has locked the job.
 ///
 /// # Errors
 /// If nothing was committed: how the attempt has ended instead.
@@ -91,6 +106,7 @@ async fn commit(
     handler: &Handler,
     one: &mut Unsettled,
     calls: &[SqlCall],
+    is_locked: &Notify,
 ) -> Result<(), RunEnd> {
     let (mut conflicts, mut locked) = (0, 0);
     loop {
@@ -117,12 +133,23 @@ async fn commit(
             write: FencedWrite::Outcomes(&[&one.settlement]),
             calls: &checked,
             limits: &granted.limits,
+            is_patient: locked > 0,
         };
-        let failure = match shared
-            .store
-            .commit_effects(&statements.login, effects)
-            .await
-        {
+        let committed = {
+            let _turn = match locked {
+                0 => None,
+                _ => Some(turn(shared, &statements, one).await),
+            };
+            // Its turn may have come late.
+            if locked > 0 && settler::give_up_if_lost(shared, one) {
+                return Ok(());
+            }
+            shared
+                .store
+                .commit_effects(&statements.login, effects)
+                .await
+        };
+        let failure = match committed {
             Ok(CommitResult { has_releases }) => {
                 if has_releases {
                     shared.releases.notify_one();
@@ -161,6 +188,12 @@ async fn commit(
             // As in the settler, the lock is not the fault of the attempt.
             CommitError::Locked(error) => {
                 debug!(job.id = one.settlement.id.0, %error, "another transaction blocks a commit with effects; trying again");
+                is_locked.notify_one();
+                if statements.waiting.is_crowded() {
+                    // Others need the space: the job runs again once its lease has ended.
+                    let (id, fence) = (one.settlement.id, one.settlement.fence);
+                    shared.leases.give_up(id, fence);
+                }
                 tokio::time::sleep(settler::retry_after(locked)).await;
                 locked += 1;
             }
@@ -268,6 +301,7 @@ impl AttemptJournal {
                 },
                 calls: &checked,
                 limits: &granted.limits,
+                is_patient: true,
             };
             let committed = self.shared.store.commit_effects(&statements.login, effects);
             let failure = match committed.await {

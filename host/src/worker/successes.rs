@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::Shared;
 use super::settler::{self, Unsettled};
@@ -95,6 +95,8 @@ impl Drop for Success {
 pub(super) struct Waiting {
     gathered: Mutex<Gathered>,
     space: Arc<Semaphore>,
+    /// Taken by one at a time of those whose jobs were locked.
+    turn: Semaphore,
 }
 
 pub(super) struct Gathered {
@@ -114,7 +116,19 @@ impl Waiting {
                 batch_max: BATCH_FIRST,
             }),
             space: Arc::new(Semaphore::new(WAITING_KIB_MAX as usize)),
+            turn: Semaphore::new(1),
         }
+    }
+
+    /// Waits until a success whose job was locked may try again. Each try may wait for the lock, in a session of the
+    /// login: without turns, a few dozen of them would keep all sessions busy, and the login would seem not to respond.
+    pub(super) async fn turn(&self) -> SemaphorePermit<'_> {
+        self.turn.acquire().await.expect("it is never closed")
+    }
+
+    /// True if so many successes wait that there is soon no space for others.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.space.available_permits() < (WAITING_KIB_MAX / 2) as usize
     }
 
     /// Waits for the space that a success of this size takes.

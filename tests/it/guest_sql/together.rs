@@ -243,3 +243,27 @@ async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_hand
     }
     worker.drain().await;
 }
+
+/// So many that their tries alone would keep all connections of the login busy for longer than others wait for one.
+#[tokio::test]
+async fn hundreds_of_jobs_that_another_transaction_names_do_not_hold_up_others_either() {
+    let shop = Shop::open().await;
+    for number in 0..300 {
+        shop.enqueue(json!([line(number)])).await;
+    }
+    let other = shop.db.client().await;
+    let name = "BEGIN; SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    other.batch_execute(name).await.unwrap();
+    let worker = shop.start().await;
+    shop.until("SELECT count(*) = 300 FROM rouse.job WHERE state = 'running'")
+        .await;
+    for number in 300..303 {
+        let ended = shop.run(json!([line(number)])).await;
+        assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+    }
+    // The others are still locked.
+    assert!(shop.holds("SELECT count(*) = 3 FROM ledger").await);
+    other.batch_execute("ROLLBACK").await.unwrap();
+    shop.until("SELECT count(*) = 303 FROM ledger").await;
+    worker.drain().await;
+}

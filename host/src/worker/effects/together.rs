@@ -3,12 +3,14 @@
 //! A success waits in line (`successes.rs`), not in its slot. A committer takes as many as fit into a transaction;
 //! while it commits, the next ones gather. If the transaction fails for any reason, nothing of it is committed: its
 //! halves are tried, down to individual successes, which [`super::commit`] commits or fails. So a bad effect delays the
-//! others by a few milliseconds only, and the locks of a transaction are held no longer than that.
+//! others by a few milliseconds only, and the locks of a transaction are held no longer than that. A success whose job
+//! another transaction has locked continues in its own task, and takes turns with others like it.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use tracing::debug;
 
 use super::super::Shared;
@@ -25,8 +27,8 @@ const CHECKED: &str = "it was looked up before it waited";
 /// A transaction should take no longer than this, because it holds locks.
 const TRANSACTION_MAX: Duration = Duration::from_millis(20);
 
-/// A success that takes longer than this to commit alone continues in its own task: another transaction may have locked
-/// its job.
+/// A success that takes longer than this to commit alone continues in its own task: its statements may wait for the
+/// lock of another transaction.
 const ALONE_MAX: Duration = Duration::from_millis(500);
 
 /// After this time, a transaction no longer delays the successes that are waiting: another transaction starts.
@@ -34,10 +36,11 @@ const JOINED_AFTER: Duration = Duration::from_millis(5);
 
 impl Success {
     /// Commits it in its own transaction. If that is not possible, settles it with the end that results. Returns
-    /// whether it is committed.
-    async fn commit_alone(mut self) -> bool {
+    /// whether it is committed. `is_locked`: notified when another transaction has locked its job.
+    async fn commit_alone(mut self, is_locked: Arc<Notify>) -> bool {
         let mut one = self.one.take().expect("it is passed on once");
-        match super::commit(&self.shared, &self.handler, &mut one, &self.calls).await {
+        let (shared, handler) = (&self.shared, &self.handler);
+        match super::commit(shared, handler, &mut one, &self.calls, &is_locked).await {
             Ok(()) => true,
             Err(end) => {
                 self.settle_instead(one, end).await;
@@ -81,7 +84,7 @@ pub(in crate::worker) async fn commit(mut success: Success) {
         .filter(|it| success.handler.sql().is_some() && checked(it, &success.calls).is_some());
     let Some(statements) = statements else {
         // The handler was parked after the attempt had started. This call ends the attempt for that reason.
-        success.commit_alone().await;
+        success.commit_alone(Arc::default()).await;
         return;
     };
     let waiting = &statements.waiting;
@@ -170,9 +173,14 @@ impl Committer {
 
     /// Commits a success in its own transaction. Returns whether it has already been committed.
     async fn commit_alone(&self, only: Success) -> bool {
-        let committing = self.shared.attempts.tasks.spawn(only.commit_alone());
-        let committed = tokio::time::timeout(ALONE_MAX, committing).await;
-        matches!(committed, Ok(Ok(true)))
+        let is_locked = Arc::new(Notify::new());
+        let committing = only.commit_alone(is_locked.clone());
+        let committing = self.shared.attempts.tasks.spawn(committing);
+        tokio::select! {
+            biased;
+            committed = tokio::time::timeout(ALONE_MAX, committing) => matches!(committed, Ok(Ok(true))),
+            () = is_locked.notified() => false,
+        }
     }
 
     /// Returns whether all were committed at once.
@@ -185,7 +193,8 @@ impl Committer {
             if part.len() < 2 {
                 for success in part {
                     // The commit may take as long as the lease lasts.
-                    self.shared.attempts.tasks.spawn(success.commit_alone());
+                    let committing = success.commit_alone(Arc::default());
+                    self.shared.attempts.tasks.spawn(committing);
                 }
                 continue;
             }
@@ -239,6 +248,7 @@ impl Committer {
                 write: FencedWrite::Outcomes(&settlements),
                 calls: &calls,
                 limits: &part[0].handler.sql().expect(CHECKED).limits,
+                is_patient: false,
             },
         );
         Ok(committed.await?.has_releases)
