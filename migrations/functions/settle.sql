@@ -222,11 +222,23 @@ BEGIN
         -- failure costs this much time. The outcomes that it has found wait longer, so that they get the lock after
         -- other transactions that wait for it.
         PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);
+        -- The end of a job, and a wait for a signal or for calls, need a lock that conflicts with those of producers
+        -- that have named the job, or have sent it a signal. All other outcomes do not.
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
-        FROM unnest(p_settlements) AS s
-        CROSS JOIN LATERAL (
-            SELECT j.id FROM rouse.job AS j
-            WHERE j.id = s.id AND j.fence = s.fence FOR UPDATE SKIP LOCKED) AS mine;
+        FROM (
+            SELECT j.id
+            FROM unnest(p_settlements) AS s
+            CROSS JOIN LATERAL (
+                SELECT j.id FROM rouse.job AS j
+                WHERE j.id = s.id AND j.fence = s.fence FOR UPDATE SKIP LOCKED) AS j
+            WHERE s.state <> 'queued' OR coalesce(s.result ->> 'kind' IN ('signal', 'call'), false)
+            UNION ALL
+            SELECT j.id
+            FROM unnest(p_settlements) AS s
+            CROSS JOIN LATERAL (
+                SELECT j.id FROM rouse.job AS j
+                WHERE j.id = s.id AND j.fence = s.fence FOR NO KEY UPDATE SKIP LOCKED) AS j
+            WHERE s.state = 'queued' AND NOT coalesce(s.result ->> 'kind' IN ('signal', 'call'), false)) AS mine;
         RETURN QUERY
         SELECT j.id, true FROM unnest(p_settlements) AS s
         JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence

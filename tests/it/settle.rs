@@ -1,8 +1,11 @@
 //! Claims, fences and settlements: how two workers may and may not affect each other.
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use rouse::job::{AbortReason, ErrorKind, Fence, JobId, NextAttempt, Outcome, RetryAt};
+use rouse::job::{
+    AbortReason, ErrorKind, Fence, JobId, NextAttempt, Outcome, RetryAt, Suspension, Wait,
+};
 use rouse::store::{CommitStatus, Locked, Refusal, Settlement, WorkerKey};
 use serde_json::json;
 
@@ -272,6 +275,43 @@ async fn a_locked_job_is_left_out_and_the_others_are_settled() {
         [jobs[1].id]
     );
     assert!(settled.locked.is_empty());
+}
+
+#[tokio::test]
+async fn a_producer_that_names_a_job_delays_its_end_and_no_other_outcome() {
+    let db = TestDb::new().await;
+    let (mut producer, store) = (db.client().await, db.worker().await);
+    for n in 0..4 {
+        enqueue(&producer, "x", json!(n)).await;
+    }
+    let jobs = claim(&store, 4).await;
+    let transaction = producer.transaction().await.unwrap();
+    let name = "SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    transaction.query(name, &[]).await.unwrap();
+    let retry = Outcome::Retry {
+        again: Duration::from_secs(60).into(),
+        error: error(ErrorKind::GuestError),
+    };
+    let sleep = Outcome::Suspended(Suspension {
+        step: "nap".into(),
+        wait: Wait::Sleep {
+            until: SystemTime::now() + Duration::from_secs(60),
+        },
+        is_recorded: false,
+    });
+    let outcomes = [result("1"), retry, Outcome::Released, sleep];
+    let batch: Vec<_> = jobs
+        .iter()
+        .zip(outcomes)
+        .map(|(job, outcome)| settlement(job, outcome))
+        .collect();
+    let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+    let others: HashSet<JobId> = jobs[1..].iter().map(|job| job.id).collect();
+    assert_eq!(settled.accepted, others);
+    assert_eq!(settled.locked, HashSet::from([jobs[0].id]));
+    transaction.rollback().await.unwrap();
+    let settled = store.settle(&batch[..1], Locked::Skip).await.unwrap();
+    assert!(settled.accepted.contains(&jobs[0].id));
 }
 
 /// Otherwise, a step whose commit had no response would wait as long as that transaction is open.
