@@ -109,11 +109,11 @@ enum Command {
     Chain(chain::Args),
     /// Show, list, cancel, retry and delete flows: graphs of jobs
     Flow(flow::Args),
-    /// List, show, set, run, pause and backfill schedules
+    /// List, show, set, run, pause, backfill and delete schedules
     Schedule(schedule::Args),
     /// Show what happened, when, and who did it
     Audit(audit::Args),
-    /// List, drain, pause, resume and purge queues
+    /// List, set, drain, pause, resume and purge queues
     Queue(queue::Args),
     /// List, show, set and delete gates: limits on which jobs run
     Gate(gate::Args),

@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
 
-    /// Only admin actions of this login
+    /// Only admin actions of this login, or of this user of the dashboard
     #[arg(long, value_name = "LOGIN")]
     who: Option<String>,
 

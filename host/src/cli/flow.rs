@@ -26,8 +26,7 @@ const EXIT_UNKNOWN: u8 = 3;
 /// The state of the flow does not allow the change.
 const EXIT_REFUSED: u8 = 6;
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 done · 3 no such flow · 6 (delete) the flow is not in a state for that";
+const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such flow";
 
 /// Options of `rouse flow`.
 #[derive(Debug, ClapArgs)]
@@ -61,10 +60,14 @@ enum Operation {
     /// Draw the graph of a flow with the states of its jobs
     Show(Show),
     /// Cancel all live jobs of a flow; running attempts are stopped
+    #[command(after_help = EXIT_CODES)]
     Cancel(Named),
     /// Retry the jobs of a flow that failed, and those that were cancelled; the others keep their results
+    #[command(after_help = EXIT_CODES)]
     Retry(Named),
     /// Delete the queued jobs of a flow; refused while one runs, or while other jobs wait for the flow
+    #[command(after_help = "\
+Exit codes: 0 done · 3 no such flow · 6 a job of the flow runs, or other jobs wait for the flow")]
     Delete(Named),
 }
 
@@ -113,7 +116,6 @@ struct Show {
 
 /// Options that name a flow.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = EXIT_CODES)]
 struct Named {
     #[command(flatten)]
     target: Target,

@@ -49,7 +49,7 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Serve only this queue (repeat for several); default: all
+    /// Serve only this queue (repeat for several); default: `queues` of rouse.toml, else all
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
 

@@ -100,8 +100,10 @@ struct Named {
 /// Options that name schedules.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Producers change the schedules that their login has created; rouse_operator all of them.\n\
-Exit codes: 0 done · 3 no such schedule · 6 refused, nothing was changed")]
+Producers change the schedules that their login has created; rouse_operator all of them. A schedule of another login stops \
+the command: the later ones are not changed.\n\
+Exit codes: 0 done · 1 a schedule belongs to another login, or an error · 3 no such schedule · 6 (delete) a module declares the \
+schedule")]
 struct NamedMany {
     #[command(flatten)]
     target: Target,

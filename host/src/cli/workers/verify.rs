@@ -30,7 +30,8 @@ its file, and a proof: the sha256 of the nonce followed by the file. With --modu
 it the reply is only a claim of the worker.
 
 Exit codes: 0 it proves or claims that it can · 3 no such worker is alive · 4 it cannot, or does not prove that it has FILE · \
-5 no reply in time · 6 it has 100 challenges to answer")]
+5 no answer in time · \
+6 it has left 100 challenges of the last 10 minutes unanswered, and gets no more")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
