@@ -165,7 +165,7 @@ async fn each_language_stops_when_its_job_is_cancelled() {
         assert!(cancel(&client, id).await);
         assert_eq!(ended(&client, id).await.state, "cancelled");
     }
-    // The worker waits for the attempts, whose grace is an hour.
+    // The worker waits for the attempts, whose grace lasts ten minutes.
     worker.drain().await;
 }
 
