@@ -379,7 +379,7 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
         (&["job", "ls", "--state", "failed"], 0, c),
         (&["job", "ls", "--limit", "1", "--json"], 0, "\"more\":true"),
         (&["job", "ls", "--limit", "1"], 0, "there are more"),
-        (&["queue", "pause", "default"], 0, "is paused since"),
+        (&["queue", "pause", "default"], 0, "has been paused since"),
         (
             &["queue", "pause", "never"],
             0,

@@ -290,7 +290,10 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
     assert_eq!(ended(&client, running).await.state, "cancelled");
     let (status, output) = drain.exit(TIMEOUT);
     assert_eq!(status.code(), Some(6), "{output}");
-    assert!(output.contains("queue default is paused since"), "{output}");
+    assert!(
+        output.contains("queue default has been paused since"),
+        "{output}"
+    );
     assert_eq!(events(&client, waiting).await, ["requested"]);
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     ran.exits(6).prints("rouse queue resume default");

@@ -98,7 +98,7 @@ async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_other
     run(&["queue", "pause", "mail", "bulk"])
         .await
         .exits(0)
-        .prints("queue bulk is paused")
+        .prints("queue bulk has been paused")
         .prints("2 of 2 queues done");
     run(&["queue", "resume", "mail", "bulk"])
         .await

@@ -310,7 +310,7 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
         let shown = plain(name);
         Ok(Ok(Done {
             text: format!(
-                "queue {shown} is paused since {since}; claimed jobs continue (`rouse queue resume {shown}`)"
+                "queue {shown} has been paused since {since}; claimed jobs continue (`rouse queue resume {shown}`)"
             ),
             json: json!({"queue": name, "paused_at": since}),
         }))

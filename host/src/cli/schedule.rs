@@ -203,7 +203,7 @@ async fn pause(args: NamedMany) -> anyhow::Result<ExitCode> {
         let shown = plain(name);
         let done = store.pause_schedule(name).await.map(|since| Done {
             text: format!(
-                "schedule {shown} is paused since {since} (`rouse schedule resume {shown}`)"
+                "schedule {shown} has been paused since {since} (`rouse schedule resume {shown}`)"
             ),
             json: json!({"schedule": name, "paused_at": since}),
         });

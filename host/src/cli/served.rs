@@ -43,7 +43,7 @@ impl<'a> Wanted<'a> {
         if let Some(since) = store.queue_paused_at(self.queue).await? {
             let queue = plain(self.queue);
             eprintln!(
-                "rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)"
+                "rouse: queue {queue} has been paused since {since} (`rouse queue resume {queue}`)"
             );
         }
         Ok(())

@@ -44,7 +44,7 @@ async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
         .prints("has the handler no.such")
         .prints("serves the queue other")
         .prints("requires (gpu)")
-        .prints("queue mail is paused since");
+        .prints("queue mail has been paused since");
     assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
     worker.drain().await;
 }

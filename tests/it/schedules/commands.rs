@@ -158,7 +158,7 @@ async fn a_schedule_is_run_paused_resumed_and_backfilled() {
     run(&["pause", "nightly"])
         .await
         .exits(0)
-        .prints("schedule nightly is paused since");
+        .prints("schedule nightly has been paused since");
     run(&["show", "nightly"]).await.prints("none: it is paused");
     let resumed = run(&["resume", "nightly", "--json"]).await.json();
     assert_eq!(resumed, json!({"schedule": "nightly", "was_paused": true}));

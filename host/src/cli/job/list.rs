@@ -121,7 +121,7 @@ async fn warn_of_unserved(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
         if let Some(since) = store.queue_paused_at(queue).await? {
             let queue = plain(queue);
             eprintln!(
-                "rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)"
+                "rouse: queue {queue} has been paused since {since} (`rouse queue resume {queue}`)"
             );
         }
     }

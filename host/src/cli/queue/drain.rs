@@ -214,7 +214,7 @@ fn exit_code(summary: &Summary) -> ExitCode {
 fn report_paused(queue: &str, since: &str) {
     let queue = plain(queue);
     telemetry::line(&format!(
-        "rouse: queue {queue} is paused since {since}; `rouse queue resume {queue}` resumes it"
+        "rouse: queue {queue} has been paused since {since}; `rouse queue resume {queue}` resumes it"
     ));
 }
 
