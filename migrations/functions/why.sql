@@ -55,7 +55,7 @@ BEGIN
                 remedy := format('`rouse job signal %s %s%s`', p_job.id, CASE WHEN p_job.wait ->> 'name' LIKE '-%' THEN '-- ' ELSE '' END,
                                  rouse._shell_word(p_job.wait ->> 'name'));
             WHEN 'call' THEN
-                sentence := 'Its attempt is suspended until the jobs have ended that it has called.';
+                sentence := 'Its attempt is suspended until the jobs that it has called have ended.';
             ELSE
                 sentence := format('Its attempt sleeps%s.', ltrim(rest, ','));
         END CASE;
@@ -76,7 +76,7 @@ BEGIN
                                        (SELECT j.state FROM rouse.job AS j WHERE j.id = blocker.live));
                     remedy := format('`rouse why %s`', blocker.live);
                 WHEN blocker.on_failure <> 'wait' OR blocker.state = 'succeeded' THEN
-                    sentence := format('Job %s has ended, and a worker is about to let it go on.', coalesce(blocker.ended, blocker.chain));
+                    sentence := format('Job %s has ended, and a worker is about to release this one.', coalesce(blocker.ended, blocker.chain));
                     remedy := NULL;
                 WHEN blocker.ended IS NOT NULL AND EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = blocker.ended) THEN
                     sentence := format('It waits for job %s, which has ended as %s, to be retried.', blocker.ended, replace(blocker.state::text, '_', ' '));
@@ -149,16 +149,16 @@ BEGIN
         WHEN able.permitted = 0 THEN
             reason := 'not_permitted';
             sentence := format('The logins of the workers that could run it do not permit handler %s in queue %s.', p_handler, p_queue);
-            remedy := 'What each may do is in rouse.worker_login.';
+            remedy := 'rouse.worker_login lists what each login may do.';
         WHEN able.staying = 0 THEN
             reason := 'draining';
-            sentence := 'All workers that could run it are being stopped, and claim nothing any more.';
+            sentence := 'All workers that could run it are being stopped, and claim no more jobs.';
             remedy := 'Start another host.';
         WHEN able.able = 0 THEN
             reason := 'parked';
             sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements cannot run: %s', p_handler,
                                left(able.parked, 500));
-            remedy := 'Run the GRANT or the migration that is missing. The hosts look again every few seconds.';
+            remedy := 'Run the GRANT or the migration that is missing. The hosts check again every 30 seconds.';
         ELSE
             RETURN;
     END CASE;
@@ -338,7 +338,7 @@ BEGIN
         FROM unnest(enum_range(NULL::rouse.priority)) AS p(priority) WHERE p.priority <= p_lane.priority ORDER BY p.priority
     LOOP
         CONTINUE WHEN of.jobs = 0;
-        rest := CASE of.jobs WHEN 1 THEN 'goes' ELSE 'go' END || ' first unless a gate keeps them.';
+        rest := CASE of.jobs WHEN 1 THEN 'goes first unless a gate holds it back.' ELSE 'go first unless a gate holds them back.' END;
         IF of.priority = p_lane.priority THEN
             reason := 'queue_order';
             sentence := format('%s of queue %s, which the workers serve before queue %s, %s', rouse._counted(of.jobs, 'job', 'jobs'),
@@ -428,7 +428,7 @@ BEGIN
         SELECT f.state, f.finished_at, f.chain INTO ended FROM rouse.finished AS f WHERE f.id = why.id;
         IF FOUND THEN
             live := rouse._live_job(coalesce(ended.chain, why.id));
-            RETURN QUERY SELECT 'ended', format('It has ended %s ago: %s.%s', rouse._duration(now - ended.finished_at), replace(ended.state::text, '_', ' '),
+            RETURN QUERY SELECT 'ended', format('It ended %s ago: %s.%s', rouse._duration(now - ended.finished_at), replace(ended.state::text, '_', ' '),
                                                 ' Job ' || live || ' continues its chain.'),
                 CASE WHEN live IS NOT NULL THEN format('`rouse why %s`', live)
                      WHEN ended.state <> 'succeeded' THEN format('`rouse job retry %s` enqueues it again.', why.id) END,
@@ -445,7 +445,7 @@ BEGIN
             RETURN;
         END IF;
         RETURN QUERY SELECT 'orphaned',
-            format('Worker %s, which had it, has been gone for %s: another one takes it over.', worker, rouse._duration(now - job.lease_until)),
+            format('Worker %s, which had it, has been gone for %s: another one will take it over.', worker, rouse._duration(now - job.lease_until)),
             NULL, job.lease_until, NULL::timestamptz;
         RETURN QUERY SELECT * FROM rouse._why_unserved(lane.handler, lane.queue, lane.tags, now);
         RETURN;
@@ -471,7 +471,7 @@ BEGIN
     END IF;
     IF NOT is_any THEN
         RETURN QUERY SELECT 'ready', CASE WHEN job.turn IS NULL THEN 'It is due, and gets its turn in a moment.'
-                                          ELSE 'Nothing keeps it: a worker claims it in a moment.' END,
+                                          ELSE 'Nothing prevents it from starting: a worker will claim it in a moment.' END,
             NULL, job.available_at, NULL::timestamptz;
     END IF;
 END

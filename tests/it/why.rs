@@ -41,7 +41,7 @@ fn greeter() -> Registration {
 }
 
 /// The one reason of a ready job that a worker would take.
-const READY: &[(&str, &str)] = &[("ready", "a worker claims it in a moment")];
+const READY: &[(&str, &str)] = &[("ready", "a worker will claim it in a moment")];
 
 #[tokio::test]
 async fn for_a_job_that_no_worker_takes_why_names_what_the_workers_lack() {
@@ -151,7 +151,7 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
         ),
         (
             json!({"kind": "call", "step": "s", "jobs": [first]}),
-            "the jobs have ended that it has called",
+            "the jobs that it has called have ended",
         ),
         (
             json!({"kind": "sleep", "step": "s", "until_ms": 4_102_444_800_000_u64}),
