@@ -1,4 +1,4 @@
-//! Waits for the ends of jobs, on behalf of HTTP callers: one look for all of them.
+//! Waits for the ends of jobs, on behalf of HTTP callers, with one look for all of them.
 //!
 //! A waiter does not need its own statement. All jobs that have waiters are looked at together: at once if they are new
 //! here or have just ended on this host, otherwise after a tenth of the time that the newest waiter has waited. Without
@@ -147,7 +147,7 @@ impl Ends {
         }
     }
 
-    /// Takes one look. Returns how long to pause after it.
+    /// Looks once at these jobs. Returns the pause after it.
     async fn look_or_explain(&self, store: &Store, ids: &[i64]) -> Duration {
         let Err(error) = self.look(store, ids).await else {
             return PAUSE;

@@ -33,7 +33,7 @@ async fn enqueue_unserved(client: &Client, rest: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
+async fn a_consumer_can_bind_a_source_to_its_own_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, binding(LEGACY)).await;
@@ -249,12 +249,12 @@ async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
 }
 
 #[tokio::test]
-async fn of_the_lane_of_a_dead_worker_only_the_bound_job_is_adopted() {
+async fn only_the_bound_job_in_the_lane_of_a_dead_worker_is_adopted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let bound = enqueue_unserved(&client, ", source => 'legacy'").await;
     let unbound = enqueue_unserved(&client, ", source => 'other'").await;
-    // In the state in which a crashed worker leaves them.
+    // A crashed worker leaves them in this state.
     client
         .execute(
             "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,

@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     http: String,
 
-    /// Print events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
 }

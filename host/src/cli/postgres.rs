@@ -40,7 +40,7 @@ pub(super) struct Args {
     #[command(flatten)]
     private: PrivateArgs,
 
-    /// Print events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
 }

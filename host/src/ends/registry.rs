@@ -1,4 +1,4 @@
-//! Which jobs are waited for, and which of them to look at next. Without I/O.
+//! The jobs that callers wait for, and the choice of those to look at next. Without I/O.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -14,22 +14,22 @@ use crate::job::JobId;
 pub(super) struct Registry {
     pauses: RangeInclusive<Duration>,
     jobs: HashMap<JobId, Watched>,
-    /// How many looks have begun.
+    /// The number of looks that have started.
     looks: u64,
-    /// When the last look at all jobs began.
+    /// The start of the last look at all jobs.
     looked_at_all: Option<Instant>,
-    /// When the newest caller came.
+    /// The arrival of the newest caller.
     newest: Option<Instant>,
 }
 
 struct Watched {
     callers: usize,
     seen: watch::Sender<Sight>,
-    /// It is to be looked at at once.
+    /// The next look has to include it, without a pause.
     is_due: bool,
 }
 
-/// What a look has shown.
+/// The result of a look.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sight {
     /// The number of the look; 0: none.
@@ -38,13 +38,13 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// True if a caller may use it that came when this many looks had begun.
+    /// True if it is recent enough for a caller that arrived after this many looks had started.
     pub(super) fn is_current(&self, looks: u64) -> bool {
         self.look > looks || matches!(self.seen, Seen::Ended(_))
     }
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Look at these jobs now.
@@ -67,8 +67,8 @@ impl Registry {
         }
     }
 
-    /// A caller waits for this job: it is looked at, unless its end is known. Returns the sights of it, and how many
-    /// looks have begun before.
+    /// A caller waits for this job: the next look includes it, unless its end is known. Returns the results of looks at
+    /// it, and the number of looks that have started before.
     pub(super) fn enter(&mut self, id: JobId, now: Instant) -> (watch::Receiver<Sight>, u64) {
         self.newest = Some(now);
         let watched = self.jobs.entry(id).or_insert_with(|| Watched {
@@ -91,13 +91,13 @@ impl Registry {
         }
     }
 
-    /// This job is to be looked at at once. False if it has no waiters.
+    /// Looks at this job without a pause. False if it has no waiters.
     pub(super) fn mark_due(&mut self, id: JobId) -> bool {
         let watched = self.jobs.get_mut(&id);
         watched.map(|watched| watched.is_due = true).is_some()
     }
 
-    /// Shows the callers of this job what the look that began last has shown.
+    /// Passes the result of the look that started last to the callers of this job.
     pub(super) fn show(&self, id: JobId, seen: Seen) {
         if let Some(watched) = self.jobs.get(&id) {
             let look = self.looks;
@@ -105,7 +105,7 @@ impl Registry {
         }
     }
 
-    /// What to do next. A look begins with this call.
+    /// Chooses the next action. A look starts with this call.
     pub(super) fn next(&mut self, now: Instant) -> Next {
         let is_open = |watched: &Watched| !matches!(watched.seen.borrow().seen, Seen::Ended(_));
         let any = self.jobs.values().any(is_open);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_rarer_the_longer_the_newest_caller_waits() {
+    fn looks_become_less_frequent_while_the_newest_caller_waits() {
         let (mut registry, start) = start();
         let _ = registry.enter(JobId(1), start);
         assert_eq!(look(&mut registry, start), [1]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_comes_later_believes_a_known_end_and_nothing_else_that_is_older() {
+    fn a_later_caller_accepts_a_known_end_but_no_other_earlier_result() {
         let (mut registry, now) = start();
         let _first = registry.enter(JobId(1), now);
         assert_eq!(look(&mut registry, now), [1]);

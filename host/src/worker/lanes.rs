@@ -233,7 +233,7 @@ impl Lanes {
             return;
         }
         let known = self.known.get(&id);
-        if known.is_some_and(|known| self.shares.are_set_for(known)) {
+        if known.is_some_and(|known| self.shares.is_fair(known)) {
             self.woken.insert(id);
         }
     }

@@ -7,7 +7,7 @@ use crate::job::LaneId;
 use crate::store::{ClaimOrder, Peek};
 
 impl Lanes {
-    /// Makes the cursors at the previous call of this method the recent ones.
+    /// Remembers the current cursors; those of the previous call become the recent ones.
     pub(in crate::worker) fn look_back(&mut self) {
         for known in self.known.values_mut() {
             known.recent = [known.recent[1], known.cursor];

@@ -33,7 +33,7 @@ enum Member {
 impl Member {
     /// The member from whose share of a limit the jobs of a lane are taken.
     fn new(known: &Known, shares: &Shares) -> Self {
-        match shares.are_set_for(known) {
+        match shares.is_fair(known) {
             true => Self::Key {
                 queue: known.place.queue.clone(),
                 key: known.place.key.clone(),

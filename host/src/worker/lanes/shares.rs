@@ -18,20 +18,20 @@ pub(super) struct Shares {
     settings: HashMap<String, FairShare>,
     /// True if any served queue is fair.
     any_served: bool,
-    /// The last lane that was searched for starving jobs, by the wait after which they starve.
+    /// For each wait after which jobs starve: the last lane that was searched for them.
     starving_after: HashMap<Duration, LaneId>,
     /// The statistics of claims.
     fairness: Fairness,
 }
 
 impl Shares {
-    /// Forgets which lanes are served.
+    /// Forgets the served lanes, before they are chosen again.
     pub(super) fn start_over(&mut self) {
         self.any_served = false;
     }
 
-    /// Applies to a lane how it is served, and the settings of its queue. True if these limit the running jobs of its
-    /// key.
+    /// Sets how a lane is served, according to the settings of its queue. True if these settings limit the running jobs
+    /// of each key.
     pub(super) fn choose(
         &mut self,
         known: &mut Known,
@@ -59,7 +59,7 @@ impl Shares {
     }
 
     /// True if the queue of this lane is fair.
-    pub(super) fn are_set_for(&self, known: &Known) -> bool {
+    pub(super) fn is_fair(&self, known: &Known) -> bool {
         self.settings.contains_key(&known.lane.queue)
     }
 }
