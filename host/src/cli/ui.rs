@@ -17,9 +17,10 @@ use crate::ui::CONNECTIONS_MAX;
 /// Options of `rouse ui`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Reads with the role rouse_observer; changes need rouse_operator. On this machine it may do what its login may. On another \
-address it needs tokens: ROUSE_UI_OPERATOR_TOKEN for those who may change something, ROUSE_UI_VIEWER_TOKEN for those who may read; \
-without them others see everything but payloads, results, errors and logs, and change nothing.")]
+Needs the role rouse_observer to read, and rouse_operator for changes. On a loopback address, users may do what \
+the login may. On another address, users sign in with a token: ROUSE_UI_OPERATOR_TOKEN permits changes, ROUSE_UI_VIEWER_TOKEN reading. \
+Users who have not signed in can change nothing; they see everything except payloads, results, errors and logs, or nothing if \
+ROUSE_UI_VIEWER_TOKEN is set.")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

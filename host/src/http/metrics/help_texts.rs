@@ -15,7 +15,7 @@ const COUNTERS: [(&str, &str); 13] = [
     ),
     (
         "rouse_jobs_adopted_total",
-        "Jobs that this host took over because their worker was dead.",
+        "Jobs that this host took over because their worker was dead or had stopped.",
     ),
     (
         "rouse_jobs_lost_total",
