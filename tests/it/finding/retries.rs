@@ -261,10 +261,10 @@ async fn a_locked_job_is_tried_again_without_the_refused_jobs_next_to_it() {
     };
     let first = one().await;
     assert_eq!((first.retried, first.refused), (vec![locked], vec![]));
-    assert_eq!(first.looked_at, 1);
+    assert_eq!(first.examined_count, 1);
     let second = one().await;
     assert_eq!((second.retried, second.refused), (vec![], vec![]), "once");
-    assert_eq!(second.looked_at, 1);
+    assert_eq!(second.examined_count, 1);
     let newer = store
         .retry_job_if_matching(&filter, also_refused, LockWait::default())
         .await
