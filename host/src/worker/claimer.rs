@@ -259,9 +259,10 @@ impl Claimer<'_> {
             // Producers do not notify this worker yet. The next look requests that if it finds nothing.
             wait = wait.min(BUSY_AFTER);
         }
-        let dues = [self.looks.due_at(), self.looks.next_opening()];
-        for due in dues.into_iter().flatten() {
-            wait = wait.min(due.saturating_duration_since(started));
+        let due_at = self.looks.due_at();
+        let due_in = due_at.map(|due| due.saturating_duration_since(started));
+        for next in [due_in, self.looks.opens_in()].into_iter().flatten() {
+            wait = wait.min(next);
         }
         // It does no harm if the timer fires early: jobs become due by the database's clock.
         let woken = tokio::time::timeout(wait, async {

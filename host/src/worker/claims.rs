@@ -327,7 +327,7 @@ impl<'a> Claims<'a> {
         batch: Option<usize>,
         check: bool,
     ) -> Result<Found, StoreError> {
-        let limits = self.keep_host_limits(&mut orders, Instant::now());
+        let limits = self.keep_host_limits(&mut orders, BootTime::now());
         let opened = limits.as_ref().is_some_and(|limits| limits.opened);
         let full = limits.as_ref().map_or(0, |limits| limits.full.len());
         if orders.is_empty() {
@@ -404,7 +404,7 @@ impl<'a> Claims<'a> {
     fn keep_host_limits(
         &mut self,
         orders: &mut Vec<ClaimOrder>,
-        now: Instant,
+        now: BootTime,
     ) -> Option<HostLimits> {
         if self.host_limits.is_empty() {
             return None;

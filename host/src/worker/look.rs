@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tracing::error;
 
@@ -17,6 +17,7 @@ use super::lanes::After;
 use super::look_plan::{LookPlan, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
+use crate::sandbox::BootTime;
 use crate::store::{ClaimOrder, Peek, PeekParams, StoreError};
 
 /// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago. They are claimed
@@ -84,9 +85,10 @@ impl<'a> Looks<'a> {
         self.plan.due_at()
     }
 
-    /// When the next lane opens that a gate has closed for a while. `None` if there is none.
-    pub(super) fn next_opening(&self) -> Option<Instant> {
-        self.claims.lanes.next_opening()
+    /// The time until the next lane opens that a gate has closed for a while. `None` if there is none.
+    pub(super) fn opens_in(&self) -> Option<Duration> {
+        let at = self.claims.lanes.next_opening()?;
+        Some(at.since(BootTime::now()))
     }
 
     /// When the newest jobs are searched next, while slots are taken. `None` if only a few lanes, and no fair queue,
@@ -155,7 +157,7 @@ impl<'a> Looks<'a> {
         if self.plan.looks_back(now) {
             self.claims.lanes.look_back();
         }
-        let mut is_freed = self.claims.lanes.open_due(now);
+        let mut is_freed = self.claims.lanes.open_due(BootTime::now());
         let (lanes, handlers) = self.shared.wakeups.take_freed();
         for lane in lanes {
             is_freed |= self.claims.lanes.free(lane);

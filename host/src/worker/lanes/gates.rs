@@ -9,13 +9,13 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use rouse_turns::Closings;
 
 use super::shares::Shares;
 use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
+use crate::sandbox::BootTime;
 use crate::store::ClosedLane;
 
 /// The name of a limit on running jobs, or on the rate at which they start, with its key.
@@ -46,7 +46,8 @@ impl Member {
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     gates: Vec<ClaimGate>,
-    closings: Closings<LaneId, Limit, Member, Instant>,
+    /// By a clock that runs while the machine is suspended: a lane may wait for days.
+    closings: Closings<LaneId, Limit, Member, BootTime>,
 }
 
 impl Gates {
@@ -124,7 +125,7 @@ impl Lanes {
 
     /// Notes that no job of this lane may start now, because its handler has no free capacity on this host. True if
     /// other lanes, which share a limit with it, were opened instead.
-    pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: Instant) -> bool {
+    pub(in crate::worker) fn close_for_handler(&mut self, id: LaneId, now: BootTime) -> bool {
         let Some(known) = self.known.get(&id) else {
             return false;
         };
@@ -140,7 +141,7 @@ impl Lanes {
     /// Closes a lane: for a while, or until the gates that are at their limit have free capacity again. A lane that
     /// waits for a single rate opens in the order of the lanes behind that rate. The sweep finds lanes behind a gate
     /// that this worker does not know yet. `has_jobs`: the lane is known to have jobs.
-    pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: Instant) {
+    pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: BootTime) {
         let ClosedLane { lane: id, wait, by } = closed;
         self.active.remove(*id);
         let Some(known) = self.known.get(id) else {
@@ -151,7 +152,7 @@ impl Lanes {
         let closings = &mut self.gates.closings;
         match wait {
             Some(wait) => {
-                let at = now + *wait;
+                let at = now.plus(*wait);
                 let rate = known.rates.iter().find(|(gate, _)| by == &[gate.as_str()]);
                 match rate {
                     Some((_, rate)) => {
@@ -206,12 +207,12 @@ impl Lanes {
     }
 
     /// The time at which the next lane opens because its wait ends.
-    pub(in crate::worker) fn next_opening(&self) -> Option<Instant> {
+    pub(in crate::worker) fn next_opening(&self) -> Option<BootTime> {
         self.gates.closings.next_opening()
     }
 
     /// Opens the lanes whose time has come. True if there are any.
-    pub(in crate::worker) fn open_due(&mut self, now: Instant) -> bool {
+    pub(in crate::worker) fn open_due(&mut self, now: BootTime) -> bool {
         let due = self.gates.closings.due(now);
         self.open_all(due)
     }
@@ -288,7 +289,7 @@ impl Lanes {
     fn open_behind(
         &mut self,
         limits: &[Limit],
-        opened: impl Fn(&Closings<LaneId, Limit, Member, Instant>, &Limit) -> Vec<LaneId>,
+        opened: impl Fn(&Closings<LaneId, Limit, Member, BootTime>, &Limit) -> Vec<LaneId>,
     ) -> bool {
         let closings = &mut self.gates.closings;
         for limit in limits {
@@ -335,7 +336,7 @@ impl Lanes {
         closed: &[ClosedLane],
         claimed: &HashMap<LaneId, usize>,
         with_jobs: &HashSet<LaneId>,
-        now: Instant,
+        now: BootTime,
     ) -> bool {
         let (taken, others): (Vec<&ClosedLane>, Vec<&ClosedLane>) = closed
             .iter()

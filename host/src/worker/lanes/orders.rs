@@ -1,10 +1,10 @@
 //! The lanes of each claim, in order.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
 
 use super::{After, Known, LANES_PER_CLAIM, Lanes};
 use crate::job::LaneId;
+use crate::sandbox::BootTime;
 use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, OverdueFilter};
 use crate::worker::turns::{Class, Part};
 
@@ -232,7 +232,7 @@ impl Lanes {
             }
         }
         self.forfeit_turns(orders, &claimed);
-        let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, Instant::now());
+        let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, BootTime::now());
         for lane in claimed.keys().chain(&emptied) {
             if !self.is_closed(*lane) {
                 is_any_opened |= self.open_others(*lane);

@@ -5,11 +5,12 @@ mod cursors;
 mod elsewhere;
 
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::Priority;
+use crate::sandbox::BootTime;
 use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, OverdueFilter, Peek};
 use crate::worker::claim;
 

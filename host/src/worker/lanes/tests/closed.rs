@@ -176,7 +176,7 @@ fn lanes_that_a_sweep_finds_empty_make_way_for_others_of_their_limit() {
     lanes.learn((1..=500).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
     for n in 1..=500 {
-        lanes.close(&until_end(n), true, Instant::now());
+        lanes.close(&until_end(n), true, BootTime::now());
     }
     lanes.open_some();
     assert_eq!(open(&lanes), (1..=8).collect::<Vec<_>>());
@@ -190,7 +190,7 @@ fn lanes_that_a_sweep_finds_empty_make_way_for_others_of_their_limit() {
     assert_eq!(open(&lanes), [400, 499, 500]);
     assert!(lanes.mark_active(LaneId(9)), "it has a job again");
     // Lanes of a paused queue were not read.
-    lanes.close(&until_end(9), true, Instant::now());
+    lanes.close(&until_end(9), true, BootTime::now());
     let empty = found_empty(&lanes, &[], paused());
     lanes.open_empty(&empty);
     assert!(lanes.is_closed(LaneId(9)));
@@ -204,7 +204,7 @@ fn a_lane_that_was_not_known_to_have_jobs_does_not_open_others() {
     lanes.learn((1..3).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
     lanes.mark_all_empty();
-    lanes.close(&until_end(2), true, Instant::now());
+    lanes.close(&until_end(2), true, BootTime::now());
     let orders = lanes.orders(After::Cursor, WANTED);
     assert_eq!(orders[0].lane, LaneId(1), "it is idle");
     assert_eq!(
@@ -242,13 +242,13 @@ fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on()
     lanes.learn((1..=400).map(|n| of_tenant(n, n, &n.to_string())).collect());
     lanes.serve(|_| Some(SERVED));
     for n in 1..=400 {
-        lanes.close(&until_end(n), true, Instant::now());
+        lanes.close(&until_end(n), true, BootTime::now());
     }
     lanes.open_some();
     let first = open(&lanes);
     assert_eq!(first.len(), 256);
     for id in &first {
-        lanes.close(&until_end(*id), true, Instant::now());
+        lanes.close(&until_end(*id), true, BootTime::now());
     }
     lanes.open_some();
     let second = open(&lanes);
@@ -292,7 +292,7 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
         );
         lanes.serve(|_| Some(SERVED));
         let mut started: HashMap<i64, u32> = HashMap::new();
-        let mut now = Instant::now();
+        let mut now = BootTime::now();
         for turn in 0..200 {
             let orders = lanes.orders(After::Cursor, 16);
             let first = orders[0].lane;
@@ -305,7 +305,7 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
                 .collect();
             lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
             // The time of their starts is that of the claim, a moment ago.
-            now += Duration::from_secs(2);
+            now = now.plus(Duration::from_secs(2));
             assert!(lanes.open_due(now) || lanes.free(first));
         }
         let started = [1, 2, 3].map(|lane| started[&lane]);
@@ -368,8 +368,8 @@ fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
     lanes.set_gates(vec![running, gate(crate::job::ClaimLimit::Starts)]);
     lanes.learn((1..=of_lanes).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
-    let start = Instant::now();
-    let at = |minute: u64| start + Duration::from_secs(60 * minute);
+    let start = BootTime::now();
+    let at = |minute: u64| start.plus(Duration::from_secs(60 * minute));
     let mut now = 0;
     let mut starts: Vec<u64> = Vec::new();
     let mut runs: Option<(LaneId, u64)> = None;
@@ -400,7 +400,7 @@ fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
             if recent(&starts) == 2 {
                 by.push("all".to_owned());
                 let next = at(starts[starts.len() - 2] + PERIOD);
-                wait = Some(next.saturating_duration_since(Instant::now()));
+                wait = Some(next.since(BootTime::now()));
             }
             if runs.is_some() {
                 by.push("running".to_owned());
@@ -419,12 +419,12 @@ fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
         match runs.take() {
             Some((lane, end)) => {
                 now = end;
-                lanes.open_due(at(now) + later);
+                lanes.open_due(at(now).plus(later));
                 assert!(lanes.free(lane) || lanes.next_opening().is_some());
             }
             None => {
                 now = starts[starts.len() - 2] + PERIOD;
-                assert!(lanes.open_due(at(now) + later));
+                assert!(lanes.open_due(at(now).plus(later)));
             }
         }
     }
@@ -484,7 +484,7 @@ fn closed_lanes_are_searched_for_overdue_jobs_and_those_that_have_some_open_firs
     lanes.learn(all);
     lanes.serve(|_| Some(SERVED));
     for n in (1..=300).chain([400]) {
-        lanes.close(&until_end(n), true, Instant::now());
+        lanes.close(&until_end(n), true, BootTime::now());
     }
     assert!(lanes.has_closed());
     let searched = |lanes: &mut Lanes| -> Vec<i64> {
@@ -518,15 +518,15 @@ fn a_lane_at_its_rate_opens_when_its_wait_ends() {
     assert!(!lanes.set_gates(vec![gate.clone()]));
     lanes.learn(vec![of_tenant(1, 10, "a"), of_tenant(2, 20, "b")]);
     lanes.serve(|_| Some(SERVED));
-    let now = Instant::now();
+    let now = BootTime::now();
     lanes.close(&for_seconds(10, 9), true, now);
     lanes.close(&for_seconds(20, 2), true, now);
     lanes.close(&for_seconds(20, 5), true, now);
     assert!(next(&mut lanes).is_empty() && !lanes.wait_for_ends());
     assert!(!lanes.free(LaneId(10)), "the end of a job opens nothing");
-    assert_eq!(lanes.next_opening(), Some(now + Duration::from_secs(5)));
-    assert!(!lanes.open_due(now + Duration::from_secs(4)));
-    assert!(lanes.open_due(now + Duration::from_secs(5)));
+    assert_eq!(lanes.next_opening(), Some(now.plus(Duration::from_secs(5))));
+    assert!(!lanes.open_due(now.plus(Duration::from_secs(4))));
+    assert!(lanes.open_due(now.plus(Duration::from_secs(5))));
     assert_eq!(next(&mut lanes), [20]);
     // A change to the gates opens them all.
     let settings = "2".into();
@@ -543,11 +543,11 @@ fn lanes_whose_handler_has_no_room_on_this_host_leave_a_shared_rate_to_others() 
     lanes.set_gates(vec![gate(crate::job::ClaimLimit::Starts)]);
     lanes.learn((1..=4).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
-    let now = Instant::now();
+    let now = BootTime::now();
     for n in 1..=4 {
         lanes.close(&for_seconds(n, 1), true, now);
     }
-    assert!(lanes.open_due(now + Duration::from_secs(1)));
+    assert!(lanes.open_due(now.plus(Duration::from_secs(1))));
     assert_eq!(open(&lanes), [1, 2]);
     assert!(lanes.close_for_handler(LaneId(1), now));
     assert_eq!(open(&lanes), [2, 3, 4]);
@@ -564,7 +564,7 @@ fn the_end_of_an_attempt_opens_lanes_whose_handler_had_no_room_on_this_host() {
     };
     lanes.serve(|_| Some(limited));
     for n in 1..=3 {
-        lanes.close_for_handler(LaneId(n), Instant::now());
+        lanes.close_for_handler(LaneId(n), BootTime::now());
     }
     assert!(open(&lanes).is_empty() && lanes.wait_for_ends());
     assert!(!lanes.free(LaneId(1)), "its attempt may still count");
@@ -580,7 +580,7 @@ fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start(
     lanes.set_gates(vec![gate(crate::job::ClaimLimit::Starts)]);
     lanes.learn((1..=5).map(|n| of_tenant(n, n, "a")).collect());
     lanes.serve(|_| Some(SERVED));
-    let now = Instant::now();
+    let now = BootTime::now();
     let orders = lanes.orders(After::Cursor, WANTED);
     let jobs = [job(1, 100), job(2, 101), job(3, 102)];
     let closed: Vec<ClosedLane> = (1..)
@@ -589,8 +589,8 @@ fn lanes_at_a_rate_that_they_share_open_by_their_shares_when_it_permits_a_start(
         .collect();
     lanes.claimed(&orders, &jobs, &closed, false);
     // The lanes from which the claim has taken jobs were closed last, for up to 3 s.
-    assert!(!lanes.open_due(now + Duration::from_secs(1)));
-    assert!(lanes.open_due(Instant::now() + Duration::from_secs(3)));
+    assert!(!lanes.open_due(now.plus(Duration::from_secs(1))));
+    assert!(lanes.open_due(BootTime::now().plus(Duration::from_secs(3))));
     assert_eq!(open(&lanes), [4, 5], "they had nothing yet");
     // One of them is empty, and the other has a job: there is capacity for more.
     let orders = lanes.with_jobs();
