@@ -80,8 +80,8 @@ pub use audit::Audit;
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
-    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedLane, OverdueFilter,
-    fills_a_response,
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedGate, ClosedLane,
+    OverdueFilter, fills_a_response,
 };
 pub use contract::{Change, ContractChange, ContractError, delete_contracts, publish_contracts};
 pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};

@@ -34,8 +34,8 @@
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were
 -- enqueued together are updated together, regardless of lane. The caller knows the order of the lanes. After these
--- rows, there is a row without an id for each lane from which gates let no job start now: `lease_ms` is the number of
--- milliseconds for which this lasts (null: until a job of its key has ended), and `closed_by` names these gates.
+-- rows, there are rows without an id for each lane from which gates let no job start now: `closed_by` names gates, and
+-- `lease_ms` is the number of milliseconds for which they let none start (null: until a job of its key has ended).
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)

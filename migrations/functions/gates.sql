@@ -502,9 +502,9 @@ END
 $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
--- Returns the lanes from which no job may start now, with the number of milliseconds for which that lasts (null: until
--- a job of its key has ended), and the gates that have no room for it. Waits up to 5 s for a change to the gate, which
--- also changes its keys. Served by gate_key_pkey.
+-- Returns the lanes from which no job may start now, with the gates that have no room for it: a row for each number of
+-- milliseconds for which that lasts (null: until a job of its key has ended). Waits up to 5 s for a change to the gate,
+-- which also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
 -- As in rouse._within_gates.
@@ -543,10 +543,10 @@ BEGIN
         FROM charged AS c JOIN rouse.gate AS g ON g.name = c.gate
         CROSS JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, c.starts, c.until, p_at) AS t
         WHERE t.wait_ms IS NOT NULL)
-    SELECT t.lane, CASE WHEN bool_and(coalesce(l.wait_ms, t.wait_ms) IS NOT NULL) THEN max(coalesce(l.wait_ms, t.wait_ms)) END, array_agg(t.gate)
+    SELECT t.lane, coalesce(l.wait_ms, t.wait_ms), array_agg(t.gate)
     FROM gated AS t LEFT JOIN used_up AS l ON l.gate = t.gate AND l.key = t.key
     WHERE CASE WHEN t.room IS NULL THEN coalesce(l.wait_ms, t.wait_ms) IS NOT NULL ELSE t.jobs >= t.room END
-    GROUP BY t.lane;
+    GROUP BY t.lane, coalesce(l.wait_ms, t.wait_ms);
 END
 $$;
 

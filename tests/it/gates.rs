@@ -5,6 +5,7 @@ mod changes;
 mod claims;
 mod declared;
 mod enqueues;
+mod few_claims;
 mod merged;
 mod model;
 mod operators;

@@ -98,11 +98,24 @@ impl ClaimResult {
 pub struct ClosedLane {
     /// The lane.
     pub lane: LaneId,
-    /// The time after which one may start; `None` means after a job of its key has ended.
+    /// The gates that have no free capacity for it.
+    pub by: Vec<ClosedGate>,
+}
+
+/// A gate that has no free capacity for a lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClosedGate {
+    /// Its name, or `queue NAME` for the limit on running jobs of a key of a queue.
+    pub name: String,
+    /// The time after which a job may start; `None` means after a job of its key has ended.
     pub wait: Option<Duration>,
-    /// The names of the gates that have no free capacity for it, and `queue NAME` for the limit on running jobs of a
-    /// key of a queue.
-    pub by: Vec<String>,
+}
+
+impl ClosedLane {
+    /// True if this gate has no free capacity for the lane.
+    pub fn is_closed_by(&self, gate: &str) -> bool {
+        self.by.iter().any(|closed| closed.name == gate)
+    }
 }
 
 /// A job that this host has claimed.
@@ -239,18 +252,26 @@ impl Store {
             )
             .await?;
         let mut claimed = Vec::new();
-        let mut closed = Vec::new();
+        let mut closed: Vec<ClosedLane> = Vec::new();
+        let mut closed_at: HashMap<LaneId, usize> = HashMap::new();
         for row in &rows {
             if let Some(ids) = row.try_get::<_, Option<Vec<i64>>>(17)? {
                 claimed = self.claimed(fence, &ids).await?;
             } else if row.try_get::<_, Option<i64>>(0)?.is_some() {
                 claimed.push(ClaimedJob::from_row(row, fence)?);
             } else if let Some(lane) = row.try_get(1)? {
-                closed.push(ClosedLane {
-                    lane: LaneId(lane),
-                    wait: time(row, 14)?,
-                    by: row.try_get::<_, Option<_>>(18)?.unwrap_or_default(),
+                // The gates of a lane have several rows if they have different waits.
+                let lane = LaneId(lane);
+                let index = *closed_at.entry(lane).or_insert_with(|| {
+                    let by = Vec::new();
+                    closed.push(ClosedLane { lane, by });
+                    closed.len() - 1
                 });
+                let wait = time(row, 14)?;
+                let names: Option<Vec<String>> = row.try_get(18)?;
+                let gates = names.into_iter().flatten();
+                let gates = gates.map(|name| ClosedGate { name, wait });
+                closed[index].by.extend(gates);
             } else {
                 return Ok(ClaimResult::Orphans(row.try_get(10)?));
             }

@@ -36,9 +36,9 @@ pub struct Closings<L, K, S, T> {
     for_ends: usize,
     /// Closed lanes that open at a given time.
     opening: BTreeMap<T, BTreeSet<(Number, L)>>,
-    /// The limits that let the next job start at a given time, by limit.
+    /// The limits that let the next job start at a given time, by time, whether or not a lane waits for that.
     starts: BTreeSet<(T, K)>,
-    /// The same limits, by time.
+    /// The same times, by limit.
     starts_at: HashMap<K, T>,
     /// The usage of each limit by its members.
     shared: HashMap<K, Sharing<S>>,
@@ -220,7 +220,8 @@ where
     }
 
     /// Closes a lane until `at`, the time at which this limit lets a job start. The lanes that wait for it open in
-    /// order, regardless of how long each was to wait when it was closed.
+    /// order, regardless of how long each was to wait when it was closed. If several limits let jobs start at given
+    /// times, this is the last one.
     pub fn close_until_start(
         &mut self,
         lane: L,
@@ -238,6 +239,12 @@ where
         };
         let until = Until::Start(limit.clone(), waiter);
         self.close(lane, until, has_jobs);
+        self.note_start(limit, at);
+    }
+
+    /// Notes that this limit lets no job start before `at`. Lanes behind it that wait for another limit then need no
+    /// claim that finds them closed: see [`Self::move_closed`].
+    pub fn note_start(&mut self, limit: &K, at: T) {
         // The last claim is the most accurate.
         if let Some(before) = self.starts_at.insert(limit.clone(), at) {
             self.starts.remove(&(before, limit.clone()));
@@ -353,17 +360,7 @@ where
 
     /// Opens a lane. False if it was open.
     pub fn open(&mut self, lane: L) -> bool {
-        let Some(closed) = self.remove(lane) else {
-            return false;
-        };
-        // Once the last lane has opened, nothing has to be done at that time.
-        if let Until::Start(limit, _) = closed.until
-            && !self.waiting.contains_key(&limit)
-            && let Some(at) = self.starts_at.remove(&limit)
-        {
-            self.starts.remove(&(at, limit));
-        }
-        true
+        self.remove(lane).is_some()
     }
 
     fn remove(&mut self, lane: L) -> Option<Closed<K, S, T>> {
@@ -428,23 +425,31 @@ where
     /// The time at which the next lane opens because its wait ends.
     pub fn next_opening(&self) -> Option<T> {
         let opening = self.opening.keys().next().copied();
-        let starts = self.starts.first().map(|(at, _)| *at);
-        opening.into_iter().chain(starts).min()
+        let mut starts = self.starts.iter();
+        let awaited = starts.find(|(_, limit)| self.waiting(limit) > 0);
+        let start = awaited.map(|(at, _)| *at);
+        opening.into_iter().chain(start).min()
     }
 
-    /// The lanes whose opening time has come. Like all lists of this type, in the order in which the caller opens them:
-    /// the last one goes first.
-    pub fn due(&mut self, now: T) -> Vec<L> {
+    /// The lanes whose opening time has come, except those that other limits are known to keep closed. Like all lists
+    /// of this type, in the order in which the caller opens them: the last one goes first. `behind`: all limits of a
+    /// lane.
+    pub fn due(&mut self, now: T, behind: impl Fn(L) -> Vec<K>) -> Vec<L> {
         let mut due: Vec<(Number, L)> = (self.opening.range(..=now))
             .flat_map(|(_, lanes)| lanes.iter().copied())
             .collect();
         due.sort_unstable_by(|left, right| right.cmp(left));
         let mut due: Vec<L> = due.into_iter().map(|(_, lane)| lane).collect();
         let is_due = |(at, _): &&(T, K)| *at <= now;
+        let mut limits = Vec::new();
         while let Some(start) = self.starts.first().filter(is_due).cloned() {
             self.starts.remove(&start);
             let (_, limit) = start;
             self.starts_at.remove(&limit);
+            limits.push(limit);
+        }
+        for limit in limits {
+            self.move_closed(&limit, &[], &behind);
             due.extend(self.first_of(&limit, OPENED_FIRST));
         }
         due

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rouse::job::{Fence, LaneId};
-use rouse::store::{ClaimResult, ClaimedJob, ClosedLane, Locked, Store};
+use rouse::store::{ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store};
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
@@ -333,17 +333,46 @@ async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
     for wanted in [5, 0] {
         let (jobs, mut closed) = claim_and_closed(&store, 100).await;
         assert_eq!(jobs.len(), wanted);
-        closed.sort_by_key(|closed| closed.wait);
+        closed.sort_by_key(|closed| closed.by[0].wait);
         let waits: Vec<_> = closed
             .iter()
-            .map(|closed| (closed.lane, closed.wait.is_some()))
+            .map(|closed| (closed.lane, closed.by.len(), closed.by[0].wait.is_some()))
             .collect();
-        assert_eq!(waits, [(lane("a"), false), (lane("b"), true)]);
-        let wait = closed[1].wait.unwrap();
+        assert_eq!(waits, [(lane("a"), 1, false), (lane("b"), 1, true)]);
+        let wait = closed[1].by[0].wait.unwrap();
         assert!(
             wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600),
             "{wait:?}"
         );
+    }
+}
+
+/// A lane behind several gates waits for each of them in its own way.
+#[tokio::test]
+async fn a_claim_tells_for_how_long_each_gate_of_a_lane_is_closed() {
+    let (db, client) = gate("'few', 'max_concurrent', max => 2").await;
+    set_gate(&client, "'all', 'max_concurrent', max => 2").await;
+    set_gate(&client, "'hour', 'throttle', max => 2, period => '1 hour'").await;
+    let day = "'day', 'throttle', max => 2, period => '1 day', burst => 2";
+    set_gate(&client, day).await;
+    set_gate(&client, "'open', 'throttle', max => 9, period => '1 s'").await;
+    for _ in 0..3 {
+        enqueue(&client, "a", "").await;
+    }
+    let store = db.worker().await;
+    for wanted in [2, 0] {
+        let (jobs, closed) = claim_and_closed(&store, 100).await;
+        assert_eq!((jobs.len(), closed.len()), (wanted, 1));
+        let hours = |gate: &ClosedGate| gate.wait.map(|wait| wait.as_secs().div_ceil(3600));
+        let by = closed[0].by.iter();
+        let by: BTreeMap<&str, _> = by.map(|gate| (gate.name.as_str(), hours(gate))).collect();
+        let expected = [
+            ("all", None),
+            ("day", Some(12)),
+            ("few", None),
+            ("hour", Some(1)),
+        ];
+        assert_eq!(by, BTreeMap::from(expected));
     }
 }
 

@@ -103,11 +103,17 @@ struct Lane {
     running: Vec<ClaimedJob>,
 }
 
-/// The jobs of each lane, and whether it is closed: until an end, or for a time.
-type Response = BTreeMap<usize, (usize, Option<bool>)>;
+/// The jobs of each lane, and the gates that close it, by their numbers: for a time, or until an end (`true`).
+type Response = BTreeMap<usize, (usize, BTreeMap<usize, bool>)>;
 
-/// Claims in Postgres.
-async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usize) -> Response {
+/// Claims in Postgres. `gates`: the names of the gates, by their numbers.
+async fn claim(
+    store: &Store,
+    gates: &[&str],
+    lanes: &mut [Lane],
+    orders: &[Order],
+    wanted: usize,
+) -> Response {
     let asked: Vec<ClaimOrder> = orders
         .iter()
         .map(|order| ClaimOrder {
@@ -128,7 +134,10 @@ async fn claim(store: &Store, lanes: &mut [Lane], orders: &[Order], wanted: usiz
         lanes[place].running.push(job);
     }
     for closed in closed {
-        response.entry(place(closed.lane)).or_default().1 = Some(closed.wait.is_none());
+        let number = |name: &str| gates.iter().position(|gate| *gate == name).unwrap();
+        let by = closed.by.iter();
+        let by = by.map(|gate| (number(&gate.name), gate.wait.is_none()));
+        response.entry(place(closed.lane)).or_default().1 = by.collect();
     }
     response
 }
@@ -159,7 +168,9 @@ fn model(gates: &mut Gates, lanes: &mut [Lane], orders: &[Order], wanted: usize)
         response.entry(*lane as usize).or_default().0 = *jobs;
     }
     for closed in gates.charge(&gated, &claimed, 0) {
-        response.entry(closed.lane as usize).or_default().1 = Some(closed.wait_ms.is_none());
+        let by = closed.by.iter();
+        let by = by.map(|(key, wait_ms)| (key.gate, wait_ms.is_none()));
+        response.entry(closed.lane as usize).or_default().1 = by.collect();
     }
     response
 }
@@ -181,15 +192,18 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
         let set = format!("'few', 'max_concurrent', key => '{{tenant}}', max => {few}");
         let (db, client) = gate(&set).await;
         let mut limits = vec![Limit::Running { max: few }];
+        let mut names = vec!["few"];
         // Whether each tenant is a key.
         let mut by_tenant = vec![true];
         let others = [
             (
+                "all",
                 format!("'all', 'max_concurrent', max => {all}"),
                 Limit::Running { max: all },
                 false,
             ),
             (
+                "window",
                 format!(
                     "'window', 'throttle', key => '{{tenant}}', max => {window}, period => '30 days'"
                 ),
@@ -197,14 +211,16 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
                 true,
             ),
             (
+                "bucket",
                 format!("'bucket', 'throttle', max => 60, period => '30 days', burst => {burst}"),
                 rate(60, Some(burst)),
                 false,
             ),
         ];
-        for (nth, (set, limit, is_by_tenant)) in (0_u64..).zip(others) {
+        for (nth, (name, set, limit, is_by_tenant)) in (0_u64..).zip(others) {
             if seed & (1 << nth) != 0 {
                 set_gate(&client, &set).await;
+                names.push(name);
                 limits.push(limit);
                 by_tenant.push(is_by_tenant);
             }
@@ -256,7 +272,7 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
             orders.truncate(1 + random.below(8) as usize);
             let wanted = 1 + random.below(20) as usize;
             let expected = model(&mut gates, &mut lanes, &orders, wanted);
-            let response = claim(&store, &mut lanes, &orders, wanted).await;
+            let response = claim(&store, &names, &mut lanes, &orders, wanted).await;
             assert_eq!(
                 response, expected,
                 "seed {seed}, claim {claims}: {orders:?}"

@@ -154,7 +154,7 @@ async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
 }
 
 /// A worker whose sweeps find nothing.
-async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
+pub(super) async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
     let settings = Settings {
         slots: 4,
         ..without_sweeps()
@@ -177,7 +177,8 @@ fn without_sweeps() -> Settings {
 
 const RUNS: &str = "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')";
 /// The worker has found that there is currently nothing to do.
-const WAITS: &str = "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
+pub(super) const WAITS: &str =
+    "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
 
 #[tokio::test]
 async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room() {

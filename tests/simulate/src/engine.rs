@@ -373,7 +373,8 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
     fn send_claim(&mut self, host: u32, now: Nanos) -> Option<usize> {
         let sabotage = self.scenario.sabotage;
         let of = &mut self.hosts[host as usize];
-        for lane in of.closings.due(now) {
+        let behind = |lane: u32| self.lanes[lane as usize].keys.clone();
+        for lane in of.closings.due(now, behind) {
             of.open(lane, &self.lanes, sabotage);
         }
         if of.sent.is_some() {

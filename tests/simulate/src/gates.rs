@@ -62,10 +62,15 @@ pub struct Gated {
 pub struct ClosedLane {
     /// The lane.
     pub lane: u32,
-    /// The time until then; `None`: until a job of its key has ended.
-    pub wait_ms: Option<i64>,
-    /// The keys that have no room for it.
-    pub by: Vec<Key>,
+    /// The keys that have no room for it, each with the time until it has; `None`: until a job of the key has ended.
+    pub by: Vec<(Key, Option<i64>)>,
+}
+
+impl ClosedLane {
+    /// True if this key has no room for the lane.
+    pub fn is_closed_by(&self, key: &Key) -> bool {
+        self.by.iter().any(|(closed, _)| closed == key)
+    }
 }
 
 /// The starts of a key that count: a row of `rouse.gate_key`.
@@ -276,15 +281,13 @@ impl Gates {
             let lane = of_lane[0].lane;
             let is_full = |pair: &Gated| pair.room.is_some_and(|room| jobs(lane) >= whole(room));
             let wait = |pair: &Gated| waits.get(&pair.of).copied().or(pair.wait_ms);
-            let by: Vec<&Gated> = of_lane
+            let by: Vec<(Key, Option<i64>)> = of_lane
                 .iter()
                 .filter(|pair| is_full(pair) || wait(pair).is_some())
+                .map(|pair| (pair.of, wait(pair)))
                 .collect();
             if !by.is_empty() {
-                let wait_ms = by.iter().map(|pair| wait(pair)).max().flatten();
-                let wait_ms = wait_ms.filter(|_| !by.iter().any(|pair| is_full(pair)));
-                let by = by.iter().map(|pair| pair.of).collect();
-                closed.push(ClosedLane { lane, wait_ms, by });
+                closed.push(ClosedLane { lane, by });
             }
         }
         closed

@@ -270,31 +270,36 @@ impl Host {
         for of_taken in [false, true] {
             for closed in &response.closed {
                 if taken.contains(&closed.lane) == of_taken {
-                    let wait = closed.wait_ms.map(|ms| now + ms as Nanos * 1_000_000);
                     let (lane, closings) = (closed.lane, &mut self.closings);
                     let of = &lanes[lane as usize];
                     self.turns.remove(lane);
                     let class = of.place.class;
-                    match (wait, &closed.by[..]) {
-                        (Some(until), [rate]) => {
-                            closings.close_until_start(lane, class, rate, until, &lane, true);
+                    let mut full = Vec::new();
+                    let mut last = None;
+                    for (key, wait_ms) in &closed.by {
+                        match wait_ms.map(|ms| now + ms as Nanos * 1_000_000) {
+                            Some(at) => {
+                                closings.note_start(key, at);
+                                last = last.max(Some((at, key)));
+                            }
+                            None => full.push(*key),
                         }
-                        (Some(until), _) => closings.close_until(lane, until, true),
-                        (None, by) => {
-                            let full = by.iter().filter(|key| of.limits.contains(key));
-                            let full: Vec<Key> = full.copied().collect();
-                            closings.close_until_end(lane, class, &full, &lane, true);
+                    }
+                    match last.filter(|_| full.is_empty()) {
+                        Some((at, rate)) => {
+                            closings.close_until_start(lane, class, rate, at, &lane, true);
                         }
+                        None => closings.close_until_end(lane, class, &full, &lane, true),
                     }
                 }
             }
         }
         for closed in &response.closed {
             let Lane { keys, limits, .. } = &lanes[closed.lane as usize];
-            let full = limits.iter().filter(|key| closed.by.contains(key));
+            let full = limits.iter().filter(|key| closed.is_closed_by(key));
             let full: Vec<Key> = full.copied().collect();
             let mut others = Vec::new();
-            for key in keys.iter().filter(|key| !closed.by.contains(key)) {
+            for key in keys.iter().filter(|key| !closed.is_closed_by(key)) {
                 self.move_closed(key, &full, lanes);
                 others.extend(self.closings.others(key));
             }

@@ -16,7 +16,7 @@ use super::shares::Shares;
 use super::{Known, Lanes};
 use crate::job::{ClaimGate, ClaimLimit, LaneId};
 use crate::sandbox::BootTime;
-use crate::store::ClosedLane;
+use crate::store::{ClosedGate, ClosedLane};
 
 /// The name of a limit on running jobs, or on the rate at which they start, with its key.
 pub(super) type Limit = Arc<str>;
@@ -129,20 +129,37 @@ impl Lanes {
         let Some(known) = self.known.get(&id) else {
             return false;
         };
+        let full = ClosedGate {
+            name: host_limit_name(&known.lane.handler),
+            wait: None,
+        };
         let closed = ClosedLane {
             lane: id,
-            wait: None,
-            by: vec![host_limit_name(&known.lane.handler)],
+            by: vec![full],
         };
         self.close(&closed, true, now);
-        self.open_instead(&closed)
+        self.open_instead(&closed, &HashSet::new())
     }
 
-    /// Closes a lane: for a while, or until the gates that are at their limit have free capacity again. A lane that
-    /// waits for a single rate opens in the order of the lanes behind that rate. The sweep finds lanes behind a gate
-    /// that this worker does not know yet. `has_jobs`: the lane is known to have jobs.
+    /// The limits that have no room after a claim that has closed these lanes. Lanes that had their turn earlier may
+    /// have found room, which the last ones have used up.
+    pub(super) fn used_up_limits(&self, closed: &[ClosedLane]) -> HashSet<Limit> {
+        let of_lane = |closed: &ClosedLane| {
+            let known = self.known.get(&closed.lane).into_iter();
+            let limits = known.flat_map(Known::limits_and_rates);
+            let used_up = limits.filter(|(gate, _)| closed.is_closed_by(gate));
+            used_up
+                .map(|(_, limit)| limit.clone())
+                .collect::<Vec<Limit>>()
+        };
+        closed.iter().flat_map(of_lane).collect()
+    }
+
+    /// Closes a lane until the gates that are at their limit have free capacity again, or else until the last of the
+    /// others lets a job start. If that is a rate, the lane opens in the order of the lanes behind this rate. The sweep
+    /// finds lanes behind a gate that this worker does not know yet. `has_jobs`: the lane is known to have jobs.
     pub(super) fn close(&mut self, closed: &ClosedLane, has_jobs: bool, now: BootTime) {
-        let ClosedLane { lane: id, wait, by } = closed;
+        let ClosedLane { lane: id, by } = closed;
         self.active.remove(*id);
         let Some(known) = self.known.get(id) else {
             self.gates.closings.open(*id);
@@ -150,20 +167,26 @@ impl Lanes {
         };
         let (class, member) = (known.place.class, Member::new(known, &self.shares));
         let closings = &mut self.gates.closings;
-        match wait {
-            Some(wait) => {
-                let at = now.plus(*wait);
-                let rate = known.rates.iter().find(|(gate, _)| by == &[gate.as_str()]);
-                match rate {
-                    Some((_, rate)) => {
-                        closings.close_until_start(*id, class, rate, at, &member, has_jobs);
-                    }
-                    None => closings.close_until(*id, at, has_jobs),
-                }
+        let mut last: Option<(BootTime, Option<&Limit>)> = None;
+        for gate in by {
+            let Some(wait) = gate.wait else { continue };
+            let at = now.plus(wait);
+            let mut rates = known.rates.iter();
+            let rate = rates.find(|(name, _)| *name == gate.name);
+            let rate = rate.map(|(_, rate)| rate);
+            if let Some(rate) = rate {
+                closings.note_start(rate, at);
             }
+            last = last.max(Some((at, rate)));
+        }
+        match last.filter(|_| by.iter().all(|gate| gate.wait.is_some())) {
+            Some((at, Some(rate))) => {
+                closings.close_until_start(*id, class, rate, at, &member, has_jobs);
+            }
+            Some((at, None)) => closings.close_until(*id, at, has_jobs),
             None => {
                 let limits = known.limits_and_host_limit();
-                let limits = limits.filter(|(gate, _)| by.contains(gate));
+                let limits = limits.filter(|(gate, _)| closed.is_closed_by(gate));
                 let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
                 closings.close_until_end(*id, class, &limits, &member, has_jobs);
             }
@@ -211,9 +234,10 @@ impl Lanes {
         self.gates.closings.next_opening()
     }
 
-    /// Opens the lanes whose time has come. True if there are any.
+    /// Opens the lanes whose time has come, and that no other limit is known to keep closed. True if there are any.
     pub(in crate::worker) fn open_due(&mut self, now: BootTime) -> bool {
-        let due = self.gates.closings.due(now);
+        let closings = &mut self.gates.closings;
+        let due = closings.due(now, |id| limits_of(&self.known, id));
         self.open_all(due)
     }
 
@@ -252,31 +276,31 @@ impl Lanes {
         }
     }
 
-    /// Opens other lanes behind the limits of a lane that had free capacity or no more jobs. True if there are any.
-    pub(super) fn open_others(&mut self, id: LaneId) -> bool {
+    /// Opens other lanes behind the limits of a lane that had free capacity or no more jobs, except those that the
+    /// claim has used up. True if there are any.
+    pub(super) fn open_others(&mut self, id: LaneId, used_up: &HashSet<Limit>) -> bool {
         if !self.gates.closings.wait_for_limits() {
             return false;
         }
-        let known = self.known.get(&id).into_iter();
-        let limits = known.flat_map(Known::limits_and_rates);
-        let limits: Vec<Limit> = limits.map(|(_, limit)| limit.clone()).collect();
+        let mut limits = limits_of(&self.known, id);
+        limits.retain(|limit| !used_up.contains(limit));
         self.open_behind(&limits, Closings::others)
     }
 
-    /// Opens other lanes behind those limits of a closed lane that had free capacity: other limits have kept its jobs
+    /// Opens other lanes behind those limits of a closed lane that have free capacity: other limits have kept its jobs
     /// from starting. Lanes that these other limits also keep closed now wait for them, without another claim. True if
     /// any lane was opened.
-    fn open_instead(&mut self, closed: &ClosedLane) -> bool {
+    fn open_instead(&mut self, closed: &ClosedLane, used_up: &HashSet<Limit>) -> bool {
         let Some(known) = self.known.get(&closed.lane) else {
             return false;
         };
         let full = known
             .limits_and_host_limit()
-            .filter(|(gate, _)| closed.by.contains(gate));
+            .filter(|(gate, _)| closed.is_closed_by(gate));
         let full: Vec<Limit> = full.map(|(_, limit)| limit.clone()).collect();
         let with_room = known
             .limits_and_rates()
-            .filter(|(gate, _)| !closed.by.contains(gate));
+            .filter(|(gate, limit)| !closed.is_closed_by(gate) && !used_up.contains(limit));
         let closings = &mut self.gates.closings;
         let mut others = Vec::new();
         for (_, limit) in with_room {
@@ -330,12 +354,13 @@ impl Lanes {
     }
 
     /// Notes which lanes of a claim are closed, first those from which it has taken nothing. `with_jobs`: the lanes
-    /// that are known to have jobs. True if others were opened instead.
+    /// that are known to have jobs. `used_up`: the limits that have no room. True if others were opened instead.
     pub(super) fn note_closed(
         &mut self,
         closed: &[ClosedLane],
         claimed: &HashMap<LaneId, usize>,
         with_jobs: &HashSet<LaneId>,
+        used_up: &HashSet<Limit>,
         now: BootTime,
     ) -> bool {
         let (taken, others): (Vec<&ClosedLane>, Vec<&ClosedLane>) = closed
@@ -346,7 +371,7 @@ impl Lanes {
         }
         let mut is_any = false;
         for closed in closed {
-            is_any |= with_jobs.contains(&closed.lane) && self.open_instead(closed);
+            is_any |= with_jobs.contains(&closed.lane) && self.open_instead(closed, used_up);
         }
         is_any
     }

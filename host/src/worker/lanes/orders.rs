@@ -184,6 +184,18 @@ impl Lanes {
         closed: &[ClosedLane],
         is_filled: bool,
     ) -> MayHaveMore {
+        self.claimed_at(orders, jobs, closed, is_filled, BootTime::now())
+    }
+
+    /// The same for a claim whose response arrives at this time.
+    pub(super) fn claimed_at(
+        &mut self,
+        orders: &[ClaimOrder],
+        jobs: &[ClaimedJob],
+        closed: &[ClosedLane],
+        is_filled: bool,
+        now: BootTime,
+    ) -> MayHaveMore {
         let mut claimed: HashMap<LaneId, usize> = HashMap::new();
         for job in jobs {
             self.advance(job.lane, job.turn);
@@ -232,10 +244,11 @@ impl Lanes {
             }
         }
         self.forfeit_turns(orders, &claimed);
-        let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, BootTime::now());
+        let used_up = self.used_up_limits(closed);
+        let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, &used_up, now);
         for lane in claimed.keys().chain(&emptied) {
             if !self.is_closed(*lane) {
-                is_any_opened |= self.open_others(*lane);
+                is_any_opened |= self.open_others(*lane, &used_up);
             }
         }
         MayHaveMore {

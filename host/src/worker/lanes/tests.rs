@@ -3,6 +3,7 @@
 mod closed;
 mod cursors;
 mod elsewhere;
+mod several;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -11,7 +12,7 @@ use super::orders::{MayHaveMore, PROBES_PER_CLAIM};
 use super::*;
 use crate::job::Priority;
 use crate::sandbox::BootTime;
-use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedLane, OverdueFilter, Peek};
+use crate::store::{CATALOG_WINDOW, ClaimedJob, ClosedGate, ClosedLane, OverdueFilter, Peek};
 use crate::worker::claim;
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {

@@ -6,6 +6,11 @@ type TestClosings = Closings<u32, &'static str, u32, u64>;
 
 const CLASS: Class = [0, 0];
 
+/// The other limits of a lane that is behind one limit.
+fn none(_: u32) -> Vec<&'static str> {
+    Vec::new()
+}
+
 /// Closes a lane, which is a member of its own.
 fn close(closings: &mut TestClosings, lane: u32) {
     closings.close_until_end(lane, CLASS, &["limit"], &lane, true);
@@ -33,8 +38,8 @@ fn a_lane_that_is_closed_for_a_time_opens_when_its_wait_ends() {
     closings.close_until(2, 10, false);
     assert_eq!(closings.with_jobs().collect::<Vec<_>>(), [1]);
     assert_eq!(closings.next_opening(), Some(10));
-    assert_eq!(closings.due(9), [0; 0]);
-    assert_eq!(closings.due(20), [2, 1]);
+    assert_eq!(closings.due(9, none), [0; 0]);
+    assert_eq!(closings.due(20, none), [2, 1]);
     closings.open(2);
     assert_eq!(closings.next_opening(), Some(20));
     assert!(closings.by_end(&"limit").is_empty(), "ends do not open it");
@@ -64,7 +69,7 @@ fn served(members: &[(f64, usize)], at_a_rate: bool, times: u64) -> Vec<u64> {
     }
     for now in 1..=times {
         let opened = match at_a_rate {
-            true => closings.due(now),
+            true => closings.due(now, none),
             false => closings.by_end(&"limit"),
         };
         for lane in &opened {
@@ -145,10 +150,11 @@ fn lanes_of_a_rate_open_in_order_when_the_next_start_is_permitted() {
         Some(25),
         "the last claim is the most accurate"
     );
-    let before = (closings.due(24), closings.others(&"rate"), closings.some());
+    let due = closings.due(24, none);
+    let before = (due, closings.others(&"rate"), closings.some());
     assert_eq!(before, Default::default());
     closings.go_first(4);
-    assert_eq!(closings.due(25), [2, 4]);
+    assert_eq!(closings.due(25, none), [2, 4]);
     assert!(closings.open(2) && closings.open(4));
     // While there is room, the others follow.
     assert_eq!(closings.next_opening(), None);
@@ -273,7 +279,7 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
     // Until the rate lets the next job start, the lanes stay there, regardless of which limits are full.
     closings.move_closed(&"rate", &["running"], behind);
     assert_eq!(closings.waiting(&"rate"), 29);
-    assert_eq!(closings.due(10), [2, 20], "it still goes first");
+    assert_eq!(closings.due(10, behind), [2, 20], "it still goes first");
     // One of them has taken the only room.
     closings.open(20);
     closings.close_until_end(20, CLASS, &["running"], &20, true);
@@ -291,4 +297,60 @@ fn lanes_that_another_limit_is_known_to_keep_closed_move_there_without_a_claim()
         assert!(closings.open(lane));
     }
     assert!(closings.is_empty() && closings.waiting.is_empty() && !closings.wait_for_ends());
+}
+
+/// A start for which no lane waits does not end a wait of the caller.
+#[test]
+fn the_next_start_of_a_limit_is_remembered_until_then_whether_or_not_a_lane_waits_for_it() {
+    let mut closings = TestClosings::default();
+    let behind = |_: u32| vec!["running", "rate"];
+    close(&mut closings, 8);
+    for lane in [1, 2] {
+        closings.close_until_end(lane, CLASS, &["running"], &lane, true);
+    }
+    closings.note_start(&"rate", 20);
+    closings.note_start(&"rate", 10);
+    assert_eq!(closings.next_opening(), None);
+    closings.move_closed(&"running", &[], behind);
+    assert_eq!(
+        closings.next_opening(),
+        Some(10),
+        "the last claim is the most accurate"
+    );
+    assert!(closings.by_end(&"running").is_empty());
+    // The last lane that waits opens, because it is empty.
+    for lane in [1, 2] {
+        closings.open(lane);
+        closings.close_until_end(lane, CLASS, &["running"], &lane, true);
+    }
+    assert_eq!(closings.next_opening(), None);
+    closings.move_closed(&"running", &[], behind);
+    assert_eq!(closings.waiting(&"rate"), 2);
+    for lane in [1, 2] {
+        closings.open(lane);
+        closings.close_until_end(lane, CLASS, &["running"], &lane, true);
+    }
+    assert_eq!(closings.due(10, behind), [0; 0], "no lane waits for it");
+    closings.move_closed(&"running", &[], behind);
+    assert_eq!(closings.by_end(&"running"), [2, 1], "it permits a start");
+    assert!(closings.starts.is_empty() && closings.starts_at.is_empty());
+}
+
+#[test]
+fn lanes_that_another_limit_keeps_closed_by_now_are_not_due() {
+    let mut closings = TestClosings::default();
+    let behind = |_: u32| vec!["rate", "other"];
+    for lane in 1..=3 {
+        closings.close_until_start(lane, CLASS, &"rate", 10, &lane, true);
+    }
+    closings.note_start(&"other", 10);
+    assert_eq!(closings.due(9, behind), [0; 0]);
+    closings.note_start(&"other", 15);
+    assert_eq!(closings.due(10, behind), [0; 0]);
+    assert_eq!(closings.next_opening(), Some(15));
+    assert_eq!(closings.due(15, behind), [2, 1]);
+    // Both at the same time.
+    closings.note_start(&"other", 20);
+    closings.note_start(&"rate", 20);
+    assert_eq!(closings.due(20, behind), [2, 1]);
 }

@@ -57,7 +57,8 @@ async fn a_claim_takes_whole_batches_and_others_only_after_the_period() {
     let (sizes, closed) = claim(&store, 4).await;
     assert_eq!(sizes, [10]);
     assert_eq!(closed.len(), 2, "5 of x and 4 of y have to wait");
-    assert!(closed.iter().all(|lane| lane.wait.is_some()), "{closed:?}");
+    let waits = closed.iter().all(|lane| lane.by[0].wait.is_some());
+    assert!(waits, "{closed:?}");
     let (sizes, _) = claim(&store, 4).await;
     assert!(sizes.is_empty(), "{sizes:?}");
     age(&client, "1 hour").await;
@@ -103,25 +104,25 @@ async fn a_batch_is_looked_for_again_when_it_may_be_full() {
     let store = db.worker().await;
     enqueue_jobs(&client, "x", 5).await;
     let (_, closed) = claim(&store, 1).await;
-    let wait = closed[0].wait.unwrap();
+    let wait = closed[0].by[0].wait.unwrap();
     assert!(
         wait >= Duration::from_millis(10) && wait < Duration::from_secs(30),
         "5 more, as fast as the first 5: {wait:?}"
     );
     age(&client, "2 s").await;
     let (_, closed) = claim(&store, 1).await;
-    let wait = closed[0].wait.unwrap();
+    let wait = closed[0].by[0].wait.unwrap();
     assert!(
         (Duration::from_secs(2)..Duration::from_secs(5)).contains(&wait),
         "{wait:?}"
     );
     age(&client, "40 minutes").await;
     let (_, closed) = claim(&store, 1).await;
-    let wait = closed[0].wait;
+    let wait = closed[0].by[0].wait;
     assert_eq!(wait, Some(Duration::from_secs(5)), "at the latest");
     age(&client, "19 minutes 55 seconds").await;
     let (_, closed) = claim(&store, 1).await;
-    let wait = closed[0].wait.unwrap();
+    let wait = closed[0].by[0].wait.unwrap();
     assert!(
         wait < Duration::from_secs(4),
         "the period is over then: {wait:?}"
@@ -229,7 +230,10 @@ async fn a_batch_gives_way_to_other_gates() {
     let (sizes, closed) = claim(&store, 2).await;
     assert_eq!(sizes, [13], "a batch of ten, and one of three");
     assert_eq!(closed.len(), 1);
-    assert_eq!(closed[0].wait, None, "until one of the jobs has ended");
+    assert_eq!(
+        closed[0].by[0].wait, None,
+        "until one of the jobs has ended"
+    );
     set_gate(
         &client,
         "'few', 'throttle', handler => 'a', key => '{tenant}', max => 4, period => '1 minute'",
@@ -237,7 +241,7 @@ async fn a_batch_gives_way_to_other_gates() {
     .await;
     let (sizes, closed) = claim(&store, 2).await;
     assert_eq!(sizes, [4]);
-    let wait = closed[0].wait.unwrap().as_secs();
+    let wait = closed[0].by[0].wait.unwrap().as_secs();
     assert!((50..=60).contains(&wait), "{closed:?}");
 }
 

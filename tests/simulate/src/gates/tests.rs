@@ -60,15 +60,14 @@ fn claim(
 fn until_end(lane: u32, by: Key) -> ClosedLane {
     ClosedLane {
         lane,
-        wait_ms: None,
-        by: vec![by],
+        by: vec![(by, None)],
     }
 }
 
 fn for_ms(lane: u32, ms: i64, by: Key) -> ClosedLane {
     ClosedLane {
-        wait_ms: Some(ms),
-        ..until_end(lane, by)
+        lane,
+        by: vec![(by, Some(ms))],
     }
 }
 
@@ -151,6 +150,17 @@ fn a_job_passes_all_of_its_gates_or_none() {
         (1, None),
         "charged for one"
     );
+    // The next job uses up two of them.
+    gates.ended(key(0, 0));
+    let two = vec![keys[0][..2].to_vec(); 2];
+    let (taken, closed) = claim(&mut gates, &two, &[3, 9], 100, 2000 * MS);
+    assert_eq!(taken, [1, 0]);
+    let by = vec![(key(0, 0), None), (key(1, 0), Some(1000))];
+    let closed_by_both = |lane| ClosedLane {
+        lane,
+        by: by.clone(),
+    };
+    assert_eq!(closed, [closed_by_both(0), closed_by_both(1)]);
 }
 
 #[test]

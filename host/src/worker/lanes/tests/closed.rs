@@ -3,28 +3,32 @@
 use super::*;
 
 /// A lane of this tenant.
-fn of_tenant(seq: i64, id: i64, tenant: &str) -> Lane {
+pub(super) fn of_tenant(seq: i64, id: i64, tenant: &str) -> Lane {
     Lane {
         values: [("tenant".to_owned(), tenant.to_owned())].into(),
         ..lane(seq, id, Priority::Normal)
     }
 }
 
-fn until_end(id: i64) -> ClosedLane {
+/// A lane that these gates have closed: for a time, or until an end.
+pub(super) fn closed_by(id: i64, gates: &[(&str, Option<Duration>)]) -> ClosedLane {
+    let gate = |(name, wait): &(&str, Option<Duration>)| ClosedGate {
+        name: (*name).into(),
+        wait: *wait,
+    };
     ClosedLane {
         lane: LaneId(id),
-        wait: None,
-        by: ["queue default", "all"].map(Into::into).into(),
+        by: gates.iter().map(gate).collect(),
     }
+}
+
+fn until_end(id: i64) -> ClosedLane {
+    closed_by(id, &[("queue default", None), ("all", None)])
 }
 
 /// A lane that is closed by the gate on starts.
 fn for_seconds(id: i64, seconds: u64) -> ClosedLane {
-    ClosedLane {
-        lane: LaneId(id),
-        wait: Some(Duration::from_secs(seconds)),
-        by: vec!["all".into()],
-    }
+    closed_by(id, &[("all", Some(Duration::from_secs(seconds)))])
 }
 
 /// The lanes of the next claim.
@@ -98,7 +102,7 @@ fn if_a_lane_of_a_limit_had_room_its_other_lanes_are_open_too() {
 }
 
 /// The lanes that are known to have jobs, by id.
-fn open(lanes: &Lanes) -> Vec<i64> {
+pub(super) fn open(lanes: &Lanes) -> Vec<i64> {
     let mut open: Vec<i64> = lanes.with_jobs().iter().map(|order| order.lane.0).collect();
     open.sort_unstable();
     open
@@ -258,7 +262,7 @@ fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on()
 }
 
 /// A gate that all lanes share.
-fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
+pub(super) fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
     crate::job::ClaimGate {
         name: "all".into(),
         queue: None,
@@ -331,9 +335,9 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     all.push(of_tenant(21, 21, "m"));
     lanes.learn(all);
     lanes.serve(|_| Some(SERVED));
-    let by = |id: i64, gates: &[&str]| ClosedLane {
-        by: gates.iter().map(|gate| (*gate).into()).collect(),
-        ..until_end(id)
+    let by = |id: i64, gates: &[&str]| {
+        let gates: Vec<_> = gates.iter().map(|gate| (*gate, None)).collect();
+        closed_by(id, &gates)
     };
     let orders = lanes.orders(After::Cursor, WANTED);
     // The mail has taken the last free capacity of both.
@@ -353,95 +357,6 @@ fn lanes_that_another_gate_keeps_closed_do_not_use_up_the_room_of_a_shared_one()
     }
     assert!(open(&lanes).contains(&21));
     assert!(lanes.wait_for_ends(), "the imports wait for their own");
-}
-
-/// The lanes are behind a gate that lets one job run, and behind a rate of two starts in twenty minutes. A long job
-/// keeps the gate at its limit for just as long, so each of the two keeps the lanes closed for a while. Returns the
-/// number of claims that take no job.
-fn empty_claims(of_lanes: i64, jobs: usize) -> usize {
-    const PERIOD: u64 = 20;
-    let running = crate::job::ClaimGate {
-        name: "running".into(),
-        ..gate(crate::job::ClaimLimit::Running)
-    };
-    let mut lanes = Lanes::default();
-    lanes.set_gates(vec![running, gate(crate::job::ClaimLimit::Starts)]);
-    lanes.learn((1..=of_lanes).map(|n| of_tenant(n, n, "a")).collect());
-    lanes.serve(|_| Some(SERVED));
-    let start = BootTime::now();
-    let at = |minute: u64| start.plus(Duration::from_secs(60 * minute));
-    let mut now = 0;
-    let mut starts: Vec<u64> = Vec::new();
-    let mut runs: Option<(LaneId, u64)> = None;
-    let mut empty = 0;
-    while starts.len() < jobs {
-        let mut finds_closed = false;
-        loop {
-            let orders = match finds_closed {
-                true => lanes.orders_of_many(After::Cursor),
-                false => lanes.orders(After::Cursor, WANTED),
-            };
-            let Some(first) = orders.first().map(|order| order.lane) else {
-                break;
-            };
-            let recent = |starts: &[u64]| starts.iter().filter(|it| **it + PERIOD > now).count();
-            finds_closed = runs.is_some() || recent(&starts) == 2;
-            let mut claimed = Vec::new();
-            if finds_closed {
-                empty += 1;
-            } else {
-                let takes = if starts.len() % 3 == 2 { 30 } else { 1 };
-                claimed.push(job(first.0, i64::try_from(starts.len()).unwrap()));
-                runs = Some((first, now + takes));
-                starts.push(now);
-            }
-            let mut by = Vec::new();
-            let mut wait = None;
-            if recent(&starts) == 2 {
-                by.push("all".to_owned());
-                let next = at(starts[starts.len() - 2] + PERIOD);
-                wait = Some(next.since(BootTime::now()));
-            }
-            if runs.is_some() {
-                by.push("running".to_owned());
-                wait = None;
-            }
-            let closed = orders.iter().map(|order| ClosedLane {
-                lane: order.lane,
-                wait,
-                by: by.clone(),
-            });
-            let closed: Vec<ClosedLane> = closed.collect();
-            lanes.claimed(&orders, &claimed, &closed, false);
-        }
-        // The response to a claim takes less than half a minute.
-        let later = Duration::from_secs(30);
-        match runs.take() {
-            Some((lane, end)) => {
-                now = end;
-                lanes.open_due(at(now).plus(later));
-                assert!(lanes.free(lane) || lanes.next_opening().is_some());
-            }
-            None => {
-                now = starts[starts.len() - 2] + PERIOD;
-                assert!(lanes.open_due(at(now).plus(later)));
-            }
-        }
-    }
-    empty
-}
-
-/// Otherwise the lanes would move from the list of one limit to that of the other and back, a few of them with each
-/// claim.
-#[test]
-fn lanes_behind_a_gate_and_a_rate_cost_few_claims_that_take_nothing() {
-    for lanes in [10, 1_000] {
-        let empty = empty_claims(lanes, 60);
-        assert!(
-            empty <= 30,
-            "{lanes} lanes: {empty} empty claims of 60 jobs"
-        );
-    }
 }
 
 /// Otherwise a worker would keep a count for each tenant that it has ever served.
