@@ -229,7 +229,7 @@ impl Lanes {
     /// catalog; a new lane has counted as active since it was read.
     pub(super) fn wake(&mut self, id: LaneId, was_known: bool) {
         let had_jobs = was_known && self.active.contains(id);
-        if had_jobs || self.is_closed(id) || !self.activate(id) {
+        if had_jobs || self.note_in_closed(id) || !self.activate(id) {
             return;
         }
         let known = self.known.get(&id);
@@ -333,7 +333,7 @@ impl Lanes {
 
     /// Notes that there may be a job in this lane. True if the lane is served, and not closed.
     pub(super) fn mark_active(&mut self, id: LaneId) -> bool {
-        if self.is_closed(id) {
+        if self.note_in_closed(id) {
             return false;
         }
         if !self.activate(id)

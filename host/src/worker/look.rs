@@ -258,7 +258,7 @@ impl<'a> Looks<'a> {
         let mut lanes = self.shared.wakeups.take();
         // The jobs in closed lanes are found when these open.
         if let Some(lanes) = &mut lanes {
-            lanes.retain(|lane| !self.claims.lanes.is_closed(*lane));
+            lanes.retain(|lane| !self.claims.lanes.note_in_closed(*lane));
         }
         self.is_announced = lanes.as_ref().is_none_or(|lanes| !lanes.is_empty());
         let Some(lanes) = lanes else {

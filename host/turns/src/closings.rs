@@ -13,7 +13,8 @@ use crate::Class;
 /// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
 /// first ones may have become empty.
 const OPENED_FIRST: usize = 2;
-/// The number of lanes that are opened when one of them had room or no more jobs.
+/// The number of lanes that are opened when one of them had room or no more jobs, and the number of lanes without known
+/// jobs of each class that are opened in any case.
 const OPENED_MAX: usize = 8;
 /// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
 /// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
@@ -32,7 +33,7 @@ pub struct Closings<L, K, S, T> {
     closed: HashMap<L, Closed<K, S, T>>,
     /// Closed lanes that wait for a limit, by class.
     waiting: BTreeMap<K, BTreeMap<Class, Waiting<L, S>>>,
-    /// The number of these that wait for the end of a job.
+    /// The number of these that wait for the end of a job, and are known to have jobs.
     for_ends: usize,
     /// Closed lanes that open at a given time.
     opening: BTreeMap<T, BTreeSet<(Number, L)>>,
@@ -87,8 +88,10 @@ struct Waiting<L, S> {
     members: HashMap<S, MemberLanes<L>>,
     /// The members by their usage, and among equals by their first closing.
     order: BTreeMap<(u64, Number), S>,
-    /// The number of lanes.
+    /// The number of lanes above.
     len: usize,
+    /// The lanes that are not known to have jobs, in the order in which they were closed.
+    idle: BTreeSet<(Number, L)>,
 }
 
 #[derive(Debug)]
@@ -141,7 +144,7 @@ where
         closed.map(|(lane, _)| *lane)
     }
 
-    /// The number of lanes that wait for this limit.
+    /// The number of lanes that wait for this limit, and are known to have jobs.
     pub fn waiting(&self, limit: &K) -> usize {
         let classes = self.waiting.get(limit).into_iter().flatten();
         classes.map(|(_, of_class)| of_class.len).sum()
@@ -269,15 +272,17 @@ where
     }
 
     fn insert(&mut self, lane: L, closed: Closed<K, S, T>) {
-        let number = closed.number;
+        let Closed {
+            number, has_jobs, ..
+        } = closed;
         match &closed.until {
             Until::End(limits, waiter) => {
                 for limit in limits {
-                    self.wait(lane, limit, waiter, number);
+                    self.wait(lane, limit, waiter, number, has_jobs);
                 }
-                self.for_ends += 1;
+                self.for_ends += usize::from(has_jobs);
             }
-            Until::Start(limit, waiter) => self.wait(lane, limit, waiter, number),
+            Until::Start(limit, waiter) => self.wait(lane, limit, waiter, number, has_jobs),
             Until::Time(at) => {
                 self.opening.entry(*at).or_default().insert((number, lane));
             }
@@ -286,11 +291,27 @@ where
     }
 
     /// Notes that a lane waits for this limit.
-    fn wait(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
+    fn wait(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number, has_jobs: bool) {
         let had = self.had(limit, &waiter.member);
         let waiting = self.waiting.entry(limit.clone()).or_default();
         let of_class = waiting.entry(waiter.class).or_default();
-        of_class.join(lane, waiter, number, had);
+        match has_jobs {
+            true => of_class.join(lane, waiter, number, had),
+            false => _ = of_class.idle.insert((number, lane)),
+        }
+    }
+
+    /// Notes that a job in this lane was announced or found. If the lane waits for a limit, it opens in its turn. False
+    /// if it is not closed.
+    pub fn note_jobs(&mut self, lane: L) -> bool {
+        let closed = self.closed.get(&lane);
+        if closed.is_some_and(|closed| !closed.has_jobs)
+            && let Some(closed) = self.remove(lane)
+        {
+            let has_jobs = true;
+            self.insert(lane, Closed { has_jobs, ..closed });
+        }
+        self.closed.contains_key(&lane)
     }
 
     /// Moves lanes that wait for this limit, but that other limits are known to keep closed, too, to the lists of those
@@ -355,6 +376,7 @@ where
         if let Until::End(_, waiter) | Until::Start(_, waiter) = &mut closed.until {
             waiter.goes_first = true;
         }
+        closed.has_jobs = true;
         self.insert(lane, closed);
     }
 
@@ -365,7 +387,9 @@ where
 
     fn remove(&mut self, lane: L) -> Option<Closed<K, S, T>> {
         let closed = self.closed.remove(&lane)?;
-        let number = closed.number;
+        let Closed {
+            number, has_jobs, ..
+        } = closed;
         match &closed.until {
             Until::Time(at) => {
                 if let Some(opening) = self.opening.get_mut(at) {
@@ -376,24 +400,27 @@ where
                 }
             }
             Until::End(limits, waiter) => {
-                self.for_ends -= 1;
+                self.for_ends -= usize::from(has_jobs);
                 for limit in limits {
-                    self.leave(lane, limit, waiter, number);
+                    self.leave(lane, limit, waiter, number, has_jobs);
                 }
             }
-            Until::Start(limit, waiter) => self.leave(lane, limit, waiter, number),
+            Until::Start(limit, waiter) => self.leave(lane, limit, waiter, number, has_jobs),
         }
         Some(closed)
     }
 
     /// Notes that a lane no longer waits for this limit.
-    fn leave(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number) {
+    fn leave(&mut self, lane: L, limit: &K, waiter: &Waiter<S>, number: Number, has_jobs: bool) {
         let Some(waiting) = self.waiting.get_mut(limit) else {
             return;
         };
         if let Some(of_class) = waiting.get_mut(&waiter.class) {
-            of_class.leave(lane, waiter, number);
-            if of_class.len == 0 {
+            match has_jobs {
+                true => of_class.leave(lane, waiter, number),
+                false => _ = of_class.idle.remove(&(number, lane)),
+            }
+            if of_class.len == 0 && of_class.idle.is_empty() {
                 waiting.remove(&waiter.class);
             }
         }
@@ -412,7 +439,7 @@ where
         self.starts_at.clear();
     }
 
-    /// True if lanes wait for the end of a job.
+    /// True if lanes that are known to have jobs wait for the end of a job.
     pub fn wait_for_ends(&self) -> bool {
         self.for_ends > 0
     }
@@ -422,7 +449,8 @@ where
         !self.waiting.is_empty()
     }
 
-    /// The time at which the next lane opens because its wait ends.
+    /// The time at which the next lane opens because its wait ends. Lanes without known jobs do not count if they wait
+    /// for a limit.
     pub fn next_opening(&self) -> Option<T> {
         let opening = self.opening.keys().next().copied();
         let mut starts = self.starts.iter();
@@ -450,22 +478,23 @@ where
         }
         for limit in limits {
             self.move_closed(&limit, &[], &behind);
-            due.extend(self.first_of(&limit, OPENED_FIRST));
+            due.extend(self.opened(&limit, OPENED_FIRST));
         }
         due
     }
 
     /// The lanes that the end of a job of this limit opens.
-    pub fn by_end(&self, limit: &K) -> Vec<L> {
-        self.first_of(limit, OPENED_FIRST)
+    pub fn by_end(&mut self, limit: &K) -> Vec<L> {
+        self.opened(limit, OPENED_FIRST)
     }
 
     /// Other lanes behind a limit, one of whose lanes had room or no more jobs.
-    pub fn others(&self, limit: &K) -> Vec<L> {
-        match self.starts_at.contains_key(limit) {
-            true => Vec::new(),
-            false => self.first_of(limit, OPENED_MAX),
+    pub fn others(&mut self, limit: &K) -> Vec<L> {
+        if self.starts_at.contains_key(limit) {
+            return Vec::new();
         }
+        self.open_idle(limit, usize::MAX);
+        self.first_of(limit, OPENED_MAX)
     }
 
     /// Some lanes behind each limit: jobs of other workers may have ended. There may be too many limits for one sweep.
@@ -493,14 +522,39 @@ where
             if some.len() >= OPENED_BY_SWEEP {
                 break;
             }
-            let lanes = self.first_of(&limit, each);
+            let lanes = self.opened(&limit, each);
             some.extend(lanes.into_iter().filter(|lane| listed.insert(*lane)));
             self.swept = Some(limit);
         }
         some
     }
 
-    /// Up to this many lanes of each class of a limit. Their claim decides between the classes.
+    /// Up to this many lanes of each class of a limit that may have room. Also opens lanes that are not known to have
+    /// jobs: a few of each class, or all if no other lanes wait. The caller need not know these, because a claim reads
+    /// them as it reads any lane without known jobs: if they have none, that does not open others.
+    fn opened(&mut self, limit: &K, lanes: usize) -> Vec<L> {
+        let first = self.first_of(limit, lanes);
+        let idle = match first.is_empty() {
+            true => usize::MAX,
+            false => OPENED_MAX,
+        };
+        self.open_idle(limit, idle);
+        first
+    }
+
+    fn open_idle(&mut self, limit: &K, lanes: usize) {
+        let classes = self.waiting.get(limit).into_iter().flatten();
+        let idle: Vec<L> = classes
+            .flat_map(|(_, of_class)| of_class.idle.iter().take(lanes))
+            .map(|(_, lane)| *lane)
+            .collect();
+        for lane in idle {
+            self.open(lane);
+        }
+    }
+
+    /// Up to this many lanes of each class of a limit that are known to have jobs. Their claim decides between the
+    /// classes.
     fn first_of(&self, limit: &K, lanes: usize) -> Vec<L> {
         let classes = self.waiting.get(limit).into_iter().flatten();
         let mut first: Vec<L> = classes
@@ -518,12 +572,13 @@ impl<L, S> Default for Waiting<L, S> {
             members: HashMap::new(),
             order: BTreeMap::new(),
             len: 0,
+            idle: BTreeSet::new(),
         }
     }
 }
 
 impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
-    /// Adds a lane. `had`: the usage of its member.
+    /// Adds a lane that is known to have jobs. `had`: the usage of its member.
     fn join(&mut self, lane: L, waiter: &Waiter<S>, number: Number, had: u64) {
         self.len += 1;
         if waiter.goes_first {

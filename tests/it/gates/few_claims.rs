@@ -5,14 +5,17 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::worker::until_true;
 
-use super::waiting::worker_without_sweeps;
-use super::{gate, set_gate};
+use super::set_gate;
+use super::waiting::{WAITS, worker_without_sweeps};
 
-/// A database with these two gates, in which the tenants of the default queue share claims, and a client. From now on,
+/// A database with these gates, in which the tenants of the default queue share claims, and a client. From now on,
 /// `public.claim` has a row for each claim, with the number of its lanes.
-async fn counting_claims(gates: [&str; 2]) -> (TestDb, Client) {
-    let (db, client) = gate(gates[0]).await;
-    set_gate(&client, gates[1]).await;
+async fn counting_claims(gates: &[&str]) -> (TestDb, Client) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for gate in gates {
+        set_gate(&client, gate).await;
+    }
     let count = "
         SELECT rouse.set_fair_share('default', policy => 'drr');
         CREATE TABLE public.claim (lanes integer NOT NULL);
@@ -54,13 +57,35 @@ async fn a_job_behind_a_gate_and_a_rate_costs_one_claim() {
         "'one', 'max_concurrent', max => 1",
         "'rate', 'throttle', max => 1, period => '200 ms'",
     ];
-    let (db, client) = counting_claims(gates).await;
+    let (db, client) = counting_claims(&gates).await;
     enqueue_for(&client, 5, 4).await;
     let worker = worker_without_sweeps(&db).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let (claims, _) = claims(&client).await;
     worker.drain().await;
     assert!((20..30).contains(&claims), "{claims} claims for 20 jobs");
+}
+
+/// The lanes of the other tenants have no jobs, and are closed with it. If they opened like a lane that has jobs, they
+/// would go first, because they have used nothing of the limit.
+#[tokio::test]
+async fn tenants_without_jobs_cost_no_claims_behind_a_limit_that_another_one_uses_up() {
+    let (db, client) = counting_claims(&["'one', 'max_concurrent', max => 1"]).await;
+    enqueue_for(&client, 200, 1).await;
+    let worker = worker_without_sweeps(&db).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    client
+        .batch_execute("DELETE FROM rouse.sleeper")
+        .await
+        .unwrap();
+    until_true(&client, WAITS).await;
+    let (before, _) = claims(&client).await;
+    enqueue_for(&client, 1, 50).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let (after, _) = claims(&client).await;
+    worker.drain().await;
+    let claims = after - before;
+    assert!((50..90).contains(&claims), "{claims} claims for 50 jobs");
 }
 
 /// Otherwise each start would open all lanes, and the claims would read them again.
@@ -70,7 +95,7 @@ async fn a_job_behind_two_rates_costs_a_claim_of_a_few_lanes() {
         "'rate', 'throttle', max => 1, period => '50 ms'",
         "'slow', 'throttle', max => 1, period => '100 ms'",
     ];
-    let (db, client) = counting_claims(gates).await;
+    let (db, client) = counting_claims(&gates).await;
     enqueue_for(&client, 300, 1).await;
     let worker = worker_without_sweeps(&db).await;
     until_true(&client, "SELECT count(*) >= 20 FROM rouse.finished").await;

@@ -4,7 +4,8 @@
 //! The database decides what a gate permits, and reports to the worker which lanes are closed. Other workers do not
 //! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
 //! died, the sweep opens some of the lanes of each limit, and if these have free capacity or no more jobs, the others
-//! follow. The order is decided in `host/turns/src/closings.rs`.
+//! follow. The order is decided in `host/turns/src/closings.rs`. Lanes without known jobs are closed like the others,
+//! so that claims through other gates do not read them, but they open beside them.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -215,8 +216,13 @@ impl Lanes {
     }
 
     /// True if no job of this lane may start now.
-    pub(in crate::worker) fn is_closed(&self, id: LaneId) -> bool {
+    pub(super) fn is_closed(&self, id: LaneId) -> bool {
         self.gates.is_closed(id)
+    }
+
+    /// Notes that there may be a job in this lane, if it is closed: then it opens in its turn. False if it is open.
+    pub(in crate::worker) fn note_in_closed(&mut self, id: LaneId) -> bool {
+        self.gates.closings.note_jobs(id)
     }
 
     /// True if some lane is closed.
@@ -224,7 +230,7 @@ impl Lanes {
         !self.gates.closings.is_empty()
     }
 
-    /// True if lanes wait for the end of a job.
+    /// True if lanes that are known to have jobs wait for the end of a job.
     pub(in crate::worker) fn wait_for_ends(&self) -> bool {
         self.gates.closings.wait_for_ends()
     }
@@ -313,21 +319,23 @@ impl Lanes {
     fn open_behind(
         &mut self,
         limits: &[Limit],
-        opened: impl Fn(&Closings<LaneId, Limit, Member, BootTime>, &Limit) -> Vec<LaneId>,
+        opened: impl Fn(&mut Closings<LaneId, Limit, Member, BootTime>, &Limit) -> Vec<LaneId>,
     ) -> bool {
         let closings = &mut self.gates.closings;
         for limit in limits {
             closings.move_closed(limit, &[], |id| limits_of(&self.known, id));
         }
-        let closings = &self.gates.closings;
         // In the order of the limit that most of them share: a lane that waited for another limit does not go ahead.
         let shared = limits.iter().max_by_key(|limit| closings.waiting(limit));
+        let mut ids = Vec::new();
+        for limit in limits {
+            ids.extend(opened(closings, limit));
+        }
+        let closings = &self.gates.closings;
         let had = |id: &LaneId| {
             let member = Member::new(self.known.get(id)?, &self.shares);
             Some(closings.had(shared?, &member))
         };
-        let ids = limits.iter().flat_map(|limit| opened(closings, limit));
-        let mut ids: Vec<LaneId> = ids.collect();
         if limits.len() > 1 {
             ids.sort_by_cached_key(|id| Reverse(had(id)));
         }

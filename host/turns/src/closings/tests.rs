@@ -336,6 +336,42 @@ fn the_next_start_of_a_limit_is_remembered_until_then_whether_or_not_a_lane_wait
     assert!(closings.starts.is_empty() && closings.starts_at.is_empty());
 }
 
+/// Otherwise they would go ahead of lanes that have jobs and have used the limit, and each would cost a claim.
+#[test]
+fn lanes_without_known_jobs_open_beside_the_others_and_do_not_count() {
+    let mut closings = TestClosings::default();
+    for lane in 1..=20 {
+        closings.close_until_end(lane, CLASS, &["limit"], &lane, false);
+    }
+    assert!(!closings.wait_for_ends());
+    close(&mut closings, 30);
+    assert!(closings.wait_for_ends());
+    assert_eq!(closings.by_end(&"limit"), [30]);
+    assert!(!closings.is_closed(8) && closings.is_closed(9));
+    // A job is announced.
+    assert!(closings.note_jobs(9) && !closings.note_jobs(8));
+    assert_eq!(closings.by_end(&"limit"), [30, 9], "it was closed before");
+    assert!(!closings.is_closed(17) && closings.is_closed(18));
+    closings.go_first(20);
+    assert_eq!(closings.by_end(&"limit"), [9, 20], "it has overdue jobs");
+    for lane in [9, 20, 30] {
+        assert!(closings.open(lane));
+    }
+    assert!(closings.is_empty() && closings.waiting.is_empty() && !closings.wait_for_ends());
+    // Without others, nothing else would open them.
+    for lane in 1..=20 {
+        closings.close_until_end(lane, CLASS, &["limit"], &lane, false);
+    }
+    assert!(closings.by_end(&"limit").is_empty() && closings.is_empty());
+    closings.close_until_start(1, CLASS, &"rate", 10, &1, false);
+    assert_eq!(closings.next_opening(), None);
+    assert!(closings.note_jobs(1));
+    assert_eq!(closings.next_opening(), Some(10));
+    closings.close_until_start(1, CLASS, &"rate", 10, &1, false);
+    assert_eq!(closings.due(10, none), [0; 0]);
+    assert!(closings.is_empty());
+}
+
 #[test]
 fn lanes_that_another_limit_keeps_closed_by_now_are_not_due() {
     let mut closings = TestClosings::default();

@@ -1,4 +1,4 @@
-//! Lanes behind several limits, in virtual time: how many claims their jobs cost, and how many lanes these read.
+//! Lanes behind limits, in virtual time: how many claims their jobs cost, and how many lanes these read.
 
 use super::closed::{closed_by, gate, of_tenant, open};
 use super::*;
@@ -397,4 +397,66 @@ fn a_limit_that_several_lanes_have_used_up_together_opens_no_other_lanes() {
     let mut run = Run::new(vec![Gate::running(2), own_rate], backlogs(1_000));
     run.until_started(60, |_| 50 * MS);
     assert!(run.empty <= 20, "{} of {} claims", run.empty, run.claims);
+}
+
+/// A worker that knows many lanes, of which these have jobs.
+fn busy_among_many(gates: Vec<Gate>, busy: &[i64]) -> Run {
+    let jobs = (1..=200).map(|n| if busy.contains(&n) { 1_000_000 } else { 0 });
+    let mut run = Run::new(gates, jobs);
+    run.lanes.mark_all_empty();
+    for lane in busy {
+        run.lanes.mark_active(LaneId(*lane));
+    }
+    run
+}
+
+/// Each claim reads the lanes without known jobs, too, and finds them closed. If they opened like the others, they would
+/// go first, because they have used nothing of the limit: each job would cost several claims, and some of the lanes
+/// that have jobs would get none.
+#[test]
+fn lanes_without_jobs_cost_no_claims_behind_a_limit_that_others_use_up() {
+    let limits: [fn() -> Vec<Gate>; 4] = [
+        || vec![Gate::rate("rate", 1, 100)],
+        || vec![Gate::running(1)],
+        || vec![Gate::running(3)],
+        || vec![Gate::running(1), Gate::rate("rate", 1, 100)],
+    ];
+    for gates in limits {
+        for busy in [&[100][..], &[1, 100, 200]] {
+            let mut run = busy_among_many(gates(), busy);
+            run.until_started(60, |nth| MS * [5, 6, 7, 8, 9][nth % 5]);
+            assert!(run.empty <= 2, "{} of {} claims", run.empty, run.claims);
+            assert!(
+                run.read <= 60 * 60,
+                "{} lanes in {} claims",
+                run.read,
+                run.claims
+            );
+            for lane in busy {
+                let of_lane = run.started.iter().filter(|id| id.0 == *lane).count();
+                let share = run.started.len() / busy.len();
+                assert!(of_lane.abs_diff(share) <= 3, "{of_lane} of {share}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_in_a_lane_that_was_closed_without_jobs_starts_soon() {
+    let limits: [fn() -> Gate; 2] = [|| Gate::rate("rate", 1, 100), || Gate::running(1)];
+    for gate in limits {
+        let mut run = busy_among_many(vec![gate()], &[100]);
+        run.until_started(10, |_| 5 * MS);
+        // No notification announces it. Each start opens a few lanes without known jobs.
+        run.server.waiting.insert(LaneId(90), 1_000_000);
+        run.until_started(60, |_| 5 * MS);
+        assert!(run.started.contains(&LaneId(90)));
+        // One that is announced has its turn at once.
+        let closed = |id: &LaneId| run.lanes.is_closed(*id) && !run.started.contains(id);
+        let closed = (1..=200).map(LaneId).find(closed).expect("a closed lane");
+        run.server.waiting.insert(closed, 1);
+        assert!(!run.lanes.mark_active(closed), "it waits for the limit");
+        run.until_started(run.started.len() + 1, |_| 5 * MS);
+        assert_eq!(run.started.last(), Some(&closed));
+    }
 }
