@@ -23,6 +23,9 @@ const CHEAP_TURNS_MAX: usize = 100;
 /// lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
+/// The maximum credit that is lost by rounding.
+const CREDIT_LOST: f64 = 1e-6;
+
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
 pub type Class = [usize; 2];
 
@@ -81,7 +84,8 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.lanes.insert(lane, place);
     }
 
-    /// Removes a lane, which has no jobs. It keeps its remaining credit in this round.
+    /// Removes a lane, which has no jobs. It keeps its remaining credit in this round, or is forgotten if it would have
+    /// as much as a new lane.
     pub fn remove(&mut self, lane: L) {
         let Some(place) = self.lanes.remove(&lane) else {
             return;
@@ -93,8 +97,10 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         if let Some(keys) = queues.child(&place.queue) {
             if let Some(lanes) = keys.child(&place.key) {
                 lanes.leave(&lane);
+                lanes.forget(&lane);
                 if lanes.is_empty() {
                     keys.leave(&place.key);
+                    keys.forget(&place.key);
                 }
             }
             if keys.is_empty() {
@@ -376,6 +382,8 @@ trait Taker<K> {
     fn take(&mut self, key: &K) -> Option<Self::Lane>;
     /// True if it has no choice.
     fn has_no_choice(&self) -> bool;
+    /// True if it remembers nothing.
+    fn is_blank(&self) -> bool;
 }
 
 impl<L: Copy> Taker<L> for () {
@@ -386,6 +394,10 @@ impl<L: Copy> Taker<L> for () {
     }
 
     fn has_no_choice(&self) -> bool {
+        true
+    }
+
+    fn is_blank(&self) -> bool {
         true
     }
 }
@@ -399,6 +411,10 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Taker<Arc<str>> for Ring<K, C>
 
     fn has_no_choice(&self) -> bool {
         self.is_single()
+    }
+
+    fn is_blank(&self) -> bool {
+        self.members.is_empty()
     }
 }
 
@@ -445,6 +461,19 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             self.with_credit.remove(&number);
             self.without.remove(&number);
             self.cap(key);
+        }
+    }
+
+    /// Forgets a member that has left, if it would have the same credit as a new one. Otherwise, members that are always
+    /// alone, so that no round ends, would be remembered forever.
+    fn forget(&mut self, key: &K) {
+        let is_like_new = |member: &Member<C>| {
+            member.number.is_none()
+                && (member.credit - member.share).abs() < CREDIT_LOST
+                && member.child.is_blank()
+        };
+        if self.members.get(key).is_some_and(is_like_new) {
+            self.members.remove(key);
         }
     }
 
@@ -563,7 +592,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             member.round = round;
             member.credit += member.share * rounds;
             // A member that was due lacks at most what is lost by rounding.
-            if member.credit > 1.0 - 1e-6 {
+            if member.credit > 1.0 - CREDIT_LOST {
                 member.credit = member.credit.max(1.0);
             }
             if member.credit >= 1.0 {

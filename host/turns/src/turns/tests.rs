@@ -170,6 +170,51 @@ fn turns_that_were_not_used_are_given_back() {
     );
 }
 
+/// A worker may serve millions of tenants in its life, one after another.
+#[test]
+fn keys_and_lanes_that_have_left_with_all_their_credit_are_forgotten() {
+    let remembered = |turns: &Turns<LaneId>| {
+        let keys = turns.of_queue(NORMAL, "q").unwrap();
+        let lanes = keys.members.values();
+        let lanes = lanes.map(|key| key.child.members.len()).sum::<usize>();
+        (keys.members.len(), lanes)
+    };
+    let mut turns = Turns::default();
+    // One at a time: no round ends.
+    for n in 0..1000 {
+        turns.insert(LaneId(n), place("q", &n.to_string(), 1.0));
+        turns.divide(12, 256);
+        turns.remove(LaneId(n));
+    }
+    assert_eq!(turns.rounds("q"), 0);
+    assert_eq!(remembered(&turns), (0, 0));
+    // Two lanes of each key, with different shares, whose claims are not filled.
+    for (n, share) in (0..1000).zip([0.3, 1.0, 2.5].into_iter().cycle()) {
+        let lanes = [LaneId(2 * n), LaneId(2 * n + 1)];
+        for lane in lanes {
+            turns.insert(lane, place("q", &n.to_string(), share));
+        }
+        for Part { lane, max } in turns.divide(12, 256) {
+            turns.settle(lane, max.unwrap(), 1, 1.0);
+        }
+        for lane in lanes {
+            turns.remove(lane);
+        }
+    }
+    let (keys, lanes) = remembered(&turns);
+    assert!(keys < 10 && lanes < 20, "{keys} keys, {lanes} lanes");
+    // A key that has used its credit keeps that in mind.
+    let mut turns = Turns::default();
+    for (lane, key) in [(1, "a"), (2, "b")] {
+        turns.insert(LaneId(lane), place("q", key, 1.0));
+    }
+    assert_eq!(turns.divide(1, 256)[0].lane, LaneId(2));
+    turns.remove(LaneId(2));
+    assert_eq!(remembered(&turns), (2, 2));
+    turns.insert(LaneId(2), place("q", "b", 1.0));
+    assert_eq!(turns.divide(1, 256)[0].lane, LaneId(1));
+}
+
 #[test]
 fn a_key_that_leaves_keeps_at_most_one_share() {
     let mut turns = Turns::default();
