@@ -155,6 +155,8 @@ impl Lanes {
         for (_, id) in active {
             self.active.insert(id, known[&id].place.clone());
         }
+        // While a worker is busy, nothing else removes lanes that are no longer served.
+        self.woken.retain(|id| self.active.contains(*id));
         self.gates.keep_members(known, &self.shares);
         self.served = known.keys().filter(|id| is_served_whole(id)).count();
         let by_source = |id: &LaneId| known.get(id).is_some_and(Known::is_served_by_source);

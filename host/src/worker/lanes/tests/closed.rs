@@ -547,6 +547,22 @@ fn the_first_job_of_a_lane_is_claimed_first_and_goes_ahead_whether_or_not_the_la
 }
 
 #[test]
+fn lanes_that_are_no_longer_served_are_not_remembered_as_woken() {
+    let mut lanes = Lanes::default();
+    lanes.set_fair(one_at_a_time());
+    lanes.learn(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 20, Priority::Normal),
+    ]);
+    lanes.serve(|_| Some(SERVED));
+    lanes.mark_all_empty();
+    lanes.wake(LaneId(10), true);
+    lanes.wake(LaneId(20), true);
+    lanes.serve(|lane| (lane.id.0 == 20).then_some(SERVED));
+    assert_eq!(lanes.woken, HashSet::from([LaneId(20)]));
+}
+
+#[test]
 fn the_first_job_of_a_lane_does_not_precede_a_class_that_goes_before_it() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
