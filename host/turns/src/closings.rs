@@ -133,11 +133,6 @@ where
         self.closed.contains_key(&lane)
     }
 
-    /// The closed lanes, in any order.
-    pub fn lanes(&self) -> impl Iterator<Item = L> {
-        self.closed.keys().copied()
-    }
-
     /// The closed lanes that are known to have jobs, in any order.
     pub fn with_jobs(&self) -> impl Iterator<Item = L> {
         let closed = self.closed.iter().filter(|(_, closed)| closed.has_jobs);

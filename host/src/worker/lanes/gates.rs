@@ -52,9 +52,9 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    /// Opens all lanes; returns those that were closed.
+    /// Opens all lanes; returns those of them that are known to have jobs.
     pub(super) fn start_over(&mut self) -> HashSet<LaneId> {
-        let closed = self.closings.lanes().collect();
+        let closed = self.closings.with_jobs().collect();
         self.closings.clear();
         closed
     }

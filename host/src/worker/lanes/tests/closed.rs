@@ -443,11 +443,13 @@ fn a_lane_at_its_rate_opens_when_its_wait_ends() {
     assert!(!lanes.open_due(now.plus(Duration::from_secs(4))));
     assert!(lanes.open_due(now.plus(Duration::from_secs(5))));
     assert_eq!(next(&mut lanes), [20]);
-    // A change to the gates opens them all.
+    // A change to the gates opens them all. A lane that was closed without known jobs still has none.
+    lanes.close(&for_seconds(20, 5), false, now);
     let settings = "2".into();
     assert!(lanes.set_gates(vec![crate::job::ClaimGate { settings, ..gate }]));
     lanes.serve(|_| Some(SERVED));
     assert_eq!(next(&mut lanes), [10, 20]);
+    assert_eq!(open(&lanes), [10]);
     assert_eq!(lanes.next_opening(), None);
 }
 
