@@ -301,10 +301,10 @@ where
     pub fn note_jobs(&mut self, lane: L) -> bool {
         let closed = self.closed.get(&lane);
         if closed.is_some_and(|closed| !closed.has_jobs)
-            && let Some(closed) = self.remove(lane)
+            && let Some(mut closed) = self.remove(lane)
         {
-            let has_jobs = true;
-            self.insert(lane, Closed { has_jobs, ..closed });
+            closed.has_jobs = true;
+            self.insert(lane, closed);
         }
         self.closed.contains_key(&lane)
     }

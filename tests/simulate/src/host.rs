@@ -294,12 +294,15 @@ impl Host {
                 }
             }
         }
+        let used_up = response.closed.iter().flat_map(|closed| &closed.by);
+        let used_up: HashSet<Key> = used_up.map(|(key, _)| *key).collect();
+        let has_room = |key: &&Key| !used_up.contains(*key);
         for closed in &response.closed {
             let Lane { keys, limits, .. } = &lanes[closed.lane as usize];
             let full = limits.iter().filter(|key| closed.is_closed_by(key));
             let full: Vec<Key> = full.copied().collect();
             let mut others = Vec::new();
-            for key in keys.iter().filter(|key| !closed.is_closed_by(key)) {
+            for key in keys.iter().filter(has_room) {
                 self.move_closed(key, &full, lanes);
                 others.extend(self.closings.others(key));
             }
@@ -312,7 +315,7 @@ impl Host {
             if self.closings.is_closed(*lane) || sabotage == Some(Sabotage::Ends) {
                 continue;
             }
-            for key in &lanes[*lane as usize].keys {
+            for key in lanes[*lane as usize].keys.iter().filter(has_room) {
                 self.move_closed(key, &[], lanes);
                 for other in self.closings.others(key) {
                     self.open(other, lanes, sabotage);

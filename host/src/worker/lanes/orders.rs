@@ -244,7 +244,12 @@ impl Lanes {
             }
         }
         self.forfeit_turns(orders, &claimed);
-        let used_up = self.used_up_limits(closed);
+        // The database counts all ready jobs of a lane. If only the overdue ones are claimed, room may be left.
+        let has_filter = orders.iter().any(|order| order.overdue.is_some());
+        let used_up = match has_filter {
+            true => HashSet::new(),
+            false => self.used_up_limits(closed),
+        };
         let mut is_any_opened = self.note_closed(closed, &claimed, &with_jobs, &used_up, now);
         for lane in claimed.keys().chain(&emptied) {
             if !self.is_closed(*lane) {

@@ -399,6 +399,26 @@ fn a_limit_that_several_lanes_have_used_up_together_opens_no_other_lanes() {
     assert!(run.empty <= 20, "{} of {} claims", run.empty, run.claims);
 }
 
+/// The database has reserved all of its room for the first lane, which has two ready jobs. Only one is overdue.
+#[test]
+fn a_claim_of_overdue_jobs_does_not_show_that_a_limit_is_used_up() {
+    let mut lanes = Lanes::default();
+    lanes.set_gates(vec![Gate::running(2).gate]);
+    lanes.learn((1..=3).map(|n| of_tenant(n, n, "a")).collect());
+    lanes.serve(|_| Some(SERVED));
+    let full = |lane| closed_by(lane, &[("running", None)]);
+    let now = BootTime::now();
+    lanes.close(&full(3), true, now);
+    let filter = OverdueFilter {
+        max: 2,
+        waited: Duration::from_secs(900),
+    };
+    let overdue = [(LaneId(1), filter), (LaneId(2), filter)];
+    let orders = lanes.promoted(&overdue, WANTED);
+    lanes.claimed_at(&orders, &[job(1, 1)], &[full(2)], false, now);
+    assert_eq!(open(&lanes), [1, 2, 3]);
+}
+
 /// A worker that knows many lanes, of which these have jobs.
 fn busy_among_many(gates: Vec<Gate>, busy: &[i64]) -> Run {
     let jobs = (1..=200).map(|n| if busy.contains(&n) { 1_000_000 } else { 0 });
