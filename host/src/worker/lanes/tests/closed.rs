@@ -276,9 +276,12 @@ pub(super) fn gate(limit: crate::job::ClaimLimit) -> crate::job::ClaimGate {
 /// The gate permits one job, or one start, at a time, although many are wanted.
 #[test]
 fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
-    for limit in [
-        crate::job::ClaimLimit::Running,
-        crate::job::ClaimLimit::Starts,
+    let second = Some(Duration::from_secs(1));
+    let rates = [("all", second), ("other", second)];
+    for (limit, by) in [
+        (crate::job::ClaimLimit::Running, &[("all", None)][..]),
+        (crate::job::ClaimLimit::Starts, &rates[..1]),
+        (crate::job::ClaimLimit::Starts, &rates[..]),
     ] {
         let mut fair = one_at_a_time();
         let share = fair.get_mut("default").unwrap();
@@ -286,7 +289,11 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
         share.weights = [("c".to_owned(), 3.0)].into();
         let mut lanes = Lanes::default();
         lanes.set_fair(fair);
-        lanes.set_gates(vec![gate(limit)]);
+        let gates = by.iter().map(|(name, _)| crate::job::ClaimGate {
+            name: (*name).into(),
+            ..gate(limit)
+        });
+        lanes.set_gates(gates.collect());
         let tenants = ["a", "b", "c"];
         lanes.learn(
             (1..)
@@ -301,19 +308,14 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
             let orders = lanes.orders(After::Cursor, 16);
             let first = orders[0].lane;
             *started.entry(first.0).or_default() += 1;
-            let closed: Vec<ClosedLane> = (1..=3)
-                .map(|n| match limit {
-                    crate::job::ClaimLimit::Starts => for_seconds(n, 1),
-                    _ => until_end(n),
-                })
-                .collect();
+            let closed: Vec<ClosedLane> = (1..=3).map(|n| closed_by(n, by)).collect();
             lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
             // The time of their starts is that of the claim, a moment ago.
             now = now.plus(Duration::from_secs(2));
             assert!(lanes.open_due(now) || lanes.free(first));
         }
         let started = [1, 2, 3].map(|lane| started[&lane]);
-        assert_eq!(started, [40, 40, 120], "{limit:?}");
+        assert_eq!(started, [40, 40, 120], "{by:?}");
     }
 }
 

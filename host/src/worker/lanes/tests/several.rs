@@ -441,8 +441,9 @@ fn lanes_without_jobs_cost_no_claims_behind_a_limit_that_others_use_up() {
         || vec![Gate::running(3)],
         || vec![Gate::running(1), Gate::rate("rate", 1, 100)],
     ];
+    let lanes: [&[i64]; 2] = [&[100], &[1, 100, 200]];
     for gates in limits {
-        for busy in [&[100][..], &[1, 100, 200]] {
+        for busy in lanes {
             let mut run = busy_among_many(gates(), busy);
             run.until_started(60, |nth| MS * [5, 6, 7, 8, 9][nth % 5]);
             assert!(run.empty <= 2, "{} of {} claims", run.empty, run.claims);
