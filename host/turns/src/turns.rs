@@ -464,8 +464,8 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         }
     }
 
-    /// Forgets a member that has left, if it would have the same credit as a new one. Otherwise, members that are always
-    /// alone, so that no round ends, would be remembered forever.
+    /// Forgets a member that has left, if it would have the same credit as a new one. Otherwise, members that are
+    /// always alone, so that no round ends, would be remembered forever.
     fn forget(&mut self, key: &K) {
         let is_like_new = |member: &Member<C>| {
             member.number.is_none()

@@ -430,9 +430,9 @@ fn busy_among_many(gates: Vec<Gate>, busy: &[i64]) -> Run {
     run
 }
 
-/// Each claim reads the lanes without known jobs, too, and finds them closed. If they opened like the others, they would
-/// go first, because they have used nothing of the limit: each job would cost several claims, and some of the lanes
-/// that have jobs would get none.
+/// Each claim reads the lanes without known jobs, too, and finds them closed. If they opened like the others, they
+/// would go first, because they have used nothing of the limit: each job would cost several claims, and some of the
+/// lanes that have jobs would get none.
 #[test]
 fn lanes_without_jobs_cost_no_claims_behind_a_limit_that_others_use_up() {
     let limits: [fn() -> Vec<Gate>; 4] = [
