@@ -7,7 +7,7 @@
 --   tag              one of the tags that the job requires
 --   error            a string that the error message contains, ignoring case
 --   kind             the kind of the error, such as timed_out or denied, or the handler's own (guest_kind), such as
---                    empty-order
+--                    empty_order
 --   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
 --   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were

@@ -91,5 +91,5 @@ fn wrong_number(outcomes: usize, jobs: usize) -> Error {
     let why = format!(
         "a handler of batches has to return one outcome for each job: {outcomes}, not {jobs}"
     );
-    Error::permanent(why).kind("bad-batch")
+    Error::permanent(why).kind("invalid_batch")
 }

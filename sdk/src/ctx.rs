@@ -151,7 +151,7 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// Permanent, if they do not match `T` (kind `bad-settings`); the message names the setting and its table.
+    /// Permanent, if they do not match `T` (kind `invalid_settings`); the message names the setting and its table.
     pub fn settings<T: DeserializeOwned>(&self) -> Result<T> {
         let json = self.world.settings();
         let json = &mut serde_json::Deserializer::from_slice(&json);
@@ -165,7 +165,7 @@ impl Ctx {
                 "invalid settings of the handler {handler}: {path}{}; correct them in rouse.toml, under [handlers.\"{handler}\".settings] or a matching pattern",
                 error.inner()
             ))
-            .kind("bad-settings")
+            .kind("invalid_settings")
         })
     }
 

@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// use rouse_sdk::Error;
 ///
 /// let busy = Error::retryable("the server is busy")
-///     .kind("smtp-busy")
+///     .kind("smtp_busy")
 ///     .retry_after(Duration::from_secs(90));
 /// assert!(!busy.permanent);
 ///
@@ -64,8 +64,9 @@ impl Error {
         }
     }
 
-    /// Sets the class: a short word to filter by, for instance `smtp-timeout`. It is stored as `guest_kind`, and
-    /// `rouse job ls --kind smtp-timeout` finds it.
+    /// Sets the class: a short word to filter by, for instance `smtp_timeout`. It is stored as `guest_kind`, and
+    /// `rouse job ls --kind smtp_timeout` finds it. By convention, kinds are in snake_case, and those for invalid values
+    /// start with `invalid_`, as in Rouse and its SDK.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<Cow<'static, str>>) -> Self {
         self.kind = kind.into();

@@ -159,9 +159,9 @@ impl Request {
     /// Sends the request and waits for the whole response, regardless of its status.
     ///
     /// # Errors
-    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `bad-request`), and if the response
-    /// is too large (kind `too-large`). Retryable: if there is no response (kind `http`), if it does not arrive in time
-    /// (kind `http-timeout`), or if the attempt has to stop (kind `aborted`).
+    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `invalid_request`), and if the
+    /// response is too large (kind `too_large`). Retryable: if there is no response (kind `http`), if it does not arrive
+    /// in time (kind `http_timeout`), or if the attempt has to stop (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {
@@ -174,7 +174,7 @@ impl Request {
                 Either::Second(()) => Err(Error::retryable(format_args!(
                     "{label}: no response within {timeout:?}"
                 ))
-                .kind("http-timeout")),
+                .kind("http_timeout")),
             }
         };
         match race(ctx.abort().wait(), answered).await {
@@ -202,7 +202,7 @@ impl Request {
             return Err(Error::permanent(format_args!(
                 "{label}: the response is longer than {max} bytes"
             ))
-            .kind("too-large"));
+            .kind("too_large"));
         }
         body.truncate(max);
         Ok(true)

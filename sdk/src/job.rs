@@ -69,7 +69,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 ///
 /// When the job is passed to `Ctx`, the host checks the grant (kind `denied`), the names of handler and queue,
 /// `max_attempts`, the unique key, tags, durations, that Postgres can store the payload, and the number and the size of
-/// the attempt's jobs (kind `job-refused`). Postgres checks the rest when the attempt is settled, after the handler has
+/// the attempt's jobs (kind `job_refused`). Postgres checks the rest when the attempt is settled, after the handler has
 /// returned: the size of one payload, `run_at`, grants, and the names of [`after`](Self::after). If Postgres refuses
 /// one of the jobs, the job of the attempt fails with an error of the kind `invalid_result`, without a retry, and none
 /// of the new jobs is enqueued.
@@ -93,12 +93,12 @@ impl Job {
 
     /// A job for the handler of this name, with any payload.
     ///
-    /// A payload that cannot be written as JSON is reported when the job is enqueued (kind `job-refused`).
+    /// A payload that cannot be written as JSON is reported when the job is enqueued (kind `job_refused`).
     pub fn new<P: Serialize + ?Sized>(handler: impl Into<String>, payload: &P) -> Self {
         let handler = handler.into();
         let payload = serde_json::to_vec(payload).map_err(|error| {
             let why = format_args!("the payload for {handler} cannot be written as JSON: {error}");
-            Error::permanent(why).kind("job-refused")
+            Error::permanent(why).kind("job_refused")
         });
         Self {
             handler,
@@ -189,7 +189,7 @@ impl<T> Job<T> {
     /// Starts the job when the chain of this other job, which the same attempt has enqueued, has succeeded; if that
     /// chain fails, the job is cancelled. In the job, the result of the chain is `ctx.results()?.get(name)`. Names are
     /// 1 to 200 characters long, and differ within a job; a job that uses the same name twice is refused when it is
-    /// enqueued (kind `job-refused`).
+    /// enqueued (kind `job_refused`).
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Job, OnFailure, Result};
@@ -225,7 +225,7 @@ impl<T> Job<T> {
                 "a job for {} cannot start after two jobs that are both named {name:?}",
                 self.handler
             );
-            self.payload = Err(Error::permanent(why).kind("job-refused"));
+            self.payload = Err(Error::permanent(why).kind("job_refused"));
         }
         self
     }
@@ -420,7 +420,7 @@ mod tests {
             .after("it", &first)
             .after("it", &second);
         let error = job.into_new().expect_err("two jobs have one name");
-        assert_eq!((&*error.kind, error.permanent), ("job-refused", true));
+        assert_eq!((&*error.kind, error.permanent), ("job_refused", true));
         assert!(error.message.contains("a.b") && error.message.contains("\"it\""));
     }
 
@@ -430,7 +430,7 @@ mod tests {
         let error = Job::new("a.b", &map)
             .into_new()
             .expect_err("keys are strings");
-        assert_eq!(error.kind, "job-refused");
+        assert_eq!(error.kind, "job_refused");
         assert!(error.permanent && error.message.contains("a.b"), "{error}");
     }
 }

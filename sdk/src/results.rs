@@ -88,8 +88,8 @@ impl Results {
     /// The result of the chain with this name. (The name is the id, if `after` was a list.)
     ///
     /// # Errors
-    /// If the chain has not succeeded (kind `parent-failed`; its error is in the details), if the job has not waited
-    /// for a chain with this name (kind `no-parent`), and if the result does not match `T` (kind `result-mismatch`).
+    /// If the chain has not succeeded (kind `parent_failed`; its error is in the details), if the job has not waited
+    /// for a chain with this name (kind `no_parent`), and if the result does not match `T` (kind `result_mismatch`).
     /// The first two are permanent.
     pub fn get<T: DeserializeOwned>(&self, name: impl AsRef<str>) -> Result<T> {
         let name = name.as_ref();
@@ -97,7 +97,7 @@ impl Results {
             Some(parent) => parent.output(),
             None => {
                 let why = format_args!("the job has not waited for a job named {name:?}");
-                Err(Error::permanent(why).kind("no-parent"))
+                Err(Error::permanent(why).kind("no_parent"))
             }
         }
     }
@@ -196,12 +196,12 @@ impl Parent {
     }
 }
 
-/// The failure of another job. `?` turns it into a permanent [`Error`] of kind `call-failed` or `parent-failed`, which
+/// The failure of another job. `?` turns it into a permanent [`Error`] of kind `call_failed` or `parent_failed`, which
 /// has the other job's error in its details.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The kind that the other handler gave its error ([`Error::kind`]), for instance `card-declined`. If the error is
+    /// The kind that the other handler gave its error ([`Error::kind`]), for instance `card_declined`. If the error is
     /// not the handler's: Rouse's kind, for instance `panic`, or the end of the job, for instance `cancelled`.
     pub kind: String,
     /// The message of the error.
@@ -261,13 +261,13 @@ impl From<Failure> for Error {
         match of {
             Of::Call { handler } => {
                 Error::permanent(format_args!("the call of {handler} has failed: {message}"))
-                    .kind("call-failed")
+                    .kind("call_failed")
                     .details(json!({"handler": handler, "error": error}))
             }
             Of::Parent { name, job, end } => Error::permanent(format_args!(
                 "{name:?}, for which the job has waited: {message}"
             ))
-            .kind("parent-failed")
+            .kind("parent_failed")
             .details(json!({"parent": name, "job": job, "end": end.as_str(), "error": error})),
         }
     }
@@ -279,6 +279,6 @@ pub(crate) fn read<T: DeserializeOwned>(what: impl std::fmt::Display, json: &[u8
         Error::retryable(format_args!(
             "{what} does not match what this version of the handler expects: {error}"
         ))
-        .kind("result-mismatch")
+        .kind("result_mismatch")
     })
 }

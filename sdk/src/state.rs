@@ -38,7 +38,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// For all methods: permanent errors if the operator has not granted state (kind `denied`), if a key or a value is
-/// refused, or if the quota is exceeded (kind `state-refused`); and an error of kind `aborted` if the attempt has to
+/// refused, or if the quota is exceeded (kind `state_refused`); and an error of kind `aborted` if the attempt has to
 /// stop.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
@@ -59,7 +59,7 @@ impl<'a> State<'a> {
     /// The value under a key, read as JSON; `None` if there is none.
     ///
     /// # Errors
-    /// Also an error if the value does not match `T` (kind `state-changed`).
+    /// Also an error if the value does not match `T` (kind `state_changed`).
     pub fn get<T: DeserializeOwned>(&self, key: impl AsRef<str>) -> Result<Option<T>> {
         let key = key.as_ref();
         let entry = self.world.state_get(key)?;
@@ -132,6 +132,6 @@ fn read<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
         Error::retryable(format_args!(
             "the value under the key {key} does not match what this version of the handler expects: {error}"
         ))
-        .kind("state-changed")
+        .kind("state_changed")
     })
 }

@@ -300,7 +300,7 @@ fn check_step(name: &str, kind: &'static str) -> Result<(), Error> {
 }
 
 fn check_key(key: &str) -> Result<(), Error> {
-    check_name("a key", key, "state-refused")
+    check_name("a key", key, "state_refused")
 }
 
 impl Recorder {
@@ -337,7 +337,7 @@ impl Host for Recorder {
 
     fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         self.unless_aborted()?;
-        check_step(name, "step-refused")?;
+        check_step(name, "step_refused")?;
         Ok(self.recorded.borrow().get(name).cloned())
     }
 

@@ -57,7 +57,7 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
         .find(|entry| entry.definition.name == job.handler)
     else {
         let error = Error::permanent(format!("this module has no handler {}", job.handler));
-        return Err(failure(error.kind("unknown-handler")));
+        return Err(failure(error.kind("unknown_handler")));
     };
     let (job, payload) = job_info(job);
     let ctx = Ctx::new(job, Rc::new(Imports(OnceCell::new())));
@@ -106,7 +106,7 @@ fn aborted() -> Error {
 fn step_error(error: steps::StepError) -> Error {
     match error {
         steps::StepError::Aborted => aborted(),
-        steps::StepError::Refused(why) => Error::permanent(why).kind("step-refused"),
+        steps::StepError::Refused(why) => Error::permanent(why).kind("step_refused"),
     }
 }
 
@@ -115,7 +115,7 @@ fn state_error(error: state::StateError) -> Error {
     match error {
         state::StateError::Aborted => aborted(),
         state::StateError::NotGranted(why) => Error::permanent(why).kind("denied"),
-        state::StateError::Refused(why) => Error::permanent(why).kind("state-refused"),
+        state::StateError::Refused(why) => Error::permanent(why).kind("state_refused"),
     }
 }
 

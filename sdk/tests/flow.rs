@@ -85,7 +85,7 @@ fn a_chain_is_continued_once() {
     let ctx = TestCtx::new();
     ctx.continue_with(Job::new("a", &())).unwrap();
     let error = ctx.continue_with(Job::new("b", &())).unwrap_err();
-    assert_eq!(error.kind, "job-refused");
+    assert_eq!(error.kind, "job_refused");
     assert_eq!(ctx.continued_with().unwrap().handler, "a");
 }
 
@@ -94,7 +94,7 @@ fn parents_are_read_by_name() {
     let ctx = TestCtx::new();
     assert!(ctx.results().unwrap().is_empty());
     ctx.set_parent("b", End::Succeeded, json!({"bytes": 7}));
-    let error = json!({"kind": "guest_error", "guest_kind": "no-stock", "message": "none left"});
+    let error = json!({"kind": "guest_error", "guest_kind": "no_stock", "message": "none left"});
     ctx.set_parent("a", End::Failed, error.clone());
     ctx.set_parent("c", End::Deleted, json!(null));
 
@@ -105,19 +105,19 @@ fn parents_are_read_by_name() {
     assert_eq!(parents.parent("b").unwrap().failure(), None);
 
     let failed = parents.get::<Small>("a").unwrap_err();
-    assert_eq!(failed.kind, "parent-failed");
+    assert_eq!(failed.kind, "parent_failed");
     assert!(failed.permanent && failed.message.contains("none left"));
     assert_eq!(failed.details.unwrap()["error"], error);
     let failure = parents.parent("a").unwrap().failure().unwrap();
-    assert_eq!(failure.kind, "no-stock");
+    assert_eq!(failure.kind, "no_stock");
     let deleted = parents.parent("c").unwrap();
     assert_eq!((deleted.end(), deleted.job()), (End::Deleted, None));
     assert_eq!(deleted.failure().unwrap().kind, "deleted");
 
     let missing = parents.get::<Small>("d").unwrap_err();
-    assert!(missing.kind == "no-parent" && missing.permanent);
+    assert!(missing.kind == "no_parent" && missing.permanent);
     let mismatch = parents.get::<String>("b").unwrap_err();
-    assert!(mismatch.kind == "result-mismatch" && !mismatch.permanent);
+    assert!(mismatch.kind == "result_mismatch" && !mismatch.permanent);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn without_a_signal_and_a_timeout_the_next_attempt_waits_again() {
     let _ = second.attempt(wait).suspended();
     second.send_signal("go", json!(1));
     let error = second.resumed().attempt(wait).ended().unwrap_err();
-    assert_eq!((&*error.kind, error.permanent), ("result-mismatch", false));
+    assert_eq!((&*error.kind, error.permanent), ("result_mismatch", false));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn calls_return_results_and_failures_in_their_order() {
         counter.set(counter.get() + 1);
         match job.payload["path"].as_str().map(str::len) {
             Some(1) => Err(Error::permanent("no such file")
-                .kind("no-file")
+                .kind("no_file")
                 .details(json!({"n": 1}))),
             len => Ok(json!({"bytes": len})),
         }
@@ -258,10 +258,10 @@ fn calls_return_results_and_failures_in_their_order() {
     assert_eq!(ends[0].as_ref().unwrap(), &Small { bytes: 0 });
     assert_eq!(ends[2].as_ref().unwrap(), &Small { bytes: 2 });
     let failure = ends.into_iter().nth(1).unwrap().unwrap_err();
-    assert_eq!(failure.kind, "no-file");
+    assert_eq!(failure.kind, "no_file");
     assert_eq!(failure.error["details"], json!({"n": 1}));
     let error = Error::from(failure);
-    assert!(error.permanent && error.kind == "call-failed");
+    assert!(error.permanent && error.kind == "call_failed");
     assert_eq!(error.details.unwrap()["handler"], "photo.resize");
     // Another attempt gets the same ends.
     assert_eq!(
@@ -293,14 +293,14 @@ fn a_failed_call_is_an_error() {
 
     ctx.on_call(|_| Err(Error::retryable("busy")));
     let error = call().unwrap_err();
-    assert_eq!((&*error.kind, error.permanent), ("call-failed", true));
+    assert_eq!((&*error.kind, error.permanent), ("call_failed", true));
     assert!(error.message.contains("a.b") && error.message.contains("busy"));
     // Recorded: a call is made once.
     ctx.on_call(|_| Ok(json!("done")));
     assert_eq!(call().unwrap(), "done");
     let retried = ctx.next_attempt();
     let again = retried.call(Job::new("a.b", &1).returning::<String>());
-    assert_eq!(again.unwrap_err().kind, "call-failed");
+    assert_eq!(again.unwrap_err().kind, "call_failed");
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn a_call_cannot_wait_for_a_child() {
     let ctx = TestCtx::new();
     let child = ctx.enqueue(Job::new("a", &())).unwrap();
     let error = ctx.call(Job::new("b", &()).after("a", &child)).unwrap_err();
-    assert_eq!(error.kind, "job-refused");
+    assert_eq!(error.kind, "job_refused");
 }
 
 #[test]
@@ -317,9 +317,9 @@ fn within_a_step_nothing_is_enqueued_and_nothing_waits_and_no_step_starts() {
     let job = || Job::new("a", &());
     let refused = |work: &dyn Fn() -> Result<()>| {
         let error = ctx.step("it", work).unwrap_err();
-        assert_eq!((&*error.kind, error.permanent), ("in-step", true));
+        assert_eq!((&*error.kind, error.permanent), ("in_step", true));
         let error = block_on(ctx.step_async("it", async { work() })).unwrap_err();
-        assert_eq!(error.kind, "in-step");
+        assert_eq!(error.kind, "in_step");
     };
     refused(&|| ctx.enqueue(job()).map(drop));
     refused(&|| ctx.continue_with(job()));
@@ -363,9 +363,9 @@ fn names_of_waits_are_checked() {
     let ctx = TestCtx::new();
     for name in ["", "a#2"] {
         let error = ctx.sleep(name, DAY).unwrap_err();
-        assert_eq!((&*error.kind, error.permanent), ("wait-refused", true));
+        assert_eq!((&*error.kind, error.permanent), ("wait_refused", true));
         let error = ctx.wait_signal::<Value>(name, None).unwrap_err();
-        assert_eq!(error.kind, "wait-refused");
+        assert_eq!(error.kind, "wait_refused");
     }
 }
 
@@ -379,17 +379,17 @@ fn names_that_the_host_refuses_are_refused() {
         assert_eq!(error.message, why);
     };
     for name in ["", "a\nb", &"ä".repeat(201)] {
-        refused(ctx.step(name, || Ok(())), "step-refused", "step");
+        refused(ctx.step(name, || Ok(())), "step_refused", "step");
         let done = ctx.step_with(name, |_| Ok(()));
-        refused(done, "step-refused", "step");
+        refused(done, "step_refused", "step");
     }
     for name in ["a\u{7f}", &"ä".repeat(200)] {
-        refused(ctx.sleep(name, DAY), "wait-refused", "step");
+        refused(ctx.sleep(name, DAY), "wait_refused", "step");
         let time = SystemTime::now() + DAY;
-        refused(ctx.sleep_until(name, time), "wait-refused", "step");
+        refused(ctx.sleep_until(name, time), "wait_refused", "step");
         refused(
             ctx.call(Job::new(name, &())).map(drop),
-            "job-refused",
+            "job_refused",
             "step",
         );
     }
@@ -399,15 +399,15 @@ fn names_that_the_host_refuses_are_refused() {
         (&*"ä".repeat(194), "step"),
     ] {
         let signal = ctx.wait_signal::<()>(name, DAY).map(drop);
-        refused(signal, "wait-refused", what);
+        refused(signal, "wait_refused", what);
     }
     // The number of a second step or wait counts.
     let longest = "ä".repeat(200);
     ctx.step(&longest, || Ok(())).unwrap();
-    refused(ctx.step(&longest, || Ok(())), "step-refused", "step");
+    refused(ctx.step(&longest, || Ok(())), "step_refused", "step");
     let longest = "ä".repeat(194);
     ctx.sleep(&longest, DAY).unwrap();
-    refused(ctx.sleep(&longest, DAY), "wait-refused", "step");
+    refused(ctx.sleep(&longest, DAY), "wait_refused", "step");
 }
 
 #[test]

@@ -52,7 +52,7 @@ struct Receipt {
 )]
 fn send(ctx: &Ctx, letter: Letter) -> Result<Receipt, Error> {
     if letter.to.is_empty() {
-        return Err(Error::permanent("no address").kind("no-address"));
+        return Err(Error::permanent("no address").kind("no_address"));
     }
     ctx.warn(format_args!("attempt {}", ctx.job().attempt));
     Ok(Receipt {
@@ -111,7 +111,7 @@ fn a_handler_runs_from_json_to_json() {
 #[test]
 fn an_error_keeps_the_details_of_the_handler() {
     let error = TestCtx::new().run::<send>(json!({"to": ""})).unwrap_err();
-    assert_eq!(error.kind, "no-address");
+    assert_eq!(error.kind, "no_address");
     assert!(error.permanent);
     let error = TestCtx::new().run::<parse>(json!("300")).unwrap_err();
     assert_eq!(error.message, "number too large to fit in target type");
@@ -326,10 +326,10 @@ mod batches {
         let outcomes = ctx.run_batch::<halve>(vec![json!(4), json!("x"), json!(0)]);
         assert_eq!(kinds(&outcomes), ["zero", "invalid_payload", "zero"]);
         let outcomes = ctx.run_batch::<forget>(vec![json!(1), json!(2)]);
-        assert_eq!(kinds(&outcomes), ["bad-batch"; 2]);
+        assert_eq!(kinds(&outcomes), ["invalid_batch"; 2]);
         assert_eq!(
             kinds(&ctx.run_batch::<forget>(vec![json!(1)])),
-            ["bad-batch"]
+            ["invalid_batch"]
         );
     }
 

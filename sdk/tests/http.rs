@@ -140,7 +140,7 @@ fn an_invalid_url_is_refused_before_anything_is_sent() {
     ctx.on_http(|_| Ok(Response::new(200, "")));
     for url in ["a.example", "ftp://a.example/", "https://"] {
         let error = send(&ctx, http::get(url)).unwrap_err();
-        assert!(error.permanent && error.kind == "bad-request", "{url}");
+        assert!(error.permanent && error.kind == "invalid_request", "{url}");
     }
     assert!(ctx.requests().is_empty());
 }
@@ -151,7 +151,7 @@ fn a_response_that_is_too_large_is_an_error_or_is_cut() {
     ctx.on_http(|_| Ok(Response::new(200, "123456")));
     let request = || http::get("https://a.example/");
     let error = send(&ctx, request().response_bytes_max(5)).unwrap_err();
-    assert!(error.permanent && error.kind == "too-large", "{error:?}");
+    assert!(error.permanent && error.kind == "too_large", "{error:?}");
     assert!(error.message.contains("longer than 5 bytes"), "{error}");
     let cut = send(&ctx, request().cut_response(5)).unwrap();
     assert_eq!((&cut.body[..], cut.is_truncated), (&b"12345"[..], true));

@@ -43,7 +43,7 @@ fn a_value_that_no_longer_matches_is_reported_with_its_key() {
     let ctx = TestCtx::new();
     ctx.state().set("n", "text").unwrap();
     let error = ctx.state().get::<u32>("n").unwrap_err();
-    assert_eq!(error.kind, "state-changed");
+    assert_eq!(error.kind, "state_changed");
     assert!(error.message.contains("the key n"), "{error}");
 }
 
@@ -62,14 +62,14 @@ fn keys_that_the_host_refuses_are_refused() {
             state.delete(key).unwrap_err(),
         ];
         for error in errors {
-            assert_eq!((&*error.kind, error.permanent), ("state-refused", true));
+            assert_eq!((&*error.kind, error.permanent), ("state_refused", true));
             assert_eq!(
                 error.message,
                 "a key must have 1 to 200 printable characters"
             );
         }
     }
-    assert_eq!(state.keys(&long).unwrap_err().kind, "state-refused");
+    assert_eq!(state.keys(&long).unwrap_err().kind, "state_refused");
     let longest = "ä".repeat(200);
     state.set(&longest, &1).unwrap();
     assert_eq!(state.keys("").unwrap(), [longest]);

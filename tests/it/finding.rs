@@ -49,7 +49,7 @@ async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeI
         "succeeded" => ("'1'", "NULL"),
         "failed" => (
             "NULL",
-            r#"'{"kind": "guest_error", "guest_kind": "empty-order", "message": "no lines"}'"#,
+            r#"'{"kind": "guest_error", "guest_kind": "empty_order", "message": "no lines"}'"#,
         ),
         _ => ("NULL", r#"'{"kind": "timed_out", "message": "late"}'"#),
     };
@@ -176,7 +176,7 @@ async fn a_kind_of_the_host_and_one_of_the_handler_are_found() {
     kept(&client, 0, "failed", 1_000_001..=1_000_001).await;
     kept(&client, 0, "timed_out", 1_000_002..=1_000_002).await;
     for (kind, ids) in [
-        ("empty-order", vec![1_000_001]),
+        ("empty_order", vec![1_000_001]),
         ("guest_error", vec![1_000_001]),
         ("timed_out", vec![1_000_002]),
         ("empty", vec![]),

@@ -148,7 +148,10 @@ async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
     else {
         panic!("the handler needs settings");
     };
-    assert_eq!((&*failure.kind, failure.permanent), ("bad-settings", true));
+    assert_eq!(
+        (&*failure.kind, failure.permanent),
+        ("invalid_settings", true)
+    );
     for part in ["`threshold`", "[handlers.\"test.settings\".settings]"] {
         assert!(failure.message.contains(part), "{}", failure.message);
     }

@@ -143,7 +143,7 @@ async fn a_job_reads_the_results_and_failures_of_those_that_it_has_waited_for() 
     let bad = enqueue(
         &client,
         "flow.fails",
-        json!({"kind": "no-stock", "message": "sold out"}),
+        json!({"kind": "no_stock", "message": "sold out"}),
     )
     .await;
     let after = json!({"stock": {"job": bad, "on_failure": "run"}, "price": good});
@@ -159,7 +159,7 @@ async fn a_job_reads_the_results_and_failures_of_those_that_it_has_waited_for() 
     );
     assert_eq!(
         (&result[1]["end"], &result[1]["failure"]["kind"]),
-        (&json!("failed"), &json!("no-stock"))
+        (&json!("failed"), &json!("no_stock"))
     );
 }
 
@@ -184,7 +184,7 @@ async fn a_call_returns_the_result_and_the_failure_of_the_other_handler() {
     let fails =
         json!({"handler": "flow.fails", "payload": {"kind": "late", "message": "too late"}});
     let (_, _, error) = run(&client, "flow.call", fails.clone()).await;
-    assert_eq!(error["guest_kind"], "call-failed");
+    assert_eq!(error["guest_kind"], "call_failed");
     assert!(error.to_string().contains("too late"), "{error}");
     let payload = json!({"jobs": [square(2), fails], "times": 20, "square": 5});
     let (_, result, _) = run(&client, "flow.call-all", payload).await;
@@ -361,7 +361,7 @@ async fn a_guest_that_asks_for_too_much_or_for_nonsense_is_refused() {
     assert_eq!(result["done"], 1000, "{result}");
     for what in ["enqueue", "continue-with", "sleep", "signal", "call"] {
         let (id, result, _) = run(&client, "flow.in-step", json!(what)).await;
-        assert_eq!(result["kind"], "in-step", "{what}");
+        assert_eq!(result["kind"], "in_step", "{what}");
         assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
     }
     let twice = json!({"next": square(1), "times": 2});

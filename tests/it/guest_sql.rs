@@ -106,10 +106,10 @@ async fn queries_read_what_is_committed_and_cannot_write() {
     let result = read.result.unwrap();
     let unpaid = json!([{"id": 1, "paid": false}, {"id": 2, "paid": false}]);
     assert_eq!(result[0], unpaid);
-    assert_eq!(result[1]["kind"], "sql-refused");
+    assert_eq!(result[1]["kind"], "sql_refused");
     let not_a_query = result[1]["message"].as_str().unwrap();
     assert!(not_a_query.contains("is not a query"), "{not_a_query}");
-    assert_eq!(result[2]["kind"], "sql-refused");
+    assert_eq!(result[2]["kind"], "sql_refused");
     assert!(shop.holds("SELECT bool_or(paid) FROM orders").await);
 }
 
@@ -142,7 +142,7 @@ async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
         "{result} {:?}",
         crate::support::worker::events(&shop.client, 1).await
     );
-    assert_eq!(result[1]["kind"], "sql-failed");
+    assert_eq!(result[1]["kind"], "sql_failed");
     assert_eq!(result[1]["details"]["code"], "23514");
     let sql = "SELECT array_agg(balance ORDER BY id) = '{90,10}' FROM accounts";
     assert!(shop.holds(sql).await);

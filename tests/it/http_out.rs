@@ -352,7 +352,7 @@ async fn the_number_and_the_size_of_requests_are_limited() {
     let responses = guests
         .responses("test.http.private", json!([get("/silence"), get("/half")]))
         .await;
-    assert_eq!(responses[0]["kind"], "http-timeout");
+    assert_eq!(responses[0]["kind"], "http_timeout");
     assert!(error(&responses[1]).contains("timeout"), "{}", responses[1]);
     assert!(started.elapsed() < Duration::from_secs(10));
 
@@ -409,7 +409,7 @@ async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
 async fn a_guest_continues_after_a_request_timeout() {
     let request = json!([{"url": http("localhost", "/silence"), "timeout_ms": 50}]);
     let responses = guests().await.responses("test.http.private", request).await;
-    assert_eq!(responses[0]["kind"], "http-timeout");
+    assert_eq!(responses[0]["kind"], "http_timeout");
     assert!(
         responses[0]["error"]
             .as_str()

@@ -231,7 +231,7 @@ async fn a_busy_receiver_sets_the_time_of_the_next_attempt() {
         let url = http(&format!("/status/{status}/busy?retry-after={wait}"));
         let payload = json!({"url": url, "body": 1});
         let (id, error) = ready.waits("http.deliver", payload).await;
-        assert_eq!(error["guest_kind"], format!("http-{status}"));
+        assert_eq!(error["guest_kind"], format!("http_{status}"));
         let left = "SELECT extract(epoch FROM available_at - now())::float8 FROM rouse.job($1)";
         let left: f64 = ready.client.query_one(left, &[&id]).await.unwrap().get(0);
         assert!((seconds - 60.0..seconds + 1.0).contains(&left), "{left} s");
@@ -243,7 +243,7 @@ async fn an_unreachable_receiver_is_retried_and_a_refusal_is_final() {
     let ready = Ready::start().await;
     let slow = json!({"url": http("/silence/deliver"), "timeout_ms": 50});
     let unreachable = json!({"url": "http://localhost:1/"});
-    for (payload, kind) in [(slow, "http-timeout"), (unreachable, "http")] {
+    for (payload, kind) in [(slow, "http_timeout"), (unreachable, "http")] {
         let job = enqueue_for_two_attempts(&ready.client, payload).await;
         let job = ended(&ready.client, job).await;
         assert_eq!((job.state.as_str(), job.attempt), ("failed", 2), "{job:?}");
@@ -252,8 +252,8 @@ async fn an_unreachable_receiver_is_retried_and_a_refusal_is_final() {
 
     let elsewhere = http("/redirected-delivery");
     for (path, kind) in [
-        ("/status/404/refused".to_owned(), "http-404"),
-        ("/status/410/refused".to_owned(), "http-410"),
+        ("/status/404/refused".to_owned(), "http_404"),
+        ("/status/410/refused".to_owned(), "http_410"),
         (format!("/redirect/308?to={elsewhere}"), "redirected"),
     ] {
         let payload = json!({"url": http(&path), "body": 1, "secret": "HOOK_KEY"});
@@ -321,7 +321,7 @@ async fn a_fetched_document_is_in_the_result_or_in_a_file() {
 
     let payload = json!({"url": http("/bytes/1001"), "bytes_max": 1000});
     let large = ready.ends("http.fetch", payload).await;
-    assert_eq!(large.error.expect("an error")["guest_kind"], "too-large");
+    assert_eq!(large.error.expect("an error")["guest_kind"], "too_large");
     let payload = json!({"url": url, "to": "/elsewhere/x"});
     let outside = ready.ends("http.fetch", payload).await;
     assert_eq!((outside.state.as_str(), outside.attempt), ("failed", 1));

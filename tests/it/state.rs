@@ -115,7 +115,7 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
     assert_eq!(found[0], json!({"at": 7}), "the write is not undone");
     assert_eq!(found[1], json!(b"{\"at\":7}"));
     assert_eq!(found[2..5], [json!(true), json!(false), json!(null)]);
-    assert_eq!(found[6]["kind"], "state-changed", "{}", found[6]);
+    assert_eq!(found[6]["kind"], "state_changed", "{}", found[6]);
     assert_eq!(found[7], json!(["n"]));
     let calls: i32 = client
         .query_one("SELECT max(host_calls) FROM rouse.finished", &[])
@@ -204,7 +204,7 @@ async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     )
     .await;
     let refused = |at: usize, parts: &[&str]| {
-        assert_eq!(found[at]["kind"], "state-refused", "{at}: {}", found[at]);
+        assert_eq!(found[at]["kind"], "state_refused", "{at}: {}", found[at]);
         let message = found[at]["message"].as_str().unwrap();
         for part in parts {
             assert!(message.contains(part), "{part:?} is missing in {message:?}");
@@ -443,7 +443,7 @@ async fn hostile_keys_are_refused_and_hostile_values_are_plain_bytes() {
     )
     .await;
     for refused in &found[..8] {
-        assert_eq!(refused["kind"], "state-refused", "{refused}");
+        assert_eq!(refused["kind"], "state_refused", "{refused}");
         assert!(
             refused["message"].as_str().unwrap().contains("printable"),
             "{refused}"

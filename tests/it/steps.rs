@@ -422,7 +422,7 @@ async fn invalid_steps_are_refused_with_the_reason() {
         let payload = json!({"name": name, "bytes": bytes, "count": count});
         let id = enqueue(&client, "test.bad-steps", payload).await;
         let outcome = ended(&client, id).await.result.unwrap();
-        assert_eq!(outcome["kind"], "step-refused", "{name:.20}: {outcome}");
+        assert_eq!(outcome["kind"], "step_refused", "{name:.20}: {outcome}");
         assert!(
             outcome["message"].as_str().unwrap().contains(why),
             "{outcome}"
@@ -443,7 +443,7 @@ async fn a_recorded_result_that_a_new_version_cannot_read_is_an_error() {
     let id = enqueue(&client, "test.changed-step", json!({})).await;
     let job = ended(&client, id).await;
     let error = job.error.unwrap();
-    assert_eq!(error["guest_kind"], "step-changed");
+    assert_eq!(error["guest_kind"], "step_changed");
     let message = error["message"].as_str().unwrap();
     assert!(
         message.contains("the recorded result of the step it"),

@@ -50,7 +50,7 @@ pub(crate) fn order(ctx: &Ctx, order: Order) -> Result<String, Error> {
 #[handler(name = "shop.charge")]
 pub(crate) fn charge(order: Order) -> Result<Receipt, Error> {
     if order.cents > 100_000 {
-        return Err(Error::permanent("the card was declined").kind("card-declined"));
+        return Err(Error::permanent("the card was declined").kind("card_declined"));
     }
     Ok(Receipt {
         order: order.id,
@@ -68,7 +68,7 @@ pub(crate) fn refund(ctx: &Ctx, receipt: Receipt) {
 pub(crate) fn reserve(order: Order) -> Result<(), Error> {
     match order.pieces {
         0..=100 => Ok(()),
-        _ => Err(Error::permanent("only 100 pieces are left").kind("no-stock")),
+        _ => Err(Error::permanent("only 100 pieces are left").kind("no_stock")),
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn an_order_that_cannot_be_charged_undoes_nothing() {
         let (end, called) = run(&json!({"id": 17, "cents": 999_999, "pieces": 3}));
-        assert_eq!(end.unwrap_err().kind, "call-failed");
+        assert_eq!(end.unwrap_err().kind, "call_failed");
         assert_eq!(called, ["shop.charge"]);
     }
 }

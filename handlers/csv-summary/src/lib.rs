@@ -72,7 +72,7 @@ fn summarise(ctx: &Ctx, csv: impl Read, delimiter: u8) -> Result<Summary, Error>
         .map(column::Tally::new)
         .collect();
     if columns.is_empty() {
-        return Err(Error::permanent("the CSV is empty: it has no header").kind("bad-csv"));
+        return Err(Error::permanent("the CSV is empty: it has no header").kind("invalid_csv"));
     }
 
     let mut rows = 0;
@@ -102,7 +102,7 @@ fn unreadable(path: &str, error: &io::Error) -> Error {
         "cannot read {path}: {error}. Check that it exists, and that rouse.toml grants its directory to \
          csv.summary and the grants of the job include it"
     );
-    Error::permanent(message).kind("unreadable-file")
+    Error::permanent(message).kind("unreadable_file")
 }
 
 /// An invalid CSV stays invalid; a read that failed half-way may work the next time.
@@ -110,7 +110,7 @@ fn broken(error: csv::Error) -> Error {
     let message = error.to_string();
     match error.into_kind() {
         ErrorKind::Io(error) => error.into(),
-        _ => Error::permanent(format_args!("the CSV is invalid: {message}")).kind("bad-csv"),
+        _ => Error::permanent(format_args!("the CSV is invalid: {message}")).kind("invalid_csv"),
     }
 }
 

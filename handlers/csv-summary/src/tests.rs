@@ -81,7 +81,7 @@ fn a_missing_file_is_named_and_not_retried() {
         path: Some("no/such.csv".to_owned()),
         ..Input::default()
     });
-    assert_eq!(error.kind, "unreadable-file");
+    assert_eq!(error.kind, "unreadable_file");
     assert!(error.message.contains("cannot read no/such.csv"), "{error}");
     assert!(error.message.contains("rouse.toml"), "{error}");
 }
@@ -93,7 +93,7 @@ fn an_invalid_csv_is_not_retried_and_its_line_is_named() {
             csv: Some(csv.to_owned()),
             ..Input::default()
         });
-        assert_eq!(error.kind, "bad-csv");
+        assert_eq!(error.kind, "invalid_csv");
         assert!(error.message.contains(why), "{error}");
     }
 }

@@ -151,7 +151,7 @@ fn temporary_errors_are_retried_and_others_fail_permanently() {
     ] {
         let error = refused(&responding(status, "no"), json!({"url": URL}));
         assert_eq!(error.permanent, permanent, "{status}");
-        assert_eq!(error.kind, format!("http-{status}"));
+        assert_eq!(error.kind, format!("http_{status}"));
         let details = json!({"status": status, "id": "msg_1700000000123_7"});
         assert_eq!(error.details, Some(details));
     }

@@ -242,7 +242,7 @@ fn unwritable(to: &str, error: &io::Error) -> Error {
         _ => Error::permanent(format_args!(
             "{message}. Check that rouse.toml grants its directory to http.fetch, with mode = \"read-write\", and that the grants of the job include it"
         ))
-        .kind("file-denied"),
+        .kind("file_denied"),
     }
 }
 

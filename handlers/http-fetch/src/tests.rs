@@ -146,7 +146,7 @@ fn an_unwritable_file_fails_permanently() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let to = file.path().join("under-a-file");
     let error = refused(&responding(200, b"1"), json!({"url": URL, "to": to}));
-    assert!(error.permanent && error.kind == "file-denied", "{error:?}");
+    assert!(error.permanent && error.kind == "file_denied", "{error:?}");
     assert!(error.message.contains("read-write"), "{error}");
 }
 
@@ -192,7 +192,7 @@ fn a_server_delays_a_job_by_a_day_at_most() {
 fn a_response_that_is_too_large_is_refused() {
     let payload = json!({"url": URL, "bytes_max": 2});
     let error = refused(&responding(200, b"123"), payload);
-    assert!(error.permanent && error.kind == "too-large", "{error:?}");
+    assert!(error.permanent && error.kind == "too_large", "{error:?}");
     assert_eq!(
         fetch_with(&responding(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
         12

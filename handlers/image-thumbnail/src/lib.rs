@@ -180,9 +180,9 @@ fn denied(action: &str, path: &str, error: io::Error) -> Error {
             "{message}. Check that it exists, and that rouse.toml grants its directory to image.thumbnail and the grants of the job include it"
         ))
         .kind(if kind == ErrorKind::NotFound {
-            "file-not-found"
+            "file_not_found"
         } else {
-            "file-denied"
+            "file_denied"
         }),
     }
 }

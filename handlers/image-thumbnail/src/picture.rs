@@ -85,7 +85,7 @@ pub(crate) fn decode(bytes: Vec<u8>, path: &str) -> Result<(Format, DynamicImage
             "{path} has {width} × {height} pixels, which is too many; at most {DECODED_BYTES_MAX} bytes once \
              decoded are allowed"
         );
-        return Err(Error::permanent(message).kind("picture-too-large"));
+        return Err(Error::permanent(message).kind("picture_too_large"));
     }
     let orientation = decoder.orientation().map_err(undecodable)?;
     let mut picture = DynamicImage::from_decoder(decoder).map_err(undecodable)?;

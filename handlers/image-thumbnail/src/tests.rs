@@ -104,7 +104,7 @@ fn a_small_picture_is_not_enlarged_and_only_the_thumbnail_is_left() {
 #[test]
 fn a_missing_picture_is_named_and_not_retried() {
     let error = Folder::new().refused("no.png", "out.jpg");
-    assert_eq!(error.kind, "file-not-found");
+    assert_eq!(error.kind, "file_not_found");
     assert!(error.message.contains("no.png"), "{error}");
     assert!(error.message.contains("rouse.toml"), "{error}");
 }
@@ -136,7 +136,7 @@ fn a_picture_that_claims_to_be_huge_is_refused_before_it_is_decoded() {
     png[29..33].copy_from_slice(&checksum.to_be_bytes());
     fs::write(folder.path("bomb.png"), png).unwrap();
     let error = folder.refused("bomb.png", "out.jpg");
-    assert_eq!(error.kind, "picture-too-large", "{error}");
+    assert_eq!(error.kind, "picture_too_large", "{error}");
     assert!(error.message.contains("30000 × 30000"), "{error}");
 }
 
@@ -209,6 +209,6 @@ fn leftovers_of_a_stopped_attempt_are_removed_by_the_next_one() {
     let others = left("8-1");
     // Even if the attempt then fails.
     let error = thumbnail(&ctx, folder.input("no.png", "out.jpg")).unwrap_err();
-    assert_eq!(error.kind, "file-not-found");
+    assert_eq!(error.kind, "file_not_found");
     assert!(own.iter().all(|part| !part.exists()) && others.exists());
 }

@@ -87,7 +87,7 @@ pub enum RunEnd {
 /// An error that the handler returned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// A short class, such as `smtp-timeout`.
+    /// A short class, such as `smtp_timeout`.
     pub kind: String,
     /// What went wrong.
     pub message: String,

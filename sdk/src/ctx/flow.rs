@@ -37,7 +37,7 @@ impl Ctx {
     /// # Errors
     /// Permanent ones: if the operator does not let this handler enqueue jobs for the other one (kind `denied`); if an
     /// option is invalid, Postgres could not store the payload, or the attempt enqueues too many jobs or too large ones
-    /// (kind `job-refused`); and within a step (kind `in-step`). An error of kind `aborted` if the attempt has to stop.
+    /// (kind `job_refused`); and within a step (kind `in_step`). An error of kind `aborted` if the attempt has to stop.
     /// [`Job`] lists what is checked only when the attempt is settled.
     pub fn enqueue<T>(&self, job: Job<T>) -> Result<Child> {
         self.outside_steps("enqueue")?;
@@ -79,7 +79,7 @@ impl Ctx {
     /// are read, in pages.
     ///
     /// # Errors
-    /// If the host cannot read them (kind `results-refused`, permanent), and if the attempt has to stop (kind
+    /// If the host cannot read them (kind `results_refused`, permanent), and if the attempt has to stop (kind
     /// `aborted`).
     pub fn results(&self) -> Result<Results> {
         let mut parents: Vec<crate::Parent> = Vec::new();
@@ -127,13 +127,13 @@ impl Ctx {
     /// - A wait is a step: `sleep:a day`, `signal:approved`, `call:photo.resize`; the second wait of the same name in
     ///   an attempt gets a number, as in `sleep:a day#2`. A name is 1 to 190 printable characters long, without `#`.
     ///   Waits count towards the limits of a job's steps.
-    /// - They cannot be within the work of a step (kind `in-step`, permanent).
+    /// - They cannot be within the work of a step (kind `in_step`, permanent).
     /// - They block, including in an `async fn`: [`race`](crate::race) cannot end them. For a short wait alongside
     ///   other futures, use [`rouse_sdk::sleep`](crate::sleep).
     ///
     /// # Errors
-    /// If the host refuses the wait, or its name is invalid (kind `wait-refused`, permanent), within a step (kind
-    /// `in-step`, permanent), and if the attempt has to stop (kind `aborted`).
+    /// If the host refuses the wait, or its name is invalid (kind `wait_refused`, permanent), within a step (kind
+    /// `in_step`, permanent), and if the attempt has to stop (kind `aborted`).
     pub fn sleep(&self, name: impl AsRef<str>, duration: Duration) -> Result<()> {
         let wait = self.wait("sleep", name.as_ref())?;
         self.world.sleep(&wait.name, milliseconds(duration))?;
@@ -182,7 +182,7 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// As for [`sleep`](Self::sleep), and if the payload does not match `T` (kind `result-mismatch`).
+    /// As for [`sleep`](Self::sleep), and if the payload does not match `T` (kind `result_mismatch`).
     pub fn wait_signal<T: DeserializeOwned>(
         &self,
         name: impl AsRef<str>,
@@ -236,8 +236,8 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// If the called job has not succeeded (kind `call-failed`, permanent; its error is in the details), and if its
-    /// result does not match `T` (kind `result-mismatch`); otherwise as for [`enqueue`](Self::enqueue).
+    /// If the called job has not succeeded (kind `call_failed`, permanent; its error is in the details), and if its
+    /// result does not match `T` (kind `result_mismatch`); otherwise as for [`enqueue`](Self::enqueue).
     /// [`Job::after`] is refused.
     pub fn call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<T> {
         Ok(self.try_call(job)??)
@@ -252,22 +252,22 @@ impl Ctx {
     /// fn order(ctx: &Ctx, cents: u64) -> Result<String> {
     ///     match ctx.try_call(Job::new("shop.charge", &cents).returning::<String>())? {
     ///         Ok(receipt) => Ok(receipt),
-    ///         Err(failure) if failure.kind == "card-declined" => Ok("cancelled".to_owned()),
+    ///         Err(failure) if failure.kind == "card_declined" => Ok("cancelled".to_owned()),
     ///         Err(failure) => Err(failure.into()),
     ///     }
     /// }
     ///
     /// let ctx = TestCtx::new();
-    /// ctx.on_call(|_| Err(Error::permanent("no money").kind("card-declined")));
+    /// ctx.on_call(|_| Err(Error::permanent("no money").kind("card_declined")));
     /// assert_eq!(order(&ctx, 17).unwrap(), "cancelled");
     /// ```
     ///
     /// # Errors
-    /// As for [`call`](Self::call), without `call-failed`.
+    /// As for [`call`](Self::call), without `call_failed`.
     pub fn try_call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<Result<T, Failure>> {
         let mut ends = self.call_all([job])?;
         ends.pop().ok_or_else(|| {
-            Error::permanent("the host has not returned the result of the call").kind("job-refused")
+            Error::permanent("the host has not returned the result of the call").kind("job_refused")
         })
     }
 
@@ -328,7 +328,7 @@ impl Ctx {
             let why = format_args!(
                 "the name of a wait must not be empty, and must not contain #: {name:?}"
             );
-            return Err(Error::permanent(why).kind("wait-refused"));
+            return Err(Error::permanent(why).kind("wait_refused"));
         }
         Ok(self.start(&format!("{kind}:{name}")))
     }
@@ -341,6 +341,6 @@ impl Ctx {
         let why = format_args!(
             "{what} within a step: later attempts skip the step, and would lose it; move it after the step"
         );
-        Err(Error::permanent(why).kind("in-step"))
+        Err(Error::permanent(why).kind("in_step"))
     }
 }

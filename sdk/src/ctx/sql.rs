@@ -40,7 +40,7 @@ impl Ctx {
     ///
     /// # Errors
     /// Permanent ones: if the operator has not granted the statement (kind `denied`), if the host refuses the call
-    /// (kind `sql-refused`), and within a step (kind `in-step`; see [`step_with`](Self::step_with)). An error of kind
+    /// (kind `sql_refused`), and within a step (kind `in_step`; see [`step_with`](Self::step_with)). An error of kind
     /// `aborted` if the attempt has to stop.
     pub fn sql(&self, statement: impl AsRef<str>, params: impl Serialize) -> Result<()> {
         self.outside_steps("sql")?;
@@ -75,8 +75,8 @@ impl Ctx {
     /// changed, for instance with a version in its WHERE clause and `rows = 1`.
     ///
     /// # Errors
-    /// If Postgres refuses the query (kind `sql-failed`, permanent unless the statement has `on_error = "retry"`), if a
-    /// row does not match `T` (kind `result-mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
+    /// If Postgres refuses the query (kind `sql_failed`, permanent unless the statement has `on_error = "retry"`), if a
+    /// row does not match `T` (kind `result_mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
     pub fn query<T: DeserializeOwned>(
         &self,
         statement: impl AsRef<str>,
@@ -89,7 +89,7 @@ impl Ctx {
                 Error::permanent(format_args!(
                     "a row of the statement {statement} does not match what the handler expects: {error}"
                 ))
-                .kind("result-mismatch")
+                .kind("result_mismatch")
             })
         });
         rows.collect()
@@ -121,7 +121,7 @@ impl Ctx {
     /// ```
     ///
     /// # Errors
-    /// If Postgres refuses an effect (kind `sql-failed`, as for [`query`](Self::query)), neither the effects nor the
+    /// If Postgres refuses an effect (kind `sql_failed`, as for [`query`](Self::query)), neither the effects nor the
     /// step are committed; otherwise as for [`step`](Self::step) and [`sql`](Self::sql).
     pub fn step_with<T: Serialize + DeserializeOwned>(
         &self,
@@ -156,7 +156,7 @@ impl Tx {
     /// Adds an effect, like [`Ctx::sql`].
     ///
     /// # Errors
-    /// If the parameters are neither a tuple nor a list (kind `sql-refused`, permanent). The host checks them at the end
+    /// If the parameters are neither a tuple nor a list (kind `sql_refused`, permanent). The host checks them at the end
     /// of the step.
     pub fn sql(&mut self, statement: impl AsRef<str>, params: impl Serialize) -> Result<()> {
         self.effects.push(call(statement.as_ref(), &params)?);
@@ -180,7 +180,7 @@ fn call(statement: &str, params: &impl Serialize) -> Result<SqlCall> {
             let why = format_args!(
                 "the parameters of the statement {statement} must be a tuple or a list, for instance `(id,)`"
             );
-            return Err(Error::permanent(why).kind("sql-refused"));
+            return Err(Error::permanent(why).kind("sql_refused"));
         }
     };
     Ok(SqlCall {

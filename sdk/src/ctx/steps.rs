@@ -40,7 +40,7 @@ impl Ctx {
     /// with a result of at most 256 KiB, and 8 MiB in total.
     ///
     /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, or have steps of
-    /// its own (kind `in-step`): a later attempt skips the work, and would lose all of these.
+    /// its own (kind `in_step`): a later attempt skips the work, and would lose all of these.
     ///
     /// The work may still be done twice, because an attempt can be lost between the work and its record. External
     /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
@@ -48,7 +48,7 @@ impl Ctx {
     ///
     /// # Errors
     /// Errors of the work, whose result is then not recorded; if a recorded result no longer matches `T` (kind
-    /// `step-changed`); if the host refuses the step (kind `step-refused`); and if the attempt has to stop (kind
+    /// `step_changed`); if the host refuses the step (kind `step_refused`); and if the attempt has to stop (kind
     /// `aborted`).
     pub fn step<T: Serialize + DeserializeOwned>(
         &self,
@@ -94,7 +94,7 @@ impl Ctx {
         self.outside_steps("step")?;
         if name.contains('#') {
             let why = format_args!("the name of a step must not contain #: {name:?}");
-            return Err(Error::permanent(why).kind("step-refused"));
+            return Err(Error::permanent(why).kind("step_refused"));
         }
         Ok(self.start(name))
     }
@@ -124,7 +124,7 @@ impl Ctx {
             Error::retryable(format_args!(
                 "the recorded result of the step {name} does not match what this version of the handler expects: {error}"
             ))
-            .kind("step-changed")
+            .kind("step_changed")
         })
     }
 

@@ -68,7 +68,7 @@ impl Response {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// Returns an error for a status of 400 and above, with the kind `http-404`. Errors that may be temporary are
+    /// Returns an error for a status of 400 and above, with the kind `http_404`. Errors that may be temporary are
     /// retryable (408, 425, 429, 500 and above), after the time or at the date in `retry-after`; all others are
     /// permanent.
     ///
@@ -90,7 +90,7 @@ impl Response {
             Some(when) if !error.permanent => with_retry_after(error, when),
             Some(_) | None => error,
         };
-        Err(error.kind(format!("http-{status}")))
+        Err(error.kind(format!("http_{status}")))
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
         for (status, permanent) in [(400, true), (404, true), (429, false), (503, false)] {
             let error = Response::new(status, "no").error_for_status().unwrap_err();
             assert_eq!(error.permanent, permanent, "{status}");
-            assert_eq!(error.kind, format!("http-{status}"));
+            assert_eq!(error.kind, format!("http_{status}"));
         }
         let busy = Response::new(503, "busy").with_header("Retry-After", "7");
         let error = busy.error_for_status().unwrap_err();

@@ -22,7 +22,7 @@ impl Url {
             Error::permanent(format_args!(
                 "{text:?} is not a valid URL for a request: {why}"
             ))
-            .kind("bad-request")
+            .kind("invalid_request")
         };
         let (scheme, rest) = text
             .split_once("://")
@@ -192,7 +192,7 @@ mod tests {
             "https://bücher.example/",
         ] {
             let error = Url::parse(bad).unwrap_err();
-            assert!(error.permanent && error.kind == "bad-request", "{bad}");
+            assert!(error.permanent && error.kind == "invalid_request", "{bad}");
         }
     }
 

@@ -49,7 +49,7 @@ impl TestCtx {
             (Some(outcome), _) => outcome,
             (None, Err(error)) => Err(error.clone()),
             (None, Ok(result)) if is_one => Ok(result.clone()),
-            (None, Ok(_)) => Err(Error::retryable("no outcome").kind("no-outcome")),
+            (None, Ok(_)) => Err(Error::retryable("no outcome").kind("no_outcome")),
         };
         let json = |result: Vec<u8>| {
             serde_json::from_slice(&result).expect("a handler's result was written by serde_json")

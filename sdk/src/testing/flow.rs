@@ -351,13 +351,13 @@ impl TestCtx {
     ///
     /// let ctx = TestCtx::new();
     /// ctx.set_parent("charge", End::Succeeded, json!("paid 17"));
-    /// let error = json!({"kind": "guest_error", "guest_kind": "no-stock", "message": "none left"});
+    /// let error = json!({"kind": "guest_error", "guest_kind": "no_stock", "message": "none left"});
     /// ctx.set_parent("reserve", End::Failed, error);
     ///
     /// let parents = ctx.results().unwrap();
     /// assert_eq!(parents.get::<String>("charge").unwrap(), "paid 17");
     /// let failure = parents.parent("reserve").and_then(|parent| parent.failure()).unwrap();
-    /// assert_eq!(failure.kind, "no-stock");
+    /// assert_eq!(failure.kind, "no_stock");
     /// ```
     pub fn set_parent(&self, name: impl Into<String>, end: End, output: Value) {
         let name = name.into();
@@ -390,7 +390,7 @@ impl Flow for Recorder {
         let mut continued_with = self.flow.continued_with.borrow_mut();
         if let Some(next) = &*continued_with {
             let why = format_args!("the attempt already continues with {}", next.handler);
-            return Err(Error::permanent(why).kind("job-refused"));
+            return Err(Error::permanent(why).kind("job_refused"));
         }
         *continued_with = Some(EnqueuedJob::from_new(&job));
         Ok(())
@@ -406,7 +406,7 @@ impl Flow for Recorder {
 
     fn sleep(&self, step: &str, duration_ms: u64) -> Result<()> {
         self.unless_aborted()?;
-        check_step(step, "wait-refused")?;
+        check_step(step, "wait_refused")?;
         let duration = Duration::from_millis(duration_ms);
         let wait = Wait::Sleep {
             name: named(step),
@@ -417,7 +417,7 @@ impl Flow for Recorder {
 
     fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()> {
         self.unless_aborted()?;
-        check_step(step, "wait-refused")?;
+        check_step(step, "wait_refused")?;
         let since = Duration::from_millis(u64::try_from(unix_ms).unwrap_or_default());
         let time = SystemTime::UNIX_EPOCH + since;
         let is_short = time < SystemTime::now() + SUSPENDS_FROM;
@@ -430,8 +430,8 @@ impl Flow for Recorder {
 
     fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>> {
         self.unless_aborted()?;
-        check_name("the name of a signal", name, "wait-refused")?;
-        check_step(step, "wait-refused")?;
+        check_name("the name of a signal", name, "wait_refused")?;
+        check_step(step, "wait_refused")?;
         let ended = self.flow.kept.borrow().ended.get(step).cloned();
         if let Some(WaitEnd::Signal(payload)) = ended {
             return Ok(payload);
@@ -458,7 +458,7 @@ impl Flow for Recorder {
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>> {
         self.unless_aborted()?;
         for (step, _) in &calls {
-            check_step(step, "job-refused")?;
+            check_step(step, "job_refused")?;
         }
         let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
             .iter()
@@ -466,7 +466,7 @@ impl Flow for Recorder {
             .map(|(step, job)| (step.clone(), EnqueuedJob::from_new(job)))
             .unzip();
         if jobs.iter().any(|job| !job.options["after"].is_null()) {
-            return Err(Error::permanent("a call has no `after`").kind("job-refused"));
+            return Err(Error::permanent("a call has no `after`").kind("job_refused"));
         }
         if !steps.is_empty() {
             let wait = Wait::Calls(jobs);
@@ -481,7 +481,7 @@ impl Flow for Recorder {
             Some(WaitEnd::Call(end)) => Ok(end.clone()),
             _ => {
                 let why = format_args!("the step {step} was another wait in an earlier attempt");
-                Err(Error::permanent(why).kind("job-refused"))
+                Err(Error::permanent(why).kind("job_refused"))
             }
         });
         ends.collect()

@@ -125,10 +125,10 @@ mod tests {
     fn parameters_are_a_tuple_or_a_list_and_effects_are_outside_of_steps() {
         let ctx = TestCtx::new();
         let refused = ctx.sql("one", 7).unwrap_err();
-        assert_eq!(refused.kind, "sql-refused");
+        assert_eq!(refused.kind, "sql_refused");
         ctx.sql("one", [1, 2]).unwrap();
         let within = ctx.step("s", || ctx.sql("one", ())).unwrap_err();
-        assert_eq!(within.kind, "in-step");
+        assert_eq!(within.kind, "in_step");
         let none: Result<Vec<Value>> = ctx.query("q", ());
         assert!(none.unwrap_err().message.contains("on_query"));
     }

@@ -16,7 +16,7 @@ impl Batch for Imports {
         let outcome = outcome.map_err(failure);
         batch::settle(job, outcome.as_deref()).map_err(|error| match error {
             BatchError::Aborted => aborted(),
-            BatchError::Refused(why) => Error::retryable(why).kind("batch-refused"),
+            BatchError::Refused(why) => Error::retryable(why).kind("batch_refused"),
         })
     }
 }

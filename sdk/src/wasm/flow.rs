@@ -21,7 +21,7 @@ impl Flow for Imports {
     fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>> {
         let page = parents::page(after).map_err(|error| match error {
             ParentError::Aborted => aborted(),
-            ParentError::Refused(why) => Error::permanent(why).kind("results-refused"),
+            ParentError::Refused(why) => Error::permanent(why).kind("results_refused"),
         })?;
         Ok(page.into_iter().map(parent).collect())
     }
@@ -82,13 +82,13 @@ fn job_error(error: JobError) -> Error {
     match error {
         JobError::Aborted => aborted(),
         JobError::NotGranted(why) => Error::permanent(why).kind("denied"),
-        JobError::Refused(why) => Error::permanent(why).kind("job-refused"),
+        JobError::Refused(why) => Error::permanent(why).kind("job_refused"),
     }
 }
 
 fn wait_error(error: StepError) -> Error {
     match error {
         StepError::Aborted => aborted(),
-        StepError::Refused(why) => Error::permanent(why).kind("wait-refused"),
+        StepError::Refused(why) => Error::permanent(why).kind("wait_refused"),
     }
 }

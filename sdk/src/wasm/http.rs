@@ -52,7 +52,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
 
 fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)> {
     let bad = |why: &str| {
-        Error::permanent(format_args!("{}: {why}", request.label())).kind("bad-request")
+        Error::permanent(format_args!("{}: {why}", request.label())).kind("invalid_request")
     };
     let url = Url::parse(&request.url)?;
     let mut entries: Vec<(String, Vec<u8>)> = request
@@ -164,14 +164,14 @@ fn failed(label: &str, code: ErrorCode) -> Error {
         ErrorCode::ConnectionTimeout
         | ErrorCode::ConnectionReadTimeout
         | ErrorCode::HttpResponseTimeout => {
-            Error::retryable(format_args!("{label}: no response in time")).kind("http-timeout")
+            Error::retryable(format_args!("{label}: no response in time")).kind("http_timeout")
         }
         ErrorCode::HttpRequestBodySize(bytes) => {
             let limit = bytes.map_or(String::new(), |bytes| format!(" ({bytes} bytes)"));
             Error::permanent(format_args!(
                 "{label}: the body is larger than the host allows{limit}"
             ))
-            .kind("too-large")
+            .kind("too_large")
         }
         ErrorCode::DnsError(error) => {
             let why = error.rcode.unwrap_or_default();

@@ -33,7 +33,7 @@ fn sql_error(error: SqlError) -> Error {
     match error {
         SqlError::Aborted => aborted(),
         SqlError::NotGranted(why) => Error::permanent(why).kind("denied"),
-        SqlError::Refused(why) => Error::permanent(why).kind("sql-refused"),
+        SqlError::Refused(why) => Error::permanent(why).kind("sql_refused"),
         SqlError::Failed(failure) => {
             let SqlFailure {
                 statement,
@@ -47,7 +47,7 @@ fn sql_error(error: SqlError) -> Error {
                 false => Error::retryable(message),
             };
             let details = json!({"statement": statement, "code": code});
-            error.kind("sql-failed").details(details)
+            error.kind("sql_failed").details(details)
         }
     }
 }

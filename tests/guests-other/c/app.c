@@ -115,5 +115,5 @@ bool exports_rouse_handler_handlers_run(job_t *job, module_list_u8_t *result, fa
     for (int i = 0; i < HANDLER_COUNT; i++)
         if (strlen(HANDLERS[i].name) == job->handler.len && !memcmp(HANDLERS[i].name, job->handler.ptr, job->handler.len))
             return HANDLERS[i].run(job, result, failure);
-    return failed(failure, "unknown-handler", "this module has no such handler", true);
+    return failed(failure, "unknown_handler", "this module has no such handler", true);
 }

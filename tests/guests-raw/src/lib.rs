@@ -59,7 +59,7 @@ impl Guest for Module {
         match HANDLERS.iter().find(|(name, _)| *name == job.handler) {
             Some((_, handler)) => handler(job.payload),
             None => Err(Failure {
-                kind: "unknown-handler".into(),
+                kind: "unknown_handler".into(),
                 message: job.handler,
                 details: None,
                 permanent: true,

@@ -194,10 +194,10 @@ async fn an_error_of_the_batch_is_that_of_each_job_without_an_outcome() {
     let (_db, client, worker) = started(2).await;
     for (what, kind) in [
         ("fails-all", "all"),
-        ("leaves-one-out", "bad-batch"),
-        ("runs-a-step", "step-refused"),
-        ("waits", "wait-refused"),
-        ("reads-results", "results-refused"),
+        ("leaves-one-out", "invalid_batch"),
+        ("runs-a-step", "step_refused"),
+        ("waits", "wait_refused"),
+        ("reads-results", "results_refused"),
     ] {
         let ids = enqueue_all(&client, &[does(what), json!({}), json!({}), json!({})], "").await;
         for id in ids {

@@ -92,7 +92,7 @@ async fn wrong_parameters_are_refused_at_once() {
     ] {
         let failed = shop.run(json!([{"sql": call("add_order", params)}])).await;
         let error = failed.error.unwrap();
-        assert_eq!(error["guest_kind"], "sql-refused");
+        assert_eq!(error["guest_kind"], "sql_refused");
         let message = error["message"].as_str().unwrap();
         assert!(message.contains(why), "{message}");
     }

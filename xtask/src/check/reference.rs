@@ -15,6 +15,7 @@ const METRICS: &str = "docs/reference/metrics.md";
 const KINDS: &str = "host/src/job/error.rs";
 const FUNCTIONS: &str = "migrations/functions";
 const ERRORS: &str = "docs/reference/errors.md";
+const SDK: &str = "sdk/src";
 
 /// The SQLSTATEs that functions raise by their names in PL/pgSQL.
 const CONDITIONS: [(&str, &str); 14] = [
@@ -58,6 +59,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         faults.push(format!("{METRICS} lists {name}, which is not in host/src"));
     }
     faults.extend(errors(root)?);
+    faults.extend(guest_kinds(root)?);
     if !faults.is_empty() {
         bail!("{}", faults.join("; "));
     }
@@ -89,6 +91,51 @@ fn errors(root: &Path) -> Result<Vec<String>> {
         faults.push(format!("{ERRORS} lists {state}, which no function raises"));
     }
     Ok(faults)
+}
+
+/// Kinds of the SDK that the page of errors lacks, and kinds of the SDK, the handlers and the examples that are not in
+/// snake case.
+fn guest_kinds(root: &Path) -> Result<BTreeSet<String>> {
+    let page = read(root.join(ERRORS))?;
+    let listed = listed_kinds(&page);
+    let mut of_sdk = BTreeSet::new();
+    let mut faults = BTreeSet::new();
+    for folder in [SDK, "handlers", "examples"] {
+        for file in files(&root.join(folder), "rs", true)? {
+            for kind in given_kinds(&read(file)?) {
+                if leading_name(kind) != kind {
+                    faults.insert(format!("the kind {kind} in {folder} is not in snake case"));
+                }
+                if folder == SDK {
+                    of_sdk.insert(kind.to_owned());
+                }
+            }
+        }
+    }
+    ensure!(!of_sdk.is_empty(), "{SDK} gives no error a kind");
+    let missing = of_sdk.iter().filter(|kind| !listed.contains(&***kind));
+    faults.extend(missing.map(|kind| format!("{ERRORS} does not list {kind}, a kind of the SDK")));
+    Ok(faults)
+}
+
+/// The kinds that code gives to errors, except in comments.
+fn given_kinds(code: &str) -> BTreeSet<&str> {
+    code.lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .flat_map(|line| line.split(".kind(\"").skip(1))
+        .filter_map(|rest| rest.split_once('"'))
+        .map(|(kind, _)| kind)
+        .collect()
+}
+
+/// The kinds in the first cells of the table of the SDK's kinds.
+fn listed_kinds(page: &str) -> BTreeSet<&str> {
+    let (_, section) = page
+        .split_once("\n### Kinds of the SDK\n")
+        .unwrap_or_default();
+    let (section, _) = section.split_once("\n## ").unwrap_or_default();
+    let cells = section.lines().filter_map(first_cell);
+    cells.flat_map(|cell| cell.split("`, `")).collect()
 }
 
 /// The variants of `ErrorKind`, in snake case.
@@ -202,6 +249,16 @@ mod tests {
         assert_eq!(first_cell("| `panic` | it panicked |"), Some("panic"));
         assert_eq!(first_cell("| RW001 | x |"), Some("RW001"));
         assert_eq!(first_cell("no row"), None);
+    }
+
+    #[test]
+    fn kinds_of_guests_are_found_in_code_and_in_rows() {
+        let code = "/// Error::permanent(why).kind(\"of-a-page\")\n\
+                    Error::permanent(why).kind(\"no_parent\"); error.kind() == x\n    .kind(\"in-step\")\n";
+        assert_eq!(given_kinds(code), BTreeSet::from(["no_parent", "in-step"]));
+        let page = "| `early` | x |\n### Kinds of the SDK\n\n| `a` | x |\n| `b_c`, `d` | `e` |\n\n\
+                    ## Next\n\n| `f` | x |\n";
+        assert_eq!(listed_kinds(page), BTreeSet::from(["a", "b_c", "d"]));
     }
 
     #[test]

@@ -210,7 +210,7 @@ async fn settle_end(
 fn end_of_each(end: RunEnd, jobs: usize) -> Option<RunEnd> {
     match end {
         RunEnd::Returned(_) => Some(RunEnd::Failed(Failure {
-            kind: "no-outcome".into(),
+            kind: "no_outcome".into(),
             message: "the handler returned without an outcome for this job of a batch".into(),
             details: None,
             permanent: false,
@@ -290,7 +290,7 @@ mod tests {
         let cancelled = RunEnd::Aborted(AbortReason::Cancelled);
         assert_eq!(end_of_each(cancelled, 1), None, "it is the first job's");
         match end_of_each(RunEnd::Returned(Vec::new()), 1) {
-            Some(RunEnd::Failed(failure)) => assert_eq!(failure.kind, "no-outcome"),
+            Some(RunEnd::Failed(failure)) => assert_eq!(failure.kind, "no_outcome"),
             other => panic!("{other:?}"),
         }
     }
