@@ -20,20 +20,25 @@ impl Folder {
     /// something changed.
     pub(super) fn settle_names(&mut self) -> bool {
         let mut changed = false;
-        loop {
+        let is_start_open = loop {
+            let mut pass = Pass {
+                is_start_open: self.is_start_open(),
+                served_count: self.served_count(),
+            };
             let entries = self.entries.iter();
             let mut waiting: Vec<(u64, String)> = entries
                 .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
             waiting.sort();
             // A module that starts to serve may release a name of its last version for which another module waits.
-            let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
-            if settled == 0 {
-                break;
+            let waiting = waiting.iter();
+            let settled = waiting.filter(|(_, file)| self.settle(file, &mut pass));
+            if settled.count() == 0 {
+                break pass.is_start_open;
             }
             changed = true;
-        }
-        if self.ends_start() {
+        };
+        if self.is_starting && !is_start_open {
             // The names of all files that were present at startup are known now.
             self.is_starting = false;
             self.owners.prove();
@@ -42,12 +47,12 @@ impl Folder {
     }
 
     /// Lets one waiting module serve, or records the reason why it does not. Returns true if something changed.
-    fn settle(&mut self, file: &str) -> bool {
+    fn settle(&mut self, file: &str, pass: &mut Pass) -> bool {
         let entry = self.entries.get_mut(file).expect("it was listed above");
         let Some((number, module)) = entry.waiting.clone() else {
             return false;
         };
-        let names = match self.decide(file, &module) {
+        let names = match self.decide(file, &module, pass) {
             Decision::Wait => return false,
             Decision::Refuse(denied) => {
                 let entry = self.entries.get_mut(file).expect("as above");
@@ -60,7 +65,8 @@ impl Folder {
             self.owners
                 .contest(name, files.clone(), SystemTime::now(), is_there);
             for other in files.iter().filter(|other| *other != file) {
-                self.withdraw(other, name, |other| contested_by(name, other, files));
+                let why = |other: &str| contested_by(name, other, files);
+                pass.served_count -= usize::from(self.withdraw(other, name, why));
             }
         }
         let entry = self.entries.get_mut(file).expect("as above");
@@ -88,7 +94,8 @@ impl Folder {
         for (name, owner) in &names.own {
             if let Some(server) = self.owners.server(name).filter(|server| *server != file) {
                 let server = server.to_owned();
-                self.withdraw(&server, name, |other| belongs_to(name, other, file));
+                let why = |other: &str| belongs_to(name, other, file);
+                pass.served_count -= usize::from(self.withdraw(&server, name, why));
             }
             if owner != file {
                 tracing::warn!(
@@ -103,9 +110,11 @@ impl Folder {
             self.owners
                 .take(name, &self.claimant(file, &module, name), is_starting);
         }
-        let has = |name: &str| module.manifest.handlers.iter().any(|it| it.name == name);
+        let has = |name: &str| names.own.contains_key(name) || names.contested.contains_key(name);
         self.owners.drop_others(file, has, SystemTime::now());
         let serving = Serving::new(&self.sandbox, module.clone(), &names.own);
+        pass.served_count -= self.served_by(file);
+        pass.served_count += serving.handlers.len();
         let entry = self.entries.get_mut(file).expect("as above");
         entry.serve(serving, self.sandbox.settings());
         if let Some(denied) = denied {
@@ -116,11 +125,10 @@ impl Folder {
     }
 
     /// Decides which of a module's names are its own.
-    fn decide(&self, file: &str, module: &Module) -> Decision {
+    fn decide(&self, file: &str, module: &Module, pass: &Pass) -> Decision {
         let settings = self.sandbox.settings();
         let mut names = Names::default();
         let mut waits = false;
-        let is_start_open = self.is_start_open();
         let mut is_new = None;
         for manifest in &module.manifest.handlers {
             if let Err(denied) = settings.admit(manifest, module.origin()) {
@@ -144,7 +152,7 @@ impl Folder {
                         || settings.is_dev
                         || !settings.is_worth_having(name)
                         || self.owners.knows(name, file);
-                    waits |= is_start_open && !is_safe;
+                    waits |= pass.is_start_open && !is_safe;
                     if !by.is_bound && self.owners.owner(name).is_none() {
                         is_new = Some(name);
                     }
@@ -178,7 +186,7 @@ impl Folder {
                 }
             }
         }
-        let others = self.served_by_others(file);
+        let others = pass.served_count - self.served_by(file);
         if others + names.own.len() > HANDLERS_MAX {
             return Decision::Refuse(Denied {
                 why: format!(
@@ -202,11 +210,16 @@ impl Folder {
         }
     }
 
-    /// The number of handlers that the other files serve.
-    fn served_by_others(&self, file: &str) -> usize {
-        let others = self.entries.iter().filter(|(other, _)| *other != file);
-        let serving = others.filter_map(|(_, entry)| entry.serving.as_ref());
+    /// The number of handlers that all files serve.
+    fn served_count(&self) -> usize {
+        let serving = self.entries.values().filter_map(|it| it.serving.as_ref());
         serving.map(|serving| serving.handlers.len()).sum()
+    }
+
+    /// The number of handlers that this file serves.
+    fn served_by(&self, file: &str) -> usize {
+        let serving = self.entries.get(file).and_then(|it| it.serving.as_ref());
+        serving.map_or(0, |serving| serving.handlers.len())
     }
 
     fn claimant<'a>(&self, file: &'a str, module: &Module, name: &str) -> Claimant<'a> {
@@ -218,16 +231,16 @@ impl Folder {
         }
     }
 
-    /// Stops a file from serving a handler; it waits for the name.
-    fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) {
+    /// Stops a file from serving a handler; it waits for the name. Returns false if it did not serve the handler.
+    fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) -> bool {
         let Some(entry) = self.entries.get_mut(file) else {
-            return;
+            return false;
         };
         let Some(serving) = &mut entry.serving else {
-            return;
+            return false;
         };
         if !serving.stop_serving(name) {
-            return;
+            return false;
         }
         let module = serving.module.clone();
         tracing::warn!(file, handler = name, "handler withdrawn");
@@ -241,7 +254,17 @@ impl Folder {
                 lines,
             },
         );
+        true
     }
+}
+
+/// The state of the whole folder during one pass over the waiting modules. It is determined once for each pass, because
+/// each module would visit every file again.
+struct Pass {
+    /// A file that was present at startup may still turn out to have a name.
+    is_start_open: bool,
+    /// The number of handlers that all files serve now.
+    served_count: usize,
 }
 
 /// The decision about a waiting module.

@@ -60,10 +60,10 @@ impl Owners {
 
     /// Gives the name to this file, which then serves it.
     pub(super) fn take(&mut self, name: &str, by: &Claimant<'_>, is_starting: bool) {
-        let was_contested = self.names.contested.remove(name).is_some();
+        let was_contested = self.names.contested.contains_key(name);
         let before = self.names.owned.get(name);
         let was_proven = before.is_some_and(|it| it.file == by.file && !it.is_unproven);
-        let is_full = self.names.count() >= NAMES_MAX;
+        let is_full = !was_contested && self.names.count() >= NAMES_MAX;
         let owner = Owner {
             file: by.file.to_owned(),
             sha256: by.digest.to_string(),
@@ -76,7 +76,7 @@ impl Owners {
         if was_contested || before != Some(&owner) {
             self.changed.insert(name.to_owned());
         }
-        self.names.owned.insert(name.to_owned(), owner);
+        self.names.own(name, owner);
     }
 
     /// Lets this file serve the name while its owner is missing.
@@ -107,8 +107,7 @@ impl Owners {
         if before.is_some_and(|before| before.files == contest.files) {
             return;
         }
-        self.names.owned.remove(name);
-        self.names.contested.insert(name.to_owned(), contest);
+        self.names.contest(name, contest);
         self.changed.insert(name.to_owned());
     }
 

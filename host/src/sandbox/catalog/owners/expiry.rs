@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Owners;
-use super::note::Names;
 
 /// A file that has been missing, or has served without a name, for this long loses the name.
 pub(super) const MISSING_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -20,25 +19,28 @@ impl Owners {
         has: impl Fn(&str) -> bool,
         now: SystemTime,
     ) {
-        let Names {
-            owned, contested, ..
-        } = &mut self.names;
-        let now = secs(now);
-        owned.retain(|name, owner| {
-            if owner.file != file || owner.is_dropped || has(name) {
-                return true;
+        let others: Vec<String> = self
+            .names
+            .of(file)
+            .filter(|name| !has(name))
+            .cloned()
+            .collect();
+        for name in others {
+            if self.names.end_claim(&name, file) {
+                self.changed.insert(name);
+                continue;
             }
+            let owner = self.names.owned.get_mut(&name);
+            let Some(owner) = owner.filter(|owner| owner.file == file && !owner.is_dropped) else {
+                continue;
+            };
             owner.is_dropped = true;
-            owner.gone_since = Some(now);
-            self.changed.insert(name.clone());
-            // While the host starts, another file has an equal claim to it.
-            !owner.is_unproven
-        });
-        for (name, contest) in contested {
-            if contest.files.contains(file) && !has(name) {
-                contest.files.remove(file);
-                self.changed.insert(name.clone());
+            owner.gone_since = Some(secs(now));
+            if owner.is_unproven {
+                // While the host starts, another file has an equal claim to it.
+                self.names.remove(&name);
             }
+            self.changed.insert(name);
         }
     }
 
@@ -50,31 +52,35 @@ impl Owners {
     ) {
         let now = secs(now);
         let long_ago = |then: u64| now.saturating_sub(then) >= MISSING_MAX.as_secs();
-        self.names.owned.retain(|name, owner| {
+        let mut over = Vec::new();
+        for (name, owner) in &mut self.names.owned {
             let gone_since = match is_there(&owner.file) && !owner.is_dropped {
                 true => None,
                 false => Some(owner.gone_since.unwrap_or(now)),
             };
-            let is_over = gone_since.is_some_and(long_ago);
-            if owner.gone_since != gone_since || is_over {
+            if owner.gone_since != gone_since {
                 self.changed.insert(name.clone());
             }
             owner.gone_since = gone_since;
-            !is_over
-        });
-        self.names.contested.retain(|name, contest| {
+            if gone_since.is_some_and(long_ago) {
+                over.push(name.clone());
+            }
+        }
+        for (name, contest) in &mut self.names.contested {
             let there = contest.files.iter().filter(|file| is_there(file)).count();
             let noted = now.saturating_sub(contest.seen_at);
             if there > 1 && noted >= CONTEST_SAVED_EVERY.as_secs() {
                 contest.seen_at = now;
                 self.changed.insert(name.clone());
             }
-            let is_over = long_ago(contest.seen_at);
-            if is_over {
-                self.changed.insert(name.clone());
+            if long_ago(contest.seen_at) {
+                over.push(name.clone());
             }
-            !is_over
-        });
+        }
+        for name in over {
+            self.names.remove(&name);
+            self.changed.insert(name);
+        }
     }
 }
 

@@ -27,14 +27,87 @@ pub(super) struct Names {
     pub(super) owned: BTreeMap<String, Owner>,
     /// Names that several files had when a host started.
     pub(super) contested: BTreeMap<String, Contest>,
+    /// The names in both maps, by file. It is an index: a file that serves is compared with its own names only.
+    #[serde(skip)]
+    by_file: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Names {
     /// Reads the note with this name; `None` on a first start.
     fn read(cache: &CodeCache, note: &str) -> Result<Option<Self>, String> {
         let text = cache.note(note).map_err(|error| error.to_string())?;
-        let read = text.map(|text| serde_json::from_slice(&text));
-        read.transpose().map_err(|error| error.to_string())
+        let read = text.map(|text| serde_json::from_slice::<Self>(&text));
+        let mut read = read.transpose().map_err(|error| error.to_string())?;
+        if let Some(names) = &mut read {
+            names.index();
+        }
+        Ok(read)
+    }
+
+    /// Fills the index.
+    fn index(&mut self) {
+        let owned = self.owned.iter().map(|(name, owner)| (&owner.file, name));
+        let contested = self.contested.iter();
+        let contested =
+            contested.flat_map(|(name, it)| it.files.iter().map(move |file| (file, name)));
+        for (file, name) in owned.chain(contested) {
+            let names = self.by_file.entry(file.clone()).or_default();
+            names.insert(name.clone());
+        }
+    }
+
+    /// The names that this file owns or contests.
+    pub(super) fn of(&self, file: &str) -> impl Iterator<Item = &String> {
+        self.by_file.get(file).into_iter().flatten()
+    }
+
+    /// Gives the name to an owner.
+    pub(super) fn own(&mut self, name: &str, owner: Owner) {
+        self.remove(name);
+        let names = self.by_file.entry(owner.file.clone()).or_default();
+        names.insert(name.to_owned());
+        self.owned.insert(name.to_owned(), owner);
+    }
+
+    /// Makes the name contested.
+    pub(super) fn contest(&mut self, name: &str, contest: Contest) {
+        self.remove(name);
+        for file in &contest.files {
+            let names = self.by_file.entry(file.clone()).or_default();
+            names.insert(name.to_owned());
+        }
+        self.contested.insert(name.to_owned(), contest);
+    }
+
+    /// Removes the file from a contest. Returns false if it was not part of it.
+    pub(super) fn end_claim(&mut self, name: &str, file: &str) -> bool {
+        let contest = self.contested.get_mut(name);
+        let was_there = contest.is_some_and(|contest| contest.files.remove(file));
+        if was_there {
+            self.remove_from_index(name, file);
+        }
+        was_there
+    }
+
+    /// Removes the entry of a name.
+    pub(super) fn remove(&mut self, name: &str) {
+        if let Some(owner) = self.owned.remove(name) {
+            self.remove_from_index(name, &owner.file);
+        }
+        let contest = self.contested.remove(name);
+        for file in contest.iter().flat_map(|contest| &contest.files) {
+            self.remove_from_index(name, file);
+        }
+    }
+
+    fn remove_from_index(&mut self, name: &str, file: &str) {
+        let Some(names) = self.by_file.get_mut(file) else {
+            return;
+        };
+        names.remove(name);
+        if names.is_empty() {
+            self.by_file.remove(file);
+        }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -47,14 +120,11 @@ impl Names {
 
     /// Copies the entry of a name.
     fn copy(&mut self, name: &str, from: &Self) {
-        match from.owned.get(name) {
-            Some(owner) => self.owned.insert(name.to_owned(), owner.clone()),
-            None => self.owned.remove(name),
-        };
-        match from.contested.get(name) {
-            Some(contest) => self.contested.insert(name.to_owned(), contest.clone()),
-            None => self.contested.remove(name),
-        };
+        match (from.owned.get(name), from.contested.get(name)) {
+            (Some(owner), _) => self.own(name, owner.clone()),
+            (None, Some(contest)) => self.contest(name, contest.clone()),
+            (None, None) => self.remove(name),
+        }
     }
 }
 

@@ -227,3 +227,52 @@ fn a_contest_drops_files_that_are_missing_or_without_the_name() {
     owners.drop_others("a", |_| false, now);
     assert_eq!(owners.ownership("x", &by("e"), |_| true), Ownership::Own);
 }
+
+/// The names that a file is compared with when it serves.
+fn names_of(owners: &Owners, file: &str) -> Vec<String> {
+    owners.names.of(file).cloned().collect()
+}
+
+#[test]
+fn a_file_that_serves_is_compared_with_its_own_names_only() {
+    const FILES: usize = 1_000;
+    let mut owners = owners(false);
+    let (now, file) = (SystemTime::now(), |n: usize| format!("{n}.wasm"));
+    for n in 0..FILES {
+        owners.take(&format!("n{n}"), &by(&file(n)), false);
+    }
+    let mut visits = 0;
+    for n in 0..FILES {
+        visits += owners.names.of(&file(n)).count();
+        let own = format!("n{n}");
+        owners.drop_others(&file(n), |name| name == own, now);
+    }
+    assert_eq!(visits, FILES, "not the square of it");
+}
+
+#[test]
+fn the_names_of_a_file_follow_its_gains_and_losses() {
+    let mut owners = owners(false);
+    let now = SystemTime::now();
+    for name in ["w", "x", "y"] {
+        owners.take(name, &by("a"), true);
+    }
+    assert_eq!(names_of(&owners, "a"), ["w", "x", "y"]);
+    owners.take("w", &by("b"), true);
+    let contested = ["a", "c"].map(str::to_owned).into();
+    owners.contest("x", contested, now, |_| true);
+    assert_eq!(names_of(&owners, "a"), ["x", "y"]);
+    assert_eq!(names_of(&owners, "b"), ["w"]);
+    assert_eq!(names_of(&owners, "c"), ["x"]);
+
+    // The file serves without its names, of which one is not proven yet, and another one is contested.
+    owners.drop_others("a", |_| false, now);
+    assert!(names_of(&owners, "a").is_empty());
+    assert_eq!(owners.owner("y"), None);
+    // A name that is dropped after startup is kept for the file.
+    owners.prove();
+    owners.drop_others("b", |_| false, now);
+    assert_eq!(names_of(&owners, "b"), ["w"]);
+    owners.update_presence(now + MISSING_MAX, |_| true);
+    assert!(names_of(&owners, "b").is_empty() && names_of(&owners, "c").is_empty());
+}

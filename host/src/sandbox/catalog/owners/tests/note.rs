@@ -70,6 +70,7 @@ fn two_hosts_on_one_folder_merge_their_notes() {
     one.save();
     let saved: Vec<String> = read().names.owned.into_keys().collect();
     assert_eq!(saved, ["x", "y"]);
+    assert_eq!(read().names.of("x.wasm").count(), 1);
     other.prove();
     other.save();
     let saved: Vec<String> = read().names.owned.into_keys().collect();
