@@ -36,10 +36,9 @@ impl Stamp {
         })
     }
 
-    /// True for the same file, possibly renamed, that was not visibly written to in between.
-    pub(super) fn is_same_file(&self, other: &Self) -> bool {
-        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified_at);
-        of(self) == of(other)
+    /// The identity of the file, which a rename does not change.
+    pub(super) fn identity(&self) -> Identity {
+        (self.device, self.inode, self.bytes, self.modified_at)
     }
 
     /// The stamp of the file at this path; `None` if there is no file.
@@ -54,6 +53,9 @@ impl Stamp {
         self.modified_at.elapsed().unwrap_or(Duration::ZERO)
     }
 }
+
+/// Two files of the same identity are one, which was not visibly written to in between.
+pub(super) type Identity = (u64, u64, u64, SystemTime);
 
 /// A file in the folder.
 pub(super) struct Listed {

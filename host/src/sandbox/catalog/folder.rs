@@ -1,12 +1,12 @@
 //! Tracks the files of the folder and loads those that change.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::entry::{Entry, Serving, Snapshot};
-use super::file::{self, Listed, QUIET, Unusable};
+use super::file::{self, Identity, Listed, QUIET, Unusable};
 use super::loading::{Loaded, Loader, Order, Outcome, Wake};
 use super::owners::Owners;
 use super::set::{HandlerSet, Refusal};
@@ -134,6 +134,10 @@ impl Folder {
             })
             .collect();
         scan.changed |= !removed.is_empty();
+        let removed: HashMap<Identity, Entry> = removed
+            .into_iter()
+            .filter_map(|entry| Some((entry.seen?.file.identity(), entry)))
+            .collect();
         self.owners
             .update_presence(SystemTime::now(), |file| listing.may_have(file));
 
@@ -218,7 +222,7 @@ impl Folder {
         name: &str,
         listed: Listed,
         trust: &Trust,
-        removed: &[Entry],
+        removed: &HashMap<Identity, Entry>,
         scan: &mut Scan,
     ) {
         let now = Instant::now();
@@ -257,11 +261,7 @@ impl Folder {
         self.started += 1;
         // Any load in progress is of an older version now.
         entry.loading = None;
-        let old_name = removed.iter().find(|entry| {
-            entry
-                .seen
-                .is_some_and(|seen| seen.file.is_same_file(&listed.stamp))
-        });
+        let old_name = removed.get(&listed.stamp.identity());
         if let Some(module) = old_name.and_then(|it| self.renamed(name, &listed, it)) {
             let entry = self.entries.entry(name.to_owned()).or_default();
             entry.waiting = Some((self.started, module));
