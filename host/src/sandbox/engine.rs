@@ -10,6 +10,7 @@ use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 use super::attempt::clocks;
+use super::attempt::contract::Checks;
 use super::attempt::idle::Idle;
 use super::attempt::instance::{Instance, Serves};
 use super::attempt::limits::TABLE_ELEMENTS;
@@ -60,8 +61,7 @@ pub struct Sandbox {
     pub(super) describes: Semaphore,
     /// One permit, for modules that need a long time to describe themselves.
     pub(super) slow_describes: Semaphore,
-    /// Limits concurrent slow checks of payloads and results.
-    pub(super) checks: Arc<Semaphore>,
+    pub(super) checks: Checks,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
@@ -134,9 +134,7 @@ impl Sandbox {
             attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
             slow_describes: Semaphore::new(1),
-            checks: Arc::new(Semaphore::new(
-                available_parallelism().map_or(1, usize::from),
-            )),
+            checks: Checks::new(available_parallelism().map_or(1, usize::from)),
             attempts_max,
             guests: Some(
                 Builder::new_multi_thread()

@@ -1,14 +1,15 @@
 //! Checks payloads and results against the handler's schemas, in every attempt at a job and in every invocation.
 //!
-//! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, at most one
-//! for each core. A module chooses its schemas and results, so the CPU time of a check counts as that of its attempt,
-//! and a check ends with its attempt.
+//! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, of which a
+//! module has a share. A module chooses its schemas and results, so the CPU time of a check counts as that of its
+//! attempt, and a check ends with its attempt.
 
 use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse_schema::Schema;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::job::{AbortReason, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, Handler, Meter, Sandbox};
@@ -19,6 +20,47 @@ const NO_PAYLOAD: &[u8] = b"{}";
 /// How long the outcomes of a batch are checked after the hard stop. Within this time, a thousand ordinary outcomes are
 /// checked many times over. A thousand outcomes with a hostile schema take minutes.
 const CHECKED_AFTER_STOP: Duration = Duration::from_secs(5);
+
+/// The threads for long checks: one for each core, and at least two.
+///
+/// A check may take ten seconds, and a module may have as many at once as there are slots. So each module has at
+/// most half of the threads, and a check of another module does not wait until one of its checks ends.
+pub(in crate::sandbox) struct Checks {
+    /// One permit for each thread.
+    threads: Arc<Semaphore>,
+    of_module_max: usize,
+}
+
+/// The permission for one check. The semaphores are never closed, so both permits are there.
+struct Thread {
+    _thread: Option<OwnedSemaphorePermit>,
+    _of_module: Option<OwnedSemaphorePermit>,
+}
+
+impl Checks {
+    pub(in crate::sandbox) fn new(cores: usize) -> Self {
+        let threads = cores.max(2);
+        Self {
+            threads: Arc::new(Semaphore::new(threads)),
+            of_module_max: threads / 2,
+        }
+    }
+
+    /// The share of one module.
+    pub(in crate::sandbox) fn share(&self) -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(self.of_module_max))
+    }
+
+    /// Waits for a thread. The checks of a module wait for its share first, so few of them are in line for the threads.
+    async fn thread(&self, share: &Arc<Semaphore>) -> Thread {
+        let of_module = Arc::clone(share).acquire_owned().await.ok();
+        let thread = Arc::clone(&self.threads).acquire_owned().await.ok();
+        Thread {
+            _thread: thread,
+            _of_module: of_module,
+        }
+    }
+}
 
 /// The attempt that a check belongs to.
 #[derive(Clone, Copy)]
@@ -162,16 +204,15 @@ impl Sandbox {
         if let Some(checked) = quick {
             return Ok(checked);
         }
-        let checks = Arc::clone(&self.checks);
+        let share = &of.handler.module.checks;
         let (schema, signal, meter) = (schema.clone(), of.abort.clone(), Arc::clone(of.meter));
         let cpu_max = of.handler.limits.cpu;
         let check = async move {
-            // The semaphore is never closed.
-            let permit = checks.acquire_owned().await.ok();
-            // Copied only now, so that a check that waits for its permit has no copy.
+            let thread = self.checks.thread(share).await;
+            // Copied only now, so that a check that waits for its thread has no copy.
             let text = text.to_vec();
             let check = tokio::task::spawn_blocking(move || {
-                let _permit = permit;
+                let _thread = thread;
                 meter.measure_within(cpu_max, |is_used_up| {
                     let is_over = || is_used_up() || signal.reason().is_some();
                     schema.check_while(&text, &is_over)
@@ -190,6 +231,34 @@ impl Sandbox {
             Some(reason) => Err(Interrupted::Aborted(reason)),
             None if of.meter.cpu() > cpu_max => Err(Interrupted::OutOfCpu),
             None => Ok(checked),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_checks_of_one_module_leave_threads_for_those_of_others() {
+        for cores in [1, 2, 5] {
+            let checks = Checks::new(cores);
+            let (hostile, other) = (checks.share(), checks.share());
+            let mut taken = Vec::new();
+            while let Some(thread) = checks.thread(&hostile).now_or_never() {
+                taken.push(thread);
+            }
+            assert_eq!(taken.len(), cores.max(2) / 2);
+            let mut waits = pin!(checks.thread(&hostile));
+            assert!(waits.as_mut().now_or_never().is_none());
+            let thread = checks.thread(&other).now_or_never();
+            assert!(thread.is_some(), "{cores}");
+            taken.pop();
+            assert!(waits.now_or_never().is_some(), "{cores}");
         }
     }
 }

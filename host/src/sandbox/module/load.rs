@@ -64,6 +64,7 @@ pub(in crate::sandbox) fn load(
         signed_by,
         pre,
         lines,
+        checks: sandbox.checks.share(),
     })
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+
 use super::binding::Origin;
 use super::digest::Digest;
 use super::lines::Lines;
@@ -44,6 +46,8 @@ pub struct Module {
     pub(in crate::sandbox) signed_by: Vec<PublicKey>,
     pub(in crate::sandbox) pre: ModulePre<AttemptState>,
     pub(in crate::sandbox) lines: Arc<Lines>,
+    /// Its share of the threads for long checks.
+    pub(in crate::sandbox) checks: Arc<Semaphore>,
 }
 
 impl fmt::Debug for Module {
@@ -85,6 +89,7 @@ impl Module {
             code: self.code,
             pre: self.pre.clone(),
             lines: self.lines.clone(),
+            checks: self.checks.clone(),
         }
     }
 }
