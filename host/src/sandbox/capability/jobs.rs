@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use self::options::{Options, check_handler};
+use self::options::{Options, check_handler, check_size};
 use super::batch::NO_JOBS;
 use crate::job::{JsonText, NewJob, NewJobKind, json_from};
 use crate::sandbox::Limits;
@@ -128,6 +128,7 @@ impl NewJobs {
 
     /// Checks the options of a job.
     fn options(&self, options: Vec<u8>, kind: &NewJobKind) -> Result<JsonText, String> {
+        check_size(options.len(), self.children)?;
         let options = json_from("options", options)?;
         let read: Options<'_> = serde_json::from_str(&options.0)
             .map_err(|error| format!("the options are wrong: {error}"))?;
@@ -272,6 +273,29 @@ mod tests {
         let call = NewJobKind::Call { step: "s".into() };
         let refused = jobs().add(job("a", "1", after), call).unwrap_err();
         assert!(refused.contains("call"), "{refused}");
+    }
+
+    #[test]
+    fn refuse_large_options_before_they_are_read() {
+        let tags = format!(r#"{{"tags": [{}""]}}"#, r#""","#.repeat(1 << 20));
+        let refused = jobs().add(job("a", "1", Some(&tags)), NewJobKind::Child);
+        let why = refused.unwrap_err();
+        assert!(why.contains("at most 65536 are allowed"), "{why}");
+
+        // A name has at most 200 characters, and may be that of each child.
+        const CHILDREN: usize = 1_000;
+        let (mut jobs, mut after) = (jobs(), Vec::new());
+        for nth in 1..CHILDREN {
+            let child = jobs.add(job("a", "1", None), NewJobKind::Child);
+            assert_eq!(child, Ok(nth));
+            let name = format!("{nth:🦀>200}");
+            after.push(format!(
+                r#""{name}":{{"job":-{nth},"on_failure":"cancel"}}"#
+            ));
+        }
+        let after = format!(r#"{{"after":{{{}}}}}"#, after.join(","));
+        let last = jobs.add(job("a", "1", Some(&after)), NewJobKind::Child);
+        assert_eq!(last, Ok(CHILDREN));
     }
 
     #[test]

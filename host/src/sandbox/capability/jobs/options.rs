@@ -18,6 +18,24 @@ use crate::sanitize::printable;
 /// The maximum number of bytes of an invalid value that an error message shows.
 const SHOWN_BYTES: usize = 140;
 
+/// The maximum size of the options of a job, in bytes. Read options take up to 24 times as much memory, which the host
+/// does not count. Valid ones take at most 16 KiB, of which grants take 8 KiB, except for `after`.
+const OPTIONS_BYTES_MAX: usize = 64 << 10;
+
+/// The additional bytes for each job that `after` may name: a name has at most 200 characters.
+const AFTER_BYTES_MAX: usize = 1 << 10;
+
+/// Checks the size of options before they are read. `children`: the number of jobs that `after` may name.
+pub(super) fn check_size(bytes: usize, children: usize) -> Result<(), String> {
+    let bytes_max = OPTIONS_BYTES_MAX.saturating_add(children.saturating_mul(AFTER_BYTES_MAX));
+    match bytes <= bytes_max {
+        true => Ok(()),
+        false => Err(format!(
+            "the options are {bytes} bytes long; at most {bytes_max} are allowed"
+        )),
+    }
+}
+
 /// The arguments of `rouse.enqueue` that a guest may give.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
