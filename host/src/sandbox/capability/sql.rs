@@ -129,10 +129,9 @@ impl Sql {
         })
     }
 
-    /// Checks a call, except for what Postgres checks.
-    fn check(&self, call: Call) -> Result<SqlCall, Refusal> {
-        let Call { statement, params } = call;
-        if !self.access.declared.contains(&statement) {
+    /// Refuses a statement that the handler may not run.
+    fn require_granted(&self, statement: &str) -> Result<(), Refusal> {
+        if !self.access.declared.iter().any(|it| it == statement) {
             let name: String = statement
                 .chars()
                 .filter(|it| !it.is_control())
@@ -147,11 +146,18 @@ impl Sql {
             .access
             .granted
             .as_ref()
-            .and_then(|it| it.statement(&statement))
+            .and_then(|it| it.statement(statement))
             .is_none()
         {
-            return Err(Refusal::NotGranted(self.access.denial(&statement)));
+            return Err(Refusal::NotGranted(self.access.denial(statement)));
         }
+        Ok(())
+    }
+
+    /// Checks the parameters of a call, except for what Postgres checks. It takes up to half a second, during which the
+    /// guest's thread does nothing else, so the call must have been counted.
+    fn read(&self, call: Call) -> Result<SqlCall, Refusal> {
+        let Call { statement, params } = call;
         let what = |why: String| Refusal::Refused(format!("the statement {statement}: {why}"));
         let params = json_from("list of parameters", params).map_err(what)?;
         // Such a list takes no memory.
@@ -165,12 +171,15 @@ impl Sql {
         Ok(call)
     }
 
-    /// Counts effects, up to the limits.
-    fn count(&mut self, effects: &[SqlCall]) -> Result<(), Refusal> {
+    /// Counts effects, up to the limits. Effects that are refused later count too.
+    fn count(&mut self, effects: &[Call]) -> Result<(), Refusal> {
         if self.takes_batches {
             return Err(Refusal::Refused(NO_EFFECTS.into()));
         }
-        let bytes: usize = effects.iter().map(SqlCall::bytes).sum();
+        let bytes = effects
+            .iter()
+            .map(|it| it.statement.len() + it.params.len());
+        let bytes: usize = bytes.sum();
         let (count, bytes) = (
             self.used.effects.saturating_add(effects.len()),
             self.used.effects_bytes.saturating_add(bytes),
@@ -192,14 +201,15 @@ impl Sql {
     }
 
     fn execute(&mut self, call: Call) -> Result<(), Refusal> {
-        let call = self.check(call)?;
+        self.require_granted(&call.statement)?;
         self.count(std::slice::from_ref(&call))?;
+        let call = self.read(call)?;
         self.effects.push(call);
         Ok(())
     }
 
     async fn query(&mut self, call: Call) -> Result<Vec<Vec<u8>>, Refusal> {
-        let call = self.check(call)?;
+        self.require_granted(&call.statement)?;
         if self.used.queries >= self.limits.queries {
             return Err(Refusal::Refused(format!(
                 "an attempt may run at most {} queries (limits.queries in rouse.toml)",
@@ -207,6 +217,7 @@ impl Sql {
             )));
         }
         self.used.queries += 1;
+        let call = self.read(call)?;
         Ok(self.store()?.query(&call).await?)
     }
 }
@@ -329,7 +340,11 @@ impl Host for AttemptState {
         let span = self.step_spans.take(&step);
         let completed = self.sql_call(async |state: &mut Self| {
             let Self { sql, steps, .. } = state;
-            let effects = effects.into_iter().map(|call| sql.check(call));
+            for effect in &effects {
+                sql.require_granted(&effect.statement)?;
+            }
+            sql.count(&effects)?;
+            let effects = effects.into_iter().map(|call| sql.read(call));
             let effects = effects.collect::<Result<Vec<_>, _>>()?;
             let check = steps.check_complete(&step, &output).await;
             check.map_err(|error| match error {
@@ -337,7 +352,6 @@ impl Host for AttemptState {
                 StepError::Refused(why) => Refusal::Refused(why),
             })?;
             steps.count_calls(1).map_err(Refusal::Refused)?;
-            sql.count(&effects)?;
             sql.store()?.complete_step(&step, &output, &effects).await?;
             steps.note(step, output.len());
             Ok(())
@@ -480,5 +494,30 @@ mod tests {
         assert!(sql.query(call("granted", "[]")).await.is_ok());
         let refused = why(sql.query(call("granted", "[]")).await.map(drop));
         assert!(refused.contains("limits.queries"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn large_calls_are_refused_unread_and_refused_calls_count() {
+        let limits = Limits {
+            effects: 2,
+            effects_bytes: 30,
+            queries: 1,
+            ..Limits::default()
+        };
+        let mut sql = sql(&limits);
+        let large = "[".repeat(40);
+        let refused = why(sql.execute(call("granted", &large)));
+        assert!(refused.contains("limits.effects_bytes"), "{refused}");
+        for _ in 0..2 {
+            let refused = why(sql.execute(call("granted", "[")));
+            assert!(refused.contains("not JSON"), "{refused}");
+        }
+        let refused = why(sql.execute(call("granted", "[]")));
+        assert!(refused.contains("limits.effects "), "{refused}");
+        let refused = why(sql.query(call("granted", "[")).await.map(drop));
+        assert!(refused.contains("not JSON"), "{refused}");
+        let refused = why(sql.query(call("granted", "[]")).await.map(drop));
+        assert!(refused.contains("limits.queries"), "{refused}");
+        assert!(sql.take().is_empty());
     }
 }
