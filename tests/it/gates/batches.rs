@@ -189,6 +189,25 @@ async fn payloads_are_checked_job_by_job() {
     worker.drain().await;
 }
 
+/// The jobs of a batch have equal shares of its CPU time, and each has the check of its own payload.
+#[tokio::test]
+async fn the_check_of_a_payload_is_part_of_the_usage_of_its_job() {
+    let (_db, client, worker) = started(2).await;
+    let large = json!({"padding": vec![1; 50_000]});
+    let ids = enqueue_all(&client, &[large, json!({})], "").await;
+    for result in results(&client, &ids).await {
+        assert_eq!(result["size"], json!(2));
+    }
+    let mut cpu_ms = Vec::new();
+    for id in ids {
+        let sql = "SELECT (usage ->> 'cpu_ms')::float8 FROM rouse.job($1)";
+        let row = client.query_one(sql, &[&id]).await.unwrap();
+        cpu_ms.push(row.get::<_, f64>(0));
+    }
+    assert_ne!(cpu_ms[0], cpu_ms[1]);
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn an_error_of_the_batch_is_that_of_each_job_without_an_outcome() {
     let (_db, client, worker) = started(2).await;

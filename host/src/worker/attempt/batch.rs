@@ -16,12 +16,17 @@ use super::{
     run_traced, settle, start, traced, tries,
 };
 use crate::job::{AbortReason, Failure, JobId, RunEnd, Usage, decide};
-use crate::sandbox::{AbortHandle, RunReport};
+use crate::sandbox::{AbortHandle, Meter, RunReport};
 use crate::store::GuestRun;
 use crate::traces::AttemptTrace;
 
 /// One job of a batch.
-type Member = (Claim, Started);
+struct Member {
+    claim: Claim,
+    started: Started,
+    /// The CPU time of the check of its payload.
+    checked: Duration,
+}
 
 /// Takes the jobs of a batch from their claim to the settler. Returns how long the slot has to wait before the next
 /// job.
@@ -38,9 +43,13 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
                 continue;
             }
         };
-        match refuse_payload(shared, &claim, &started).await {
-            None => members.push((claim, started)),
-            Some(end) => settle_end(shared, claim, started, None, end).await,
+        match check_payload(shared, &claim, &started).await {
+            Ok(checked) => members.push(Member {
+                claim,
+                started,
+                checked,
+            }),
+            Err(end) => settle_end(shared, claim, started, None, end).await,
         }
         tokio::task::consume_budget().await;
     }
@@ -50,14 +59,14 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
         let report = run_together(shared, &members).await;
         // The attempt acted on behalf of the first job; without that job, the others can run together. The first job
         // leaves the batch, so this loop ends.
-        let first_leaves = members[0].1.abort.reason().is_some_and(is_of_one_job);
+        let first_leaves = members[0].started.abort.reason().is_some_and(is_of_one_job);
         delay = settle_ended(shared, &mut members, report).await;
         if !first_leaves {
             break;
         }
     }
     let started_at = Instant::now();
-    for (claim, started) in members {
+    for Member { claim, started, .. } in members {
         let timeout = started.terms.policy.timeout;
         if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
             // Other slots, and other workers, can run the job.
@@ -72,20 +81,32 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     delay
 }
 
+/// Checks the payload of a job. Returns the CPU time of the check, which is limited for each job alone.
+///
+/// # Errors
 /// The end of a job whose payload the handler does not accept.
-async fn refuse_payload(shared: &Shared, claim: &Claim, started: &Started) -> Option<RunEnd> {
+async fn check_payload(
+    shared: &Shared,
+    claim: &Claim,
+    started: &Started,
+) -> Result<Duration, RunEnd> {
     let handler = &started.terms.handler;
     let payload = claim.job.payload.0.as_bytes();
-    shared
+    let meter = Arc::<Meter>::default();
+    let refused = shared
         .sandbox
-        .refuse_payload(handler, payload, &started.abort, &Arc::default())
-        .await
+        .refuse_payload(handler, payload, &started.abort, &meter)
+        .await;
+    match refused {
+        Some(end) => Err(end),
+        None => Ok(meter.usage().cpu),
+    }
 }
 
 /// True if one handler that takes batches runs all of them.
 fn are_alike(members: &[Member]) -> bool {
-    let first = &members[0].1.terms.handler;
-    let mut others = members.iter().map(|(_, started)| &started.terms.handler);
+    let first = &members[0].started.terms.handler;
+    let mut others = members.iter().map(|it| &it.started.terms.handler);
     first.manifest.takes_batches() && others.all(|handler| Arc::ptr_eq(handler, first))
 }
 
@@ -101,17 +122,22 @@ fn is_of_one_job(reason: AbortReason) -> bool {
 }
 
 async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
-    let (claim, first) = &members[0];
-    let aborts = members.iter().map(|(_, started)| started.abort.clone());
+    let Member {
+        claim,
+        started: first,
+        ..
+    } = &members[0];
+    let aborts = members.iter().map(|it| it.started.abort.clone());
     let abort = AbortHandle::for_batch(aborts.collect());
     let traced = members
         .iter()
-        .map(|(claim, started)| traced(shared, claim, &started.terms.handler));
+        .map(|it| traced(shared, &it.claim, &it.started.terms.handler));
     let trace = shared.settings.traces.batch(&traced.collect::<Vec<_>>());
-    let inputs = members.iter().map(|(claim, started)| {
+    let inputs = members.iter().map(|it| {
         // Cloned, because the job may be run again.
-        let payload = claim.job.payload.0.clone();
-        input(claim, &started.terms.policy, payload, trace.clone())
+        let payload = it.claim.job.payload.0.clone();
+        let policy = &it.started.terms.policy;
+        input(&it.claim, policy, payload, trace.clone())
     });
     let run = shared.sandbox.run_batch(
         &first.terms.handler,
@@ -151,25 +177,34 @@ async fn settle_ended(
     let mut delay = Duration::ZERO;
     let mut left = Vec::new();
     let usage = report.used.map(|usage| share(usage, count));
-    for (claim, started) in members.drain(..) {
-        let own = started.abort.reason();
-        let settled = of_jobs.remove(&claim.job.id);
+    for member in members.drain(..) {
+        let own = member.started.abort.reason();
+        let settled = of_jobs.remove(&member.claim.job.id);
         let end = match own {
             Some(reason) if is_of_one_job(reason) => Some(RunEnd::Aborted(reason)),
             // An outcome that the guest has given stays. Its settlement is behind the fence.
             own => settled.or(own.map(RunEnd::Aborted)),
         };
         let Some(end) = end.or_else(|| of_others.clone()) else {
-            left.push((claim, started));
+            left.push(member);
             continue;
         };
+        let Member {
+            claim,
+            started,
+            checked,
+        } = member;
+        let usage = usage.map(|usage| Usage {
+            cpu: usage.cpu + checked,
+            ..usage
+        });
         delay = (started.terms.policy.job_delay).unwrap_or(shared.settings.job_delay);
         settle_end(shared, claim, started, usage, end).await;
     }
-    if let [(claim, started), ..] = &left[..] {
+    if let [first, ..] = &left[..] {
         warn!(
-            handler = started.terms.handler.manifest.name,
-            job.id = claim.job.id.0,
+            handler = first.started.terms.handler.manifest.name,
+            job.id = first.claim.job.id.0,
             jobs = left.len(),
             "a batch ended before all of its jobs had an outcome; they are run again"
         );
@@ -178,7 +213,7 @@ async fn settle_ended(
     delay
 }
 
-/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt.
+/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt, and its own check.
 async fn settle_end(
     shared: &Shared,
     claim: Claim,
