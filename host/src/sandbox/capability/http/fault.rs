@@ -39,6 +39,8 @@ pub(super) enum Fault {
     HeadTimeout,
     #[error("the rest of the response did not arrive in time")]
     BodyTimeout,
+    #[error("the request body was not sent in time")]
+    SendTimeout,
     #[error("the connection or the response broke off: {0}")]
     Broken(String),
 }
@@ -67,7 +69,9 @@ impl Fault {
             Self::Unfinished => "unfinished",
             Self::Unknown(_) => "name_not_found",
             Self::Unreachable(_) => "unreachable",
-            Self::ConnectTimeout | Self::HeadTimeout | Self::BodyTimeout => "timeout",
+            Self::ConnectTimeout | Self::HeadTimeout | Self::BodyTimeout | Self::SendTimeout => {
+                "timeout"
+            }
             Self::Tls(_) => "tls",
             Self::Broken(_) => "broken",
         }
@@ -86,7 +90,7 @@ impl Fault {
                 info_code: None,
             },
             Self::ConnectTimeout => Error::ConnectionTimeout,
-            Self::HeadTimeout | Self::BodyTimeout => Error::HttpResponseTimeout,
+            Self::HeadTimeout | Self::BodyTimeout | Self::SendTimeout => Error::HttpResponseTimeout,
             Self::Stopped
             | Self::Limit(_)
             | Self::Unfinished

@@ -1,14 +1,15 @@
-//! A request body: counted, limited, and ended by the abort.
+//! A request body: counted, limited in size and time, and ended by the abort.
 //!
 //! hyper keeps the body of a request as long as it may still have to send some of it. A server that stops taking data
 //! determines how long this takes. So the body belongs to the attempt, and is taken from hyper when the attempt ends.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until};
 use wasmtime_wasi_http::WasiBody;
 
 use super::fault::Fault;
@@ -44,6 +45,8 @@ struct Contents {
     tally: Arc<Tally>,
     bytes_max: u64,
     bytes_left: u64,
+    /// Fires at the deadline of the whole request: a server may respond before it has read the body.
+    timer: Pin<Box<Sleep>>,
 }
 
 impl Unsent {
@@ -73,6 +76,7 @@ impl Slot {
         abort: AbortHandle,
         tally: Arc<Tally>,
         bytes_max: u64,
+        done_by: Instant,
     ) -> Outgoing {
         let contents = Contents {
             body,
@@ -80,6 +84,7 @@ impl Slot {
             tally,
             bytes_max,
             bytes_left: bytes_max,
+            timer: Box::pin(sleep_until(done_by)),
         };
         let mut state = lock(&self.0);
         if let State::Empty = *state {
@@ -115,8 +120,15 @@ impl Contents {
         if self.abort.reason().is_some() {
             return Poll::Ready(Some(Err(Fault::Stopped)));
         }
+        // The timer fires only while the guest writes nothing.
+        if Instant::now() >= self.timer.deadline() {
+            return Poll::Ready(Some(Err(Fault::SendTimeout)));
+        }
         let frame = match Pin::new(&mut self.body).poll_frame(context) {
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => {
+                ready!(self.timer.as_mut().poll(context));
+                return Poll::Ready(Some(Err(Fault::SendTimeout)));
+            }
             Poll::Ready(None) => return Poll::Ready(None),
             Poll::Ready(Some(Err(_))) => Err(Fault::Unfinished),
             Poll::Ready(Some(Ok(frame))) => {
@@ -159,9 +171,47 @@ impl Body for Outgoing {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http_body_util::{BodyExt as _, Full};
+    use wasmtime_wasi_http::Error;
 
     use super::*;
+
+    const LATER: Duration = Duration::from_secs(60);
+
+    /// A body of which the guest never writes anything.
+    struct Unwritten;
+
+    impl Body for Unwritten {
+        type Data = Bytes;
+        type Error = Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_ends_at_the_deadline_of_its_request() {
+        let ready = Full::from("text").map_err(|never| match never {});
+        let soon = Duration::from_millis(1);
+        let bodies = [
+            (ready.boxed_unsync(), Duration::ZERO),
+            (Unwritten.boxed_unsync(), soon),
+        ];
+        let mut unsent = Unsent::default();
+        for (body, after) in bodies {
+            let tally = Tally::new(Arc::default(), u64::MAX, None);
+            let (slot, done_by) = (unsent.slot(), Instant::now() + after);
+            let mut body = slot.fill(body, AbortHandle::new(), tally, 10, done_by);
+            let end = body.frame().await.expect("it ends with an error");
+            assert!(matches!(end, Err(Fault::SendTimeout)));
+        }
+    }
 
     #[tokio::test]
     async fn a_body_that_hyper_keeps_is_empty_when_its_attempt_has_ended() {
@@ -169,7 +219,8 @@ mod tests {
         let mut unsent = Unsent::default();
         let fill = |slot: Slot| {
             let body = Full::from("text").map_err(|never| match never {});
-            slot.fill(body.boxed_unsync(), AbortHandle::new(), tally.clone(), 10)
+            let (body, done_by) = (body.boxed_unsync(), Instant::now() + LATER);
+            slot.fill(body, AbortHandle::new(), tally.clone(), 10, done_by)
         };
         let (done, mut kept) = (fill(unsent.slot()), fill(unsent.slot()));
         let done = done.collect().await.expect("it is whole").to_bytes();

@@ -31,7 +31,7 @@ use crate::traces::{AttemptTrace, Span, cut};
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The default maximum time until the first byte of the response. The body of the request is also sent within this
-/// time.
+/// time, unless the server responds before it has read all of it.
 const FIRST_BYTE: Duration = Duration::from_secs(60);
 
 /// The default maximum time between parts of the response.
@@ -179,7 +179,8 @@ impl Sending {
         // The body is counted while it is sent.
         let (abort, tally) = (self.abort.clone(), self.tally.clone());
         let (slot, bytes_max) = (self.slot, self.limits.bytes_max);
-        let outgoing = |body| slot.fill(body, abort, tally, bytes_max);
+        let done_by = self.limits.done_by;
+        let outgoing = |body| slot.fill(body, abort, tally, bytes_max, done_by);
         let sent = async {
             let request = with_secrets(self.request, self.replacements).await?;
             let client = self.access.client(self.allowed.reach);
@@ -429,9 +430,8 @@ mod tests {
         let (abort, tally) = (AbortHandle::new(), Tally::new(Arc::default(), 100, None));
         let body = Full::from("all of it").map_err(|never| match never {});
         let mut unsent = Unsent::default();
-        let body = unsent
-            .slot()
-            .fill(body.boxed_unsync(), abort.clone(), tally, 100);
+        let (body, done_by) = (body.boxed_unsync(), Instant::now() + BETWEEN_BYTES);
+        let body = unsent.slot().fill(body, abort.clone(), tally, 100, done_by);
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let read = body.collect().await.expect_err("it is cut off");
         assert!(matches!(read, Fault::Stopped), "{read:?}");
