@@ -161,7 +161,9 @@ impl AttemptState {
             let waits = self.steps.waits().ok_or_else(no_queue);
             let waits = waits.map_err(refused_job)?;
             let read = waits.returned_calls(&unread, bytes_max).await;
-            returned.extend(read.map_err(JobError::Refused)?);
+            let read = read.map_err(JobError::Refused)?;
+            self.steps.count_read(read.values().map(bytes_of).sum());
+            returned.extend(read);
         }
         let known_jobs = self.jobs.len();
         let called = self.call_missing(calls, returned);
@@ -372,5 +374,112 @@ fn refused_job(error: StepError) -> JobError {
     match error {
         StepError::Aborted => JobError::Aborted,
         StepError::Refused(why) => JobError::Refused(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::job::ParentEnd;
+    use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget};
+    use crate::sandbox::attempt::state::PerAttempt;
+    use crate::sandbox::bindings::rouse::handler::jobs::NewJob;
+    use crate::sandbox::capability::{NewJobs, Steps};
+    use crate::sandbox::{Journal, JournalFuture, Limits, WaitStore};
+
+    /// A job with one call, which has ended. Its result was not read with the other steps.
+    struct OneCall(Vec<u8>);
+
+    impl Journal for OneCall {
+        fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
+            let done = RecordedStep::Done {
+                bytes: self.0.len(),
+                result: None,
+            };
+            let recorded = Arc::new(HashMap::from([("x".to_owned(), done)]));
+            Box::pin(async move { recorded })
+        }
+
+        fn result<'a>(&'a self, _: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
+            Box::pin(async move { Ok(self.0.clone()) })
+        }
+
+        fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> JournalFuture<'a, Result<(), String>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn progress(&self, _: u8, _: &str) {}
+
+        fn waits(&self) -> Option<&dyn WaitStore> {
+            Some(self)
+        }
+    }
+
+    impl WaitStore for OneCall {
+        fn take_signal<'a>(
+            &'a self,
+            _: &'a str,
+            _: &'a str,
+            _: Option<SystemTime>,
+        ) -> JournalFuture<'a, Result<Option<Vec<u8>>, String>> {
+            Box::pin(async { Ok(None) })
+        }
+
+        fn returned_calls<'a>(
+            &'a self,
+            steps: &'a [String],
+            _: usize,
+        ) -> JournalFuture<'a, Result<HashMap<String, ReturnedCall>, String>> {
+            let done = |step: &String| (step.clone(), ReturnedCall::Done(self.0.clone()));
+            let ends: HashMap<String, ReturnedCall> = steps.iter().map(done).collect();
+            Box::pin(async move { Ok(ends) })
+        }
+
+        fn parents<'a>(
+            &'a self,
+            _: Option<&'a str>,
+        ) -> JournalFuture<'a, Result<Vec<ParentEnd>, String>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_reads_a_limited_number_of_bytes_of_its_calls() {
+        let result = format!(r#"{{"output": "{}"}}"#, "x".repeat(1_000));
+        let limits = Limits {
+            steps_bytes: result.len(),
+            ..Limits::default()
+        };
+        let journal: Arc<dyn Journal> = Arc::new(OneCall(result.into_bytes()));
+        let of = PerAttempt {
+            steps: Steps::new(Some(journal), &limits),
+            jobs: NewJobs::new(true, &limits),
+            ..PerAttempt::placeholder()
+        };
+        let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(0));
+        let state = AttemptState::new(Arc::default(), Arc::default(), &limits, limiter, of);
+        let mut state = state.expect("it has no directories");
+        let call = || NewCall {
+            step: "x".into(),
+            job: NewJob {
+                handler: "a".into(),
+                payload: b"1".to_vec(),
+                options: None,
+            },
+        };
+        let mut reads = 0;
+        let why = loop {
+            match state.called(vec![call()]).await {
+                Ok(Ended::Returned(ends)) => assert_eq!(ends.len(), 1),
+                Ok(Ended::Suspended(_)) => panic!("the call has ended"),
+                Err(JobError::Refused(why)) => break why,
+                Err(_) => panic!("it is not refused"),
+            }
+            reads += 1;
+        };
+        assert!(why.contains("limits.steps_bytes"), "{why}");
+        assert_eq!(reads, 128);
     }
 }

@@ -20,12 +20,18 @@ const CALLS_PER_STEP: usize = 10;
 /// each.
 const CALLS_MIN: usize = 20_000;
 
+/// How often an attempt may read as many bytes as the results of all steps of a job may have: 1 GiB by default. A
+/// handler that is resumed reads each result once, and those of calls may together be longer than that.
+const READS_OF_ALL: usize = 128;
+
 /// The limits on what an attempt may record.
 #[derive(Default, Clone, Copy)]
 struct StepLimits {
     count: usize,
     /// The maximum number of calls to the database for steps, waits and parents.
     calls: usize,
+    /// The number of bytes of results after which there are no more calls.
+    bytes_read: usize,
     /// The maximum size of one result.
     bytes: usize,
     bytes_total: usize,
@@ -46,6 +52,8 @@ pub(in crate::sandbox) struct Steps {
     count: usize,
     /// The calls to the database so far.
     calls: usize,
+    /// The bytes of results that these calls have read.
+    bytes_read: usize,
     /// The size of all recorded results together.
     bytes: usize,
 }
@@ -68,6 +76,7 @@ impl Steps {
             limits: StepLimits {
                 count: limits.steps,
                 calls: limits.steps.saturating_mul(CALLS_PER_STEP).max(CALLS_MIN),
+                bytes_read: limits.steps_bytes.saturating_mul(READS_OF_ALL),
                 bytes: limits.step_bytes,
                 bytes_total: limits.steps_bytes,
             },
@@ -113,8 +122,19 @@ impl Steps {
                 "an attempt may read and record steps, waits and parents at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep what was read"
             ));
         }
+        let bytes_max = self.limits.bytes_read;
+        if self.bytes_read >= bytes_max {
+            return Err(format!(
+                "an attempt may read at most {bytes_max} bytes of the results of steps and calls ({READS_OF_ALL} times limits.steps_bytes in rouse.toml); keep what was read"
+            ));
+        }
         self.calls += more;
         Ok(())
+    }
+
+    /// Counts the results that a call to the database has read.
+    pub(in crate::sandbox::capability) fn count_read(&mut self, bytes: usize) {
+        self.bytes_read = self.bytes_read.saturating_add(bytes);
     }
 
     /// The limit on the steps of a job.
@@ -208,6 +228,7 @@ impl Steps {
         match &self.journal {
             Some(journal) => {
                 let result = journal.result(name).await.map_err(refused)?;
+                self.count_read(result.len());
                 Ok(StepStart::Done(result))
             }
             // Without a journal, every step runs.
@@ -399,6 +420,27 @@ mod tests {
         assert_eq!(journal.calls.lock().unwrap().len(), 1 + CALLS_MIN);
         assert!(journal.results.lock().unwrap().get("new").is_none());
         assert!(steps.start("small").await.is_ok(), "it is in memory");
+    }
+
+    #[tokio::test]
+    async fn an_attempt_reads_a_limited_number_of_bytes_of_its_steps() {
+        let journal = Arc::new(Recorder::default());
+        let result = format!("\"{}\"", "x".repeat(62));
+        journal.record("large", result.as_bytes()).await.unwrap();
+        let limits = Limits {
+            steps_bytes: 64,
+            ..Limits::default()
+        };
+        let mut steps = Steps::new(Some(journal.clone()), &limits);
+        for _ in 0..READS_OF_ALL {
+            steps.start("large").await.unwrap();
+        }
+        let refused = steps.start("large").await;
+        assert!(
+            matches!(&refused, Err(StepError::Refused(why)) if why.contains("limits.steps_bytes")),
+            "{refused:?}"
+        );
+        assert_eq!(journal.calls.lock().unwrap().len(), 1 + READS_OF_ALL);
     }
 
     #[tokio::test]
