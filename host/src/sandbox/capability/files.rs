@@ -54,7 +54,7 @@ fn files(state: &mut AttemptState) -> Files<'_> {
     let (granted, log) = (state.granted.clone(), state.log.clone());
     let (inner, fds, denial, outside_paths) = state.files();
     Files {
-        disk: Disk::new(abort, meter, fds.turn()),
+        disk: Disk::new(abort, meter, fds.threads()),
         granted,
         log,
         inner,

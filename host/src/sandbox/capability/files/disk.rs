@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::{Resource, ResourceTable};
 use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtxView};
 use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn, spawn_blocking};
@@ -20,33 +20,61 @@ use crate::sandbox::attempt::meter::Meter;
 pub(super) struct Disk {
     pub(super) abort: AbortHandle,
     pub(super) meter: Arc<Meter>,
-    turn: Turn,
+    threads: Threads,
 }
 
-/// The turn to change something. An attempt makes one change at a time: changes wait for the measurement of their
-/// directory, and all attempts share the threads.
-#[derive(Clone)]
-pub(super) struct Turn(Arc<Semaphore>);
+/// The maximum number of threads for one attempt. A guest waits for one operation at a time, except those of its
+/// streams.
+const THREADS_MAX: usize = 4;
 
-impl Default for Turn {
+/// The threads that an attempt may take. All attempts share the threads of the host. On a slow disk, an operation keeps
+/// its thread for long, even if the guest has dropped its stream.
+#[derive(Clone)]
+pub(super) struct Threads {
+    all: Arc<Semaphore>,
+    /// An attempt makes one change at a time, because changes wait for the measurement of their directory.
+    change: Arc<Semaphore>,
+}
+
+impl Default for Threads {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
+        Self {
+            all: Arc::new(Semaphore::new(THREADS_MAX)),
+            change: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 
 impl Disk {
-    /// `turn`: the same for all calls of an attempt.
-    pub(super) fn new(abort: AbortHandle, meter: Arc<Meter>, turn: Turn) -> Self {
-        Self { abort, meter, turn }
+    /// `threads`: the same for all calls of an attempt.
+    pub(super) fn new(abort: AbortHandle, meter: Arc<Meter>, threads: Threads) -> Self {
+        Self {
+            abort,
+            meter,
+            threads,
+        }
     }
 
-    /// Runs an operation that changes nothing. Its CPU time counts for the attempt.
+    /// Runs an operation that changes nothing, when the attempt may take a thread. Its CPU time counts for the attempt.
     pub(super) fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<T> {
-        let meter = self.meter.clone();
-        spawn_blocking(move || meter.measure(work))
+        let (meter, threads) = (self.meter.clone(), self.threads.all.clone());
+        let run = move |permit: OwnedSemaphorePermit| {
+            spawn_blocking(move || {
+                // The thread keeps the permit even if the guest no longer waits for it.
+                let _permit = permit;
+                meter.measure(work)
+            })
+        };
+        match threads.clone().try_acquire_owned() {
+            Ok(permit) => run(permit),
+            Err(_) => spawn(async move {
+                let permit = threads.acquire_owned().await;
+                run(permit.expect("it is never closed")).await
+            }),
+        }
     }
 
     /// Counts a change, which may take a long time, and makes it. Does neither if the attempt has to stop before a
@@ -58,7 +86,7 @@ impl Disk {
     ) -> AbortOnDropJoinHandle<Option<T>> {
         let disk = self.clone();
         spawn(async move {
-            let turn = disk.turn.0.clone().acquire_owned().await;
+            let turn = disk.threads.change.clone().acquire_owned().await;
             let turn = turn.expect("it is never closed");
             let abort = disk.abort.clone();
             let changed = disk.read(move || {
@@ -100,13 +128,15 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use tokio::sync::oneshot;
+
     use super::*;
     use crate::job::AbortReason;
 
     #[tokio::test]
     async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter, Turn::default());
+        let disk = Disk::new(abort, meter, Threads::default());
         // The runtime of this test has one blocking thread, which is busy.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -135,17 +165,52 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_not_made_if_the_attempt_is_aborted_while_it_is_counted() {
         let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter, Turn::default());
+        let disk = Disk::new(abort, meter, Threads::default());
         let abort = disk.abort.clone();
         let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
         assert_eq!(disk.change(count, |()| ()).await, None);
+    }
+
+    #[test]
+    fn an_attempt_takes_few_threads_even_if_it_no_longer_waits_for_them() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(THREADS_MAX + 1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (abort, meter) = (AbortHandle::new(), Arc::default());
+            let disk = Disk::new(abort, meter, Threads::default());
+            let mut waiting = Vec::new();
+            for _ in 0..THREADS_MAX {
+                let (started, starts) = oneshot::channel();
+                let (go, wait) = mpsc::channel::<()>();
+                let read = disk.read(move || {
+                    started.send(()).ok();
+                    wait.recv()
+                });
+                starts.await.expect("it is read");
+                // The guest drops its stream.
+                drop(read);
+                waiting.push(go);
+            }
+
+            let (ran, runs) = mpsc::channel();
+            let one_more = disk.read(move || ran.send(()));
+            tokio::task::yield_now().await;
+            // The last thread would do it before this.
+            let last = tokio::task::spawn_blocking(|| ());
+            last.await.expect("it does not panic");
+            assert_eq!(runs.try_recv(), Err(mpsc::TryRecvError::Empty));
+            drop(waiting);
+            assert_eq!(one_more.await, Ok(()));
+        });
     }
 
     #[tokio::test]
     async fn file_operations_count_towards_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
         let (max, counted) = (Duration::from_millis(5), meter.clone());
-        let disk = Disk::new(abort, meter, Turn::default());
+        let disk = Disk::new(abort, meter, Threads::default());
         let started = std::time::Instant::now();
         while counted.usage().cpu < max {
             assert!(

@@ -10,7 +10,7 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
-use super::disk::Turn;
+use super::disk::Threads;
 use super::outside::{ROOT, joined};
 use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
@@ -26,7 +26,7 @@ pub(in crate::sandbox) struct Fds {
     free: Option<Arc<Semaphore>>,
     free_streams: Option<Arc<Semaphore>>,
     /// Created with the first call.
-    turn: Option<Turn>,
+    threads: Option<Threads>,
     /// An excess was logged.
     logged: bool,
 }
@@ -49,14 +49,14 @@ impl Fds {
             files_max,
             free: None,
             free_streams: None,
-            turn: None,
+            threads: None,
             logged: false,
         }
     }
 
-    /// The turn of the attempt's changes.
-    pub(super) fn turn(&mut self) -> Turn {
-        self.turn.get_or_insert_default().clone()
+    /// The threads that the attempt may take.
+    pub(super) fn threads(&mut self) -> Threads {
+        self.threads.get_or_insert_default().clone()
     }
 
     /// The quota of its directory.

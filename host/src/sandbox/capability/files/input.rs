@@ -137,7 +137,7 @@ fn read(file: &File, position: u64, bytes: usize) -> io::Result<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::disk::Turn;
+    use super::super::disk::Threads;
     use super::*;
     use crate::sandbox::AbortHandle;
 
@@ -148,7 +148,7 @@ mod tests {
         let text: Vec<u8> = (0..=255).cycle().take(3 * READ_BYTES_MAX + 5).collect();
         std::fs::write(&path, &text).unwrap();
         for (bytes, waits) in [(7_001, false), (usize::MAX, false), (5_000, true)] {
-            let disk = Disk::new(AbortHandle::new(), Arc::default(), Turn::default());
+            let disk = Disk::new(AbortHandle::new(), Arc::default(), Threads::default());
             let file = Arc::new(File::open(&path).unwrap());
             let mut input = FileInput::new(disk, file, 3, InUse::unlimited());
             let mut read = Vec::new();

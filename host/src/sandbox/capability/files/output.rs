@@ -195,7 +195,7 @@ fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::disk::Turn;
+    use super::super::disk::Threads;
     use super::*;
     use crate::job::AbortReason;
     use crate::sandbox::capability::LogSource;
@@ -224,7 +224,7 @@ mod tests {
                 files_max: 3,
             };
             let quota = InQuota::new(ledger.clone(), quota, "/out", Arc::new(log));
-            let disk = Disk::new(abort.clone(), Arc::default(), Turn::default());
+            let disk = Disk::new(abort.clone(), Arc::default(), Threads::default());
             let file = Arc::new(File::create(dir.path().join("file")).unwrap());
             let (quota, open) = (Some(Arc::new(quota)), InUse::unlimited());
             let output = FileOutput::new(disk, file, Some(0), quota, open);
