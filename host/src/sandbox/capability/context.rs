@@ -64,6 +64,7 @@ impl Host for AttemptState {
 
     // Also accepted after an abort, because it gives the host the reason for the trap that follows.
     fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
+        self.meter.count_host_call();
         self.panic = Some(Panic {
             message: paragraphs(&message, PANIC_BYTES_MAX),
             location: printable(&location, PANIC_BYTES_MAX),
@@ -91,6 +92,7 @@ impl HostAbortSignal for AttemptState {
         &mut self,
         signal: Resource<AbortHandle>,
     ) -> wasmtime::Result<Option<u64>> {
+        self.meter.count_host_call();
         let remaining = self.table.get(&signal)?.grace_remaining();
         Ok(remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)))
     }
@@ -99,12 +101,14 @@ impl HostAbortSignal for AttemptState {
         &mut self,
         signal: Resource<AbortHandle>,
     ) -> wasmtime::Result<Resource<DynPollable>> {
+        self.meter.count_host_call();
         let aborted = Aborted(self.table.get(&signal)?.clone());
         let aborted = self.table.push(aborted)?;
         subscribe(&mut self.table, aborted)
     }
 
     fn drop(&mut self, signal: Resource<AbortHandle>) -> wasmtime::Result<()> {
+        self.meter.count_host_call();
         self.table.delete(signal)?;
         Ok(())
     }
@@ -123,5 +127,36 @@ impl settings::Host for AttemptState {
         self.meter.count_host_call();
         let settings = self.granted.settings.as_deref();
         Ok(settings.unwrap_or("{}").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sandbox::Limits;
+    use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget};
+    use crate::sandbox::attempt::state::PerAttempt;
+
+    #[tokio::test]
+    async fn every_call_counts_as_a_host_call() {
+        let limits = Limits::default();
+        let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(0));
+        let of = PerAttempt::placeholder();
+        let state = AttemptState::new(Arc::default(), Arc::default(), &limits, limiter, of);
+        let state = &mut state.expect("it has no directories");
+        let signal = Host::abort(state).unwrap();
+        let borrowed = || Resource::new_borrow(signal.rep());
+        Host::log(state, Level::Info, "text".into()).unwrap();
+        Host::progress(state, 50, "half".into()).unwrap();
+        Host::panicked(state, "message".into(), "a.rs:1:1".into()).unwrap();
+        HostAbortSignal::reason(state, borrowed()).unwrap();
+        HostAbortSignal::grace_remaining_ms(state, borrowed()).unwrap();
+        HostAbortSignal::subscribe(state, borrowed()).unwrap();
+        HostAbortSignal::drop(state, signal).unwrap();
+        retry::Host::at(state, 0).unwrap();
+        settings::Host::all(state).unwrap();
+        assert_eq!(state.meter.usage().host_calls, 10);
     }
 }
