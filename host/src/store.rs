@@ -585,10 +585,19 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     awaited.map(|(_, what)| *what)
 }
 
+/// True if a function of Rouse has refused the login, in contrast to Postgres, which has the same SQLSTATE for a login
+/// that may not call the function.
+fn is_login_refused_by_function(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|db| {
+        *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.routine() == Some("exec_stmt_raise")
+    })
+}
+
 /// The Postgres message with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
-    let is_about_privileges = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
-    let roles = is_about_privileges.then_some(
+    let lacks_role = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+        && !is_login_refused_by_function(error);
+    let roles = lacks_role.then_some(
         "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
          single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
     );

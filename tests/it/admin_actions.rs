@@ -396,6 +396,11 @@ async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
             "\"purged\":2",
         ),
         (&["queue", "pause", "a b"], 1, "is not a queue name"),
+        (
+            &["queue", "pause", "a b", "other"],
+            1,
+            "queue other has been paused since",
+        ),
         (&["job", "delete", d], 0, "is cancelled"),
     ] {
         let (exit, output) = rouse(args);

@@ -53,7 +53,9 @@ pub(super) async fn each<T>(
             }
             Err(refusal) => {
                 code = code.max(refusal.code);
-                eprintln!("rouse: {}", refusal.why);
+                // Messages of the database may already start with `rouse: `.
+                let why = refusal.why.strip_prefix("rouse: ");
+                eprintln!("rouse: {}", why.unwrap_or(&refusal.why));
             }
         }
     }

@@ -12,12 +12,13 @@ use clap::{ArgGroup, Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
 use super::ago;
-use super::each::{Done, each};
+use super::each::{Done, Refusal, each};
 use super::list::List;
 use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
+use crate::store::{Store, StoreError};
 use crate::worker::Middleware;
 
 /// The number of jobs per statement of a purge, which takes tens of milliseconds and does not block any other
@@ -29,6 +30,8 @@ const QUEUES: &str = "queues";
 
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
+/// The database refused the change, and the queue is unchanged. The code is that of any error.
+const EXIT_REFUSED: u8 = 1;
 
 /// Options of `rouse queue`.
 #[derive(Debug, ClapArgs)]
@@ -98,6 +101,9 @@ struct Purge {
 
 /// Options that name queues.
 #[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_operator. A refused queue does not stop the others, and a summary follows.\n\
+Exit codes: 0 all done · 1 a name is not a valid queue name, or an error")]
 struct Named {
     #[command(flatten)]
     target: Target,
@@ -139,8 +145,8 @@ Shards are also set by a separate call. The workers divide them among themselves
   rouse queue set mail --shards 16\n\
 The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
   rouse queue set wide --payload-bytes-max 1048576\n\
-Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed · 2 nothing was done: \
---confirm is missing"
+Needs the role rouse_operator. A refused queue does not stop the others, and a summary follows.\n\
+Exit codes: 0 all done · 1 a queue was refused and is unchanged, or an error · 2 nothing was done: --confirm is missing"
 )]
 struct Set {
     #[command(flatten)]
@@ -305,7 +311,10 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
 async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, QUEUES, args.json, async |name| {
-        let since = store.pause_queue(name).await?;
+        let since = match store.pause_queue(name).await {
+            Ok(since) => since,
+            Err(error) => return refusal(error),
+        };
         warn_of_unused_queue(&store, name).await?;
         let shown = plain(name);
         Ok(Ok(Done {
@@ -321,7 +330,10 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
 async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, QUEUES, args.json, async |name| {
-        let was_paused = store.resume_queue(name).await?;
+        let was_paused = match store.resume_queue(name).await {
+            Ok(was_paused) => was_paused,
+            Err(error) => return refusal(error),
+        };
         warn_of_unused_queue(&store, name).await?;
         let shown = plain(name);
         Ok(Ok(Done {
@@ -360,60 +372,79 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let new_share = args.share.new_share();
-    let new_dispatch = args.dispatch.new_dispatch();
-    each(&args.names, QUEUES, args.json, async |name| {
-        let shown = plain(name);
-        if let Some(shards) = args.shards {
-            store.set_shards(name, shards).await?;
-            return Ok(Ok(Done {
-                text: match shards {
-                    0 => format!("queue {shown} has no shards: all workers serve all lanes"),
-                    _ => format!("queue {shown} has {shards} shards"),
-                },
-                json: json!({"queue": name, "shards": shards}),
-            }));
-        }
-        if let Some(bytes) = args.payload_bytes_max {
-            store.set_payload_limit(name, bytes).await?;
-            warn_of_unused_queue(&store, name).await?;
-            return Ok(Ok(Done {
-                text: format!("payloads of queue {shown} may be at most {bytes} bytes long"),
-                json: json!({"queue": name, "payload_bytes_max": bytes}),
-            }));
-        }
-        let done = match (&new_share, &new_dispatch) {
-            (Some(new_share), _) => {
-                let in_force = store.set_fair_share(name, new_share).await?;
-                Done {
-                    text: format!("queue {shown} is shared: {}", share::describe(&in_force)),
-                    json: json!({"queue": name, "fair_share": in_force}),
-                }
+    each(
+        &args.names,
+        QUEUES,
+        args.json,
+        async |name| match set_one(&store, name, &args).await {
+            Ok(done) => {
+                warn_of_unused_queue(&store, name).await?;
+                Ok(Ok(done))
             }
-            (None, Some((dispatch, key))) => {
-                let in_force = store.set_dispatch(name, *dispatch, key.as_deref()).await?;
-                Done {
-                    text: format!("jobs of queue {shown} go to {}", dispatch::describe(&in_force)),
-                    json: json!({"queue": name, "dispatch": in_force["dispatch"], "dispatch_key": in_force["key"]}),
-                }
-            }
-            (None, None) => {
-                let (days, failed) = store
-                    .set_retention(name, args.keep_days, args.keep_failed_days)
-                    .await?;
-                Done {
-                    text: format!(
-                        "finished jobs of queue {shown} are kept: {}",
-                        kept(days, failed)
-                    ),
-                    json: json!({"queue": name, "keep_days": days, "keep_failed_days": failed}),
-                }
-            }
-        };
-        warn_of_unused_queue(&store, name).await?;
-        Ok(Ok(done))
-    })
+            Err(error) => refusal(error),
+        },
+    )
     .await
+}
+
+/// Changes the settings of one queue.
+async fn set_one(store: &Store, name: &str, args: &Set) -> Result<Done, StoreError> {
+    let shown = plain(name);
+    if let Some(shards) = args.shards {
+        store.set_shards(name, shards).await?;
+        return Ok(Done {
+            text: match shards {
+                0 => format!("queue {shown} has no shards: all workers serve all lanes"),
+                _ => format!("queue {shown} has {shards} shards"),
+            },
+            json: json!({"queue": name, "shards": shards}),
+        });
+    }
+    if let Some(bytes) = args.payload_bytes_max {
+        store.set_payload_limit(name, bytes).await?;
+        return Ok(Done {
+            text: format!("payloads of queue {shown} may be at most {bytes} bytes long"),
+            json: json!({"queue": name, "payload_bytes_max": bytes}),
+        });
+    }
+    if let Some(new_share) = args.share.new_share() {
+        let in_force = store.set_fair_share(name, &new_share).await?;
+        return Ok(Done {
+            text: format!("queue {shown} is shared: {}", share::describe(&in_force)),
+            json: json!({"queue": name, "fair_share": in_force}),
+        });
+    }
+    if let Some((dispatch, key)) = args.dispatch.new_dispatch() {
+        let in_force = store.set_dispatch(name, dispatch, key.as_deref()).await?;
+        return Ok(Done {
+            text: format!(
+                "jobs of queue {shown} go to {}",
+                dispatch::describe(&in_force)
+            ),
+            json: json!({"queue": name, "dispatch": in_force["dispatch"], "dispatch_key": in_force["key"]}),
+        });
+    }
+    let (days, failed) = store
+        .set_retention(name, args.keep_days, args.keep_failed_days)
+        .await?;
+    Ok(Done {
+        text: format!(
+            "finished jobs of queue {shown} are kept: {}",
+            kept(days, failed)
+        ),
+        json: json!({"queue": name, "keep_days": days, "keep_failed_days": failed}),
+    })
+}
+
+/// A name or a setting that the database refuses does not stop the other queues.
+fn refusal(error: StoreError) -> anyhow::Result<Result<Done, Refusal>> {
+    match error.is_about_data() {
+        true => Ok(Err(Refusal {
+            code: EXIT_REFUSED,
+            why: error.to_string(),
+        })),
+        false => Err(error.into()),
+    }
 }
 
 /// The retention of finished jobs, and of those that failed or timed out.

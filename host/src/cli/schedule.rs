@@ -100,10 +100,10 @@ struct Named {
 /// Options that name schedules.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Producers change the schedules that their login has created; rouse_operator all of them. A schedule of another login stops \
-the command: the later ones are not changed.\n\
-Exit codes: 0 done · 1 a schedule belongs to another login, or an error · 3 no such schedule · 6 (delete) a module declares the \
-schedule")]
+Producers change the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
+others, and a summary follows.\n\
+Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or (delete) a module declares it; with several \
+schedules, the highest code")]
 struct NamedMany {
     #[command(flatten)]
     target: Target,
@@ -259,10 +259,12 @@ fn refusal(name: &str, done: Result<Done, StoreError>) -> anyhow::Result<Result<
             code: EXIT_UNKNOWN,
             why: no_schedule(name),
         })),
-        Err(error) if error.is_refused_by_state() => Ok(Err(Refusal {
-            code: EXIT_REFUSED,
-            why: error.to_string(),
-        })),
+        Err(error) if error.is_refused_by_state() || error.is_of_another_login() => {
+            Ok(Err(Refusal {
+                code: EXIT_REFUSED,
+                why: error.to_string(),
+            }))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::{JsonText, Store, StoreError};
+use super::{JsonText, Store, StoreError, is_login_refused_by_function};
 
 /// The arguments of `rouse.schedule` that the command line supports. `None` means the default of the function.
 #[derive(Debug, Clone, Default)]
@@ -55,6 +55,11 @@ impl StoreError {
     /// True if the schedule does not exist.
     pub fn is_unknown_schedule(&self) -> bool {
         self.code() == Some(&SqlState::NO_DATA_FOUND)
+    }
+
+    /// True if the schedule belongs to another login.
+    pub fn is_of_another_login(&self) -> bool {
+        matches!(self, Self::Refused(error) if is_login_refused_by_function(error))
     }
 }
 

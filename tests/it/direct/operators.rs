@@ -131,6 +131,25 @@ async fn the_command_line_sets_direct_dispatch() {
         .await
         .exits(1)
         .prints("only hash has a key; queue mail is dispatched: shared");
+    run_rouse(
+        &db,
+        &[
+            "queue",
+            "set",
+            "other",
+            "--dispatch",
+            "hash",
+            "--dispatch-key",
+            "source",
+        ],
+    )
+    .await
+    .exits(0);
+    set(&["other", "--dispatch-key", "tenant"])
+        .await
+        .exits(1)
+        .prints("jobs of queue other go to the same worker for the same tenant (hash)\n")
+        .prints("1 of 2 queues done, 1 refused");
     set(&["--dispatch", "fastest"])
         .await
         .exits(2)

@@ -3,7 +3,9 @@
 use serde_json::json;
 
 use super::{fire_due, handled_until, one, schedule};
-use crate::support::{TestDb, rouse_in, rouse_without_database, scratch};
+use crate::support::{
+    CommandOutput, TestDb, command, connect, rouse_in, rouse_without_database, scratch,
+};
 
 #[test]
 fn due_times_are_printed_without_a_database() {
@@ -209,4 +211,46 @@ async fn a_schedule_is_run_paused_resumed_and_backfilled() {
     ])
     .await
     .exits(3);
+}
+
+#[tokio::test]
+async fn a_schedule_of_another_login_does_not_stop_the_change_of_others() {
+    let (db, folder) = (TestDb::new().await, scratch("schedule"));
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE ROLE several_mail LOGIN IN ROLE rouse_producer; CREATE ROLE several_enqueuer LOGIN IN ROLE rouse_enqueuer",
+        )
+        .await
+        .unwrap();
+    let url = |login: &str| db.url().replace("rouse@", &format!("{login}@"));
+    let mail = connect(&url("several_mail")).await;
+    schedule(&client, "'shop', 'x', cron => '0 0 1 1 *'").await;
+    for name in ["first", "last"] {
+        schedule(&mail, &format!("'{name}', 'x', cron => '0 0 1 1 *'")).await;
+    }
+    let all = ["first", "shop", "last"];
+    let run = |login: &str, action: &str| {
+        let args = [&["schedule", action][..], &all].concat();
+        CommandOutput::run(&mut command(&url(login), &args, &folder))
+    };
+    for (action, done) in [
+        ("pause", "schedule last has been paused since"),
+        ("resume", "schedule last is resumed"),
+        ("delete", "schedule last is deleted"),
+    ] {
+        run("several_mail", action)
+            .exits(6)
+            .prints("login several_mail may not change schedule shop, which belongs to login")
+            .prints(done)
+            .prints("2 of 3 schedules done, 1 refused");
+    }
+    let left = "SELECT string_agg(name, ' ') FROM rouse.schedule";
+    assert_eq!(one::<String>(&client, left).await, "shop");
+    // A login that may change no schedule at all.
+    let denied = run("several_enqueuer", "pause");
+    denied
+        .exits(1)
+        .prints("permission denied for function pause_schedule")
+        .prints("0 of 3 schedules were done before this");
 }

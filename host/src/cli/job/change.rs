@@ -346,17 +346,14 @@ fn item_result<T>(
             } else {
                 return Err(error.into());
             };
-            let why = error.to_string();
-            // The database's message already starts with `rouse`.
-            let why = as_commands(id, why.strip_prefix("rouse: ").unwrap_or(&why));
+            let why = as_commands(id, error.to_string());
             Ok(Err(Refusal { code, why }))
         }
     }
 }
 
 /// The message with commands instead of the SQL statements that it suggests.
-fn as_commands(id: i64, why: &str) -> String {
-    let mut why = why.to_owned();
+fn as_commands(id: i64, mut why: String) -> String {
     for operation in ["cancel", "retry", "reschedule"] {
         let statement = format!("SELECT rouse.{operation}({id})");
         why = why.replace(&statement, &format!("`rouse job {operation} {id}`"));
