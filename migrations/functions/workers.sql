@@ -274,7 +274,7 @@ BEGIN
         is_live := holder.seen_at > at - interval '90 seconds';
         IF is_live AND (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) THEN
             RAISE EXCEPTION 'rouse.register: worker id % is taken by a live host (%, last heartbeat % s ago)',
-                p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
+                p_worker_id, holder.hostname, greatest(round(extract(epoch FROM at - holder.seen_at)), 0)
                 USING ERRCODE = 'RW003',
                       HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
         END IF;
@@ -284,7 +284,7 @@ BEGIN
               AND w.outlived_at > at - interval '10 minutes' AND w.outlived_at <= at + interval '10 minutes')
         THEN
             RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; it is held by the one on % (last heartbeat % s ago)',
-                p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
+                p_worker_id, holder.hostname, greatest(round(extract(epoch FROM at - holder.seen_at)), 0)
                 USING ERRCODE = 'RW005',
                       HINT = 'Give each host its own worker id (worker_id) and key file (worker_key_file). If that host is gone, its id is free 90 s after its last heartbeat.';
         END IF;
@@ -409,7 +409,7 @@ BEGIN
         END IF;
         IF worker_row.seen_at > at - interval '90 seconds' THEN
             RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, worker_row.hostname,
-                round(extract(epoch FROM at - worker_row.seen_at))
+                greatest(round(extract(epoch FROM at - worker_row.seen_at)), 0)
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Stop it first. If it is gone, it counts as dead 90 s after its last heartbeat.';
         END IF;

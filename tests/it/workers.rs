@@ -573,3 +573,32 @@ async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten_90_seconds
     client.batch_execute(passes).await.unwrap();
     assert_eq!(db.store().forget_worker("w-1").await.unwrap(), 1);
 }
+
+/// A heartbeat that is less than 10 seconds in the future is not corrected.
+#[tokio::test]
+async fn messages_say_that_a_heartbeat_slightly_in_the_future_was_sent_0_seconds_ago() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let register = async |key| db.store().register(&registration("w-1", key)).await;
+    let key = WorkerKey::new([7; 32]);
+    register(key.clone()).await.unwrap();
+    register(key.clone()).await.expect("it has the key");
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET seen_at = clock_timestamp() + interval '9 seconds';
+             UPDATE rouse.worker SET outlived_at = clock_timestamp() WHERE replaced_at IS NOT NULL",
+        )
+        .await
+        .unwrap();
+    for refused in [
+        register(WorkerKey::random()).await.unwrap_err().to_string(),
+        register(key).await.unwrap_err().to_string(),
+        db.store()
+            .forget_worker("w-1")
+            .await
+            .unwrap_err()
+            .to_string(),
+    ] {
+        assert!(refused.contains("last heartbeat 0 s ago"), "{refused}");
+    }
+}
