@@ -12,8 +12,8 @@
 --   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were
 --
--- A search examines the jobs starting at the newest id, and at most `look_at` of them in one call: it returns the id at
--- which it stopped, and the next call continues from there (`before`). `since` and `until` exclude whole days of
+-- A search examines the jobs starting at the newest id, and at most `max_examined` of them in one call: it returns the
+-- id at which it stopped, and the next call continues from there (`before`). `since` and `until` exclude whole days of
 -- history, and a search for jobs that did not succeed reads only those (finished_unsuccessful).
 
 -- A time of a filter: a point in time, or an age. An age needs units: otherwise Postgres would read 2026-11 as 2026
@@ -157,13 +157,13 @@ END
 $$;
 
 -- The ids of up to `max` jobs that match a filter, the newest first, with ids below `before` (null: all).
--- `next_before`: the search stopped there, because it had found `max` jobs or examined `look_at` jobs, and can continue
--- from it; null: there are no more. `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job
--- and the partitions of rouse.finished in the order of their ids, served by the primary key, and finished_id or
--- finished_unsuccessful; sorts nothing.
+-- `next_before`: the search stopped there, because it had found `max` jobs or examined `max_examined` jobs, and can
+-- continue from it; null: there are no more. `examined_back_to` is the same if it stopped because of `max_examined`.
+-- Reads rouse.job and the partitions of rouse.finished in the order of their ids, served by the primary key, and
+-- finished_id or finished_unsuccessful; sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.search_jobs(
-    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000,
-    OUT ids bigint[], OUT examined_count integer, OUT next_before bigint, OUT looked_back_to bigint)
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, max_examined integer DEFAULT 100000,
+    OUT ids bigint[], OUT examined_count integer, OUT next_before bigint, OUT examined_back_to bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_variable
@@ -178,9 +178,9 @@ BEGIN
         RAISE EXCEPTION 'rouse.search_jobs: max must be between 1 and 100000, not %', coalesce(max::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF look_at IS NULL OR look_at NOT BETWEEN 1 AND 1000000 THEN
-        RAISE EXCEPTION 'rouse.search_jobs: look_at must be between 1 and 1000000, not %',
-            coalesce(look_at::text, 'null')
+    IF max_examined IS NULL OR max_examined NOT BETWEEN 1 AND 1000000 THEN
+        RAISE EXCEPTION 'rouse.search_jobs: max_examined must be between 1 and 1000000, not %',
+            coalesce(max_examined::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     f := rouse._read_filter('search_jobs', filter);
@@ -217,7 +217,7 @@ BEGIN
     -- ids.
     FOR found_job IN EXECUTE format('SELECT k.id, (%s) AS fits FROM (%s) AS k WHERE %s ORDER BY k.id DESC LIMIT $2',
                               f.condition, array_to_string(parts, ' UNION ALL '), among)
-        USING coalesce(before, 9223372036854775807), look_at
+        USING coalesce(before, 9223372036854775807), max_examined
     LOOP
         examined_count := examined_count + 1;
         last := found_job.id;
@@ -233,17 +233,17 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
-    IF examined_count = look_at THEN
+    IF examined_count = max_examined THEN
         next_before := last;
-        looked_back_to := last;
+        examined_back_to := last;
     END IF;
 END
 $$;
 
 -- The rows of the view rouse.jobs that match a filter, the newest first, as found by rouse.search_jobs. If the search
--- stopped because of `look_at`, a notice explains how to continue.
+-- stopped because of `max_examined`, a notice explains how to continue.
 CREATE OR REPLACE FUNCTION rouse.find_jobs(
-    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000)
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, max integer DEFAULT 100, max_examined integer DEFAULT 100000)
 RETURNS SETOF rouse.jobs
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -252,15 +252,15 @@ DECLARE
     batch     record;
     found_job bigint;
 BEGIN
-    batch := rouse.search_jobs(filter, before, max, look_at);
+    batch := rouse.search_jobs(filter, before, max, max_examined);
     FOREACH found_job IN ARRAY batch.ids LOOP
         RETURN QUERY SELECT * FROM rouse.jobs AS j WHERE j.id = found_job;
     END LOOP;
-    IF batch.looked_back_to IS NOT NULL THEN
+    IF batch.examined_back_to IS NOT NULL THEN
         RAISE NOTICE 'rouse.find_jobs: there may be more: % jobs were examined, back to %',
-            batch.examined_count, batch.looked_back_to
+            batch.examined_count, batch.examined_back_to
             USING HINT = format('before => %s continues from there; since in the filter narrows the search.',
-                                batch.looked_back_to);
+                                batch.examined_back_to);
     END IF;
 END
 $$;
@@ -278,7 +278,7 @@ $$;
 --
 -- It waits for another batch for up to 10 s, and is an error if that has not committed by then.
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
-    filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, look_at integer DEFAULT 100000, lock_wait interval DEFAULT '0',
+    filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, max_examined integer DEFAULT 100000, lock_wait interval DEFAULT '0',
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT locked bigint[], OUT examined_count integer, OUT next_before bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -311,7 +311,7 @@ BEGIN
     END IF;
     -- One batch at a time: a call that has waited sees the jobs that were retried in the meantime.
     PERFORM rouse._lock('retry_jobs', '');
-    batch := rouse.search_jobs(filter || '{"retried": false}', before, max, look_at);
+    batch := rouse.search_jobs(filter || '{"retried": false}', before, max, max_examined);
     PERFORM rouse._ensure_partitions(at);
     retried := '{}';
     made := '{}';

@@ -220,7 +220,7 @@ async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued(
     let output: Value = serde_json::from_str(&output).unwrap();
     assert_eq!(
         output,
-        json!({"jobs": [], "more": false, "looked_back_to": 11})
+        json!({"jobs": [], "more": false, "examined_back_to": 11})
     );
     let (_, output) = run(&db, &[&rare[..], &["--before", "11"]].concat());
     assert!(

@@ -10,7 +10,7 @@ use crate::commands::run;
 use crate::support::worker::{SOMEBODY_WAITS, enqueue_sql, until_true};
 use crate::support::{Host, TestDb};
 
-const SEARCH: &str = "SELECT ids, examined_count, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
+const SEARCH: &str = "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
 const RETRY: &str =
     "SELECT retried, made, refused, next_before FROM rouse.retry_jobs($1, $2, $3, $4)";
 
@@ -272,9 +272,9 @@ async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue()
     kept(&client, 0, "succeeded", 2_000_001..=2_005_000).await;
     kept(&client, 0, "timed_out", 2_005_001..=2_005_003).await;
     let search =
-        async |client: &Client, filter: Value, before: Option<i64>, max: i32, look_at: i32| {
+        async |client: &Client, filter: Value, before: Option<i64>, max: i32, max_examined: i32| {
             let row = client
-                .query_one(SEARCH, &[&filter, &before, &max, &look_at])
+                .query_one(SEARCH, &[&filter, &before, &max, &max_examined])
                 .await;
             let row = row.unwrap();
             (

@@ -15,7 +15,7 @@ pub struct FoundJobs {
     /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
     /// The id with which to continue, if the search stopped because it had examined [`EXAMINED_MAX`] jobs.
-    pub looked_back_to: Option<i64>,
+    pub examined_back_to: Option<i64>,
 }
 
 /// The result of one retry call.
@@ -48,22 +48,22 @@ impl Store {
             .await
     }
 
-    /// Like [`search_jobs`](Self::search_jobs), but examines at most `look_at` jobs.
+    /// Like [`search_jobs`](Self::search_jobs), but examines at most `max_examined` jobs.
     pub async fn search_jobs_among(
         &self,
         filter: &Value,
         before: Option<i64>,
         limit: i32,
-        look_at: i32,
+        max_examined: i32,
     ) -> Result<FoundJobs, StoreError> {
         let rows = self
             .query(
-                "SELECT ids, examined_count, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
+                "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&look_at, Type::INT4),
+                    (&max_examined, Type::INT4),
                 ],
             )
             .await?;
@@ -72,7 +72,7 @@ impl Store {
             ids: row.get(0),
             examined_count: row.get(1),
             next_before: row.get(2),
-            looked_back_to: row.get(3),
+            examined_back_to: row.get(3),
         })
     }
 
@@ -101,13 +101,13 @@ impl Store {
             .await
     }
 
-    /// Like [`retry_jobs`](Self::retry_jobs), but examines at most `look_at` jobs.
+    /// Like [`retry_jobs`](Self::retry_jobs), but examines at most `max_examined` jobs.
     async fn retry_jobs_among(
         &self,
         filter: &Value,
         before: Option<i64>,
         limit: i32,
-        look_at: i32,
+        max_examined: i32,
         wait: LockWait,
     ) -> Result<RetriedJobs, StoreError> {
         let rows = self
@@ -118,7 +118,7 @@ impl Store {
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
                     (&limit, Type::INT4),
-                    (&look_at, Type::INT4),
+                    (&max_examined, Type::INT4),
                     (&wait.left().as_secs_f64(), Type::FLOAT8),
                 ],
             )

@@ -19,7 +19,7 @@ pub struct Listing {
     /// The maximum number of jobs; the newest are listed.
     pub limit: i32,
     /// The maximum number of jobs that are examined, for instance [`EXAMINED_MAX`].
-    pub look_at: i32,
+    pub max_examined: i32,
 }
 
 /// Jobs, and how far back the search went.
@@ -28,7 +28,7 @@ pub struct JobList {
     /// Newest first.
     pub jobs: Vec<Value>,
     /// The oldest job that was examined, if there are more that were not.
-    pub looked_back_to: Option<i64>,
+    pub examined_back_to: Option<i64>,
 }
 
 impl Store {
@@ -39,7 +39,7 @@ impl Store {
                 &listing.filter,
                 listing.before,
                 listing.limit,
-                listing.look_at,
+                listing.max_examined,
             )
             .await?;
         let rows = self
@@ -47,7 +47,7 @@ impl Store {
             .await?;
         Ok(JobList {
             jobs: rows.iter().map(|row| row.get(0)).collect(),
-            looked_back_to: found.looked_back_to,
+            examined_back_to: found.examined_back_to,
         })
     }
 

@@ -227,7 +227,7 @@ async fn jobs(
         filter: filter.json(now),
         before,
         limit: ROWS,
-        look_at: EXAMINED,
+        max_examined: EXAMINED,
     };
     let listed = match ui.reads.store.jobs(&listing).await {
         Ok(listed) => listed,
@@ -237,8 +237,8 @@ async fn jobs(
     let is_full = listed.jobs.len() == ROWS as usize;
     let last = listed.jobs.last().and_then(|job| job["id"].as_i64());
     Ok(Ok(Found {
-        next_before: listed.looked_back_to.or(last.filter(|_| is_full)),
-        looked_back_to: listed.looked_back_to,
+        next_before: listed.examined_back_to.or(last.filter(|_| is_full)),
+        examined_back_to: listed.examined_back_to,
         is_later_page: before.is_some(),
         jobs: listed.jobs,
     }))
@@ -305,7 +305,7 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
             true => FAILURES,
             false => FAILURES_OF_GUESTS,
         },
-        look_at: EXAMINED,
+        max_examined: EXAMINED,
     };
     let (fleet, backlog, recent, errors) = tokio::join!(
         ui.reads.handlers(),

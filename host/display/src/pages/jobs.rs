@@ -15,7 +15,7 @@ pub struct Found {
     /// The id after which the next page starts, if there may be more.
     pub next_before: Option<i64>,
     /// The search stopped here: the oldest job that was examined.
-    pub looked_back_to: Option<i64>,
+    pub examined_back_to: Option<i64>,
     /// True if the page does not start with the newest job.
     pub is_later_page: bool,
 }
@@ -111,7 +111,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
         return html! {
             section class="card" {
                 p {
-                    @match found.looked_back_to {
+                    @match found.examined_back_to {
                         Some(id) => { "No job matches among those down to " (id) ". " (older(chrome, filter, id, "Search further back")) },
                         None => "No job matches.",
                     }
@@ -144,7 +144,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
         div class="more" {
             @if found.is_later_page { a class="button" href={ (chrome.base) "/jobs?" (filter.query()) } { "Newest" } }
             @if let Some(before) = found.next_before { (older(chrome, filter, before, "Older")) }
-            @if let Some(id) = found.looked_back_to {
+            @if let Some(id) = found.examined_back_to {
                 span class="soft" { "Only jobs down to " (id) " were examined." }
             }
         }
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn without_jobs_the_page_says_how_far_the_search_went() {
         let found = Ok(Found {
-            looked_back_to: Some(17),
+            examined_back_to: Some(17),
             ..Found::default()
         });
         let page = jobs(&Chrome::default(), &JobFilter::default(), &found, None, 1.0).into_string();

@@ -67,10 +67,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let JobList {
         mut jobs,
-        looked_back_to,
+        examined_back_to,
     } = store
         .jobs(&Listing {
-            look_at: EXAMINED_MAX,
+            max_examined: EXAMINED_MAX,
             filter: args.filter.at(store.now().await?),
             before: args.before,
             // One extra job shows whether there are more.
@@ -81,7 +81,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let more = jobs.len() > max;
     jobs.truncate(max);
     if args.json {
-        let listing = json!({"jobs": jobs, "more": more, "looked_back_to": looked_back_to});
+        let listing = json!({"jobs": jobs, "more": more, "examined_back_to": examined_back_to});
         println!("{}", as_json(listing));
         return Ok(ExitCode::SUCCESS);
     }
@@ -93,7 +93,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if more {
         eprintln!("rouse: there are more; --limit N lists more");
     }
-    if let Some(id) = looked_back_to {
+    if let Some(id) = examined_back_to {
         let at = store.requested_at(id).await?.unwrap_or_default();
         eprintln!(
             "rouse: there may be more: only the newest {EXAMINED_MAX} jobs were examined, back to {id}, requested at {at}; --before {id} continues from there"
