@@ -308,7 +308,7 @@ BEGIN
         EXECUTE format('CREATE OR REPLACE FUNCTION %I.%I(%s) RETURNS bigint LANGUAGE plpgsql AS %L', p_schema, p_name, pg_get_function_arguments(old),
             format(E'BEGIN\n    RAISE EXCEPTION %L USING ERRCODE = %L, HINT = %L;\nEND',
                    format('%s.%s: handler %s was removed: no worker has it', p_schema, p_name, p_handler), 'undefined_object',
-                   format('`rouse contract publish` with its module brings it back; `rouse contract delete %s` drops this function.', p_handler)));
+                   format('`rouse contract publish` with its module brings it back; `rouse contract delete %s` deletes this function.', p_handler)));
         EXECUTE format('COMMENT ON FUNCTION %s IS %L', old::regprocedure, format('Handler %s was removed: this function raises an error.', p_handler));
     END IF;
 END
