@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use self::registry::{Next, Registry, Sight};
+use self::registry::{LookResult, Next, Registry};
 use crate::job::JobId;
 use crate::store::{JobStatus, Store, StoreError};
 
@@ -107,15 +107,15 @@ impl Ends {
         let start = Instant::now();
         let mut waiter = self.enter(id, start)?;
         loop {
-            let sight = waiter.sights.borrow_and_update().clone();
-            let is_current = sight.is_current(waiter.looks_before);
-            let seen = sight.seen;
+            let result = waiter.results.borrow_and_update().clone();
+            let is_current = result.is_current(waiter.looks_before);
+            let seen = result.seen;
             let deadline = match &seen {
                 _ if !is_current => start + timeout.max(FIRST_LOOK_TIMEOUT),
                 Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) => return Ok(seen),
                 Seen::Nothing | Seen::Live(_) => start + timeout,
             };
-            match tokio::time::timeout_at(deadline, waiter.sights.changed()).await {
+            match tokio::time::timeout_at(deadline, waiter.results.changed()).await {
                 // The sender is in the registry, as long as this waiter is.
                 Ok(changed) => changed.expect("the job is in the registry"),
                 Err(_) if is_current => return Ok(seen),
@@ -171,9 +171,9 @@ impl Ends {
     async fn look(&self, store: &Store, ids: &[i64]) -> Result<(), StoreError> {
         let mut unknown: HashSet<JobId> = ids.iter().map(|id| JobId(*id)).collect();
         let mut ended = Vec::new();
-        for (id, looked) in store.look_at(ids).await? {
+        for (id, status) in store.statuses(ids).await? {
             unknown.remove(&id);
-            match looked {
+            match status {
                 JobStatus::Live(row) => self.registry().show(id, Seen::Live(row.0.into())),
                 JobStatus::Ended => ended.push(id.0),
             }
@@ -195,12 +195,12 @@ impl Ends {
             return Err(Full);
         }
         self.0.waiters.fetch_add(1, Ordering::Relaxed);
-        let (sights, looks_before) = registry.enter(id, now);
+        let (results, looks_before) = registry.enter(id, now);
         drop(registry);
         self.0.changed.notify_one();
         Ok(Waiter {
             id,
-            sights,
+            results,
             looks_before,
             ends: self.clone(),
         })
@@ -216,7 +216,7 @@ impl Ends {
 /// One caller. It leaves the registry when it is dropped.
 struct Waiter {
     id: JobId,
-    sights: watch::Receiver<Sight>,
+    results: watch::Receiver<LookResult>,
     looks_before: u64,
     ends: Ends,
 }

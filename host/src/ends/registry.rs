@@ -24,20 +24,20 @@ pub(super) struct Registry {
 
 struct Watched {
     callers: usize,
-    seen: watch::Sender<Sight>,
+    seen: watch::Sender<LookResult>,
     /// The next look has to include it, without a pause.
     is_due: bool,
 }
 
 /// The result of a look.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sight {
+pub(super) struct LookResult {
     /// The number of the look; 0: none.
     look: u64,
     pub(super) seen: Seen,
 }
 
-impl Sight {
+impl LookResult {
     /// True if it is recent enough for a caller that arrived after this many looks had started.
     pub(super) fn is_current(&self, looks: u64) -> bool {
         self.look > looks || matches!(self.seen, Seen::Ended(_))
@@ -69,7 +69,7 @@ impl Registry {
 
     /// A caller waits for this job: the next look includes it, unless its end is known. Returns the results of looks at
     /// it, and the number of looks that have started before.
-    pub(super) fn enter(&mut self, id: JobId, now: Instant) -> (watch::Receiver<Sight>, u64) {
+    pub(super) fn enter(&mut self, id: JobId, now: Instant) -> (watch::Receiver<LookResult>, u64) {
         self.newest = Some(now);
         let watched = self.jobs.entry(id).or_insert_with(|| Watched {
             callers: 0,
@@ -101,7 +101,7 @@ impl Registry {
     pub(super) fn show(&self, id: JobId, seen: Seen) {
         if let Some(watched) = self.jobs.get(&id) {
             let look = self.looks;
-            watched.seen.send_replace(Sight { look, seen });
+            watched.seen.send_replace(LookResult { look, seen });
         }
     }
 

@@ -5,7 +5,7 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
-/// The state of a job, as a look shows it.
+/// Whether a job has ended.
 #[derive(Debug, Clone)]
 pub enum JobStatus {
     /// It has not ended: its row of `rouse.outcomes`, as JSON.
@@ -15,15 +15,15 @@ pub enum JobStatus {
 }
 
 impl Store {
-    /// Looks at jobs, without their results, which may be large. Jobs that do not exist are left out.
-    pub async fn look_at(&self, ids: &[i64]) -> Result<Vec<(JobId, JobStatus)>, StoreError> {
+    /// The statuses of jobs, without their results, which may be large. Jobs that do not exist are left out.
+    pub async fn statuses(&self, ids: &[i64]) -> Result<Vec<(JobId, JobStatus)>, StoreError> {
         let sql =
             "SELECT o.id, CASE WHEN NOT o.ended THEN to_jsonb(o) END FROM rouse.outcomes($1) AS o";
         let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)]).await?;
-        let looked = |live: Option<JsonText>| live.map_or(JobStatus::Ended, JobStatus::Live);
+        let status = |live: Option<JsonText>| live.map_or(JobStatus::Ended, JobStatus::Live);
         Ok(rows
             .iter()
-            .map(|row| (JobId(row.get(0)), looked(row.get(1))))
+            .map(|row| (JobId(row.get(0)), status(row.get(1))))
             .collect())
     }
 

@@ -105,8 +105,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Waits until the job is no longer live.
 async fn has_ended_in_time(store: &Store, id: i64, waiting: &Waiting) -> anyhow::Result<bool> {
     while waiting.pause().await {
-        let looked = store.look_at(&[id]).await?;
-        if !matches!(looked.first(), Some((_, JobStatus::Live(_)))) {
+        let statuses = store.statuses(&[id]).await?;
+        if !matches!(statuses.first(), Some((_, JobStatus::Live(_)))) {
             return Ok(true);
         }
     }
