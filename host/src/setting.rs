@@ -348,4 +348,17 @@ mod tests {
         }
         assert_eq!(table("share = 1\nwait = \"1m\"").check("x"), Ok(()));
     }
+
+    #[test]
+    fn programs_set_values_up_to_the_bounds() {
+        let wait = Duration::from_secs(60);
+        let set = Overlay::<Sizes>::default().with("wait", wait);
+        assert_eq!(set.time("wait"), Some(wait));
+    }
+
+    #[test]
+    #[should_panic(expected = "wait must be between 2s and 1m, not 1s")]
+    fn programs_cannot_set_values_that_are_out_of_their_bounds() {
+        Overlay::<Sizes>::default().set("wait", Duration::from_secs(1));
+    }
 }

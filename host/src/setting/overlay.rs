@@ -20,7 +20,7 @@ impl<T: Settable> Overlay<T> {
     /// The overlay with this setting added.
     ///
     /// # Panics
-    /// If there is no such key, or its values are of another kind.
+    /// If there is no such key, its values are of another kind, or this one is out of its bounds.
     pub fn with(mut self, key: &str, number: impl Into<Number>) -> Self {
         self.set(key, number);
         self
@@ -29,11 +29,14 @@ impl<T: Settable> Overlay<T> {
     /// Adds this setting.
     ///
     /// # Panics
-    /// If there is no such key, or its values are of another kind.
+    /// If there is no such key, its values are of another kind, or this one is out of its bounds.
     pub fn set(&mut self, key: &str, number: impl Into<Number>) {
         let setting = setting::<T>(key);
         let number = number.into();
         (setting.field)(&mut T::default()).set(number);
+        setting
+            .check("", number)
+            .unwrap_or_else(|why| panic!("{why}"));
         self.insert(setting, number);
     }
 

@@ -237,7 +237,7 @@ mod tests {
             })
         };
         let overrides = Overrides(BTreeMap::from([
-            ("*".into(), set(&[("lease", 1), ("grace", 1)])),
+            ("*".into(), set(&[("lease", 4), ("grace", 1)])),
             ("image.*".into(), set(&[("lease", 2), ("timeout", 2)])),
             (
                 "image.thumbnail".into(),
@@ -247,7 +247,7 @@ mod tests {
         for (handler, lease, timeout, max_attempts) in [
             ("image.thumbnail", secs(3), secs(2), Some(Number::Whole(3))),
             ("image.crop", secs(2), secs(2), None),
-            ("text.stats", secs(1), None, None),
+            ("text.stats", secs(4), None, None),
         ] {
             let set = overrides.for_handler(handler);
             assert_eq!(set.time("lease"), lease, "{handler}");
