@@ -62,7 +62,7 @@ async fn after_failure(
         }
         SqlErrorClass::Unavailable => {
             debug!(handler = %handler.manifest.name, %error, "cannot run SQL statements of the handler; trying again");
-            shared.sql.follow_logins();
+            shared.sql.follow_login(handler);
             tokio::time::sleep(RETRY_AFTER).await;
             Then::Again
         }

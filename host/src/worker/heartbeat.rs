@@ -67,7 +67,7 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -
         if let Some(schedule) = handler.schedule() {
             capability["schedule"] = json!(schedule);
         }
-        if let Some(why) = sql.and_then(|sql| sql.parked_because(name)) {
+        if let Some(why) = sql.and_then(|sql| sql.parked_because(handler)) {
             capability["parked"] = json!(printable(&why, PARKED_BYTES_MAX));
         }
         if let Some(keys) = &handler.manifest.payload_keys {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -31,7 +31,7 @@ const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// without a free connection, does not matter.
 const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// How often logins are checked.
+/// How often a login that has had no response is checked.
 const UNAVAILABLE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The maximum number of logins that are checked at the same time. A login that does not answer takes up to 15 s, and
@@ -41,21 +41,26 @@ const LOGINS_AT_ONCE: usize = 16;
 /// The statements of all handlers of one worker.
 pub(super) struct Sql {
     /// The logins, by the table of `rouse.toml` that names them.
-    logins: BTreeMap<String, Connector>,
-    /// Connections, by the same tables.
-    opened: AsyncMutex<HashMap<String, Login>>,
+    logins: BTreeMap<String, HandlerLogin>,
     /// The state by handler; handlers without granted statements are missing.
     fits: ArcSwap<HashMap<String, Fit>>,
     /// Incremented with each change to them.
     version: AtomicU64,
     /// Locked while `fits` changes.
     changing: Mutex<()>,
-    /// Locked during a check, by the same tables: only one check of a login runs at a time.
-    checking: BTreeMap<String, AsyncMutex<()>>,
-    /// Notified when a login has had no response.
-    has_failed: Notify,
-    /// True if a login has had no response, and is checked every second.
-    are_followed: AtomicBool,
+}
+
+/// A login with which handlers run their statements.
+struct HandlerLogin {
+    connector: Connector,
+    /// Its connections, once a handler has been checked.
+    opened: OnceLock<Login>,
+    /// Locked during a check: only one runs at a time.
+    checking: AsyncMutex<()>,
+    /// Notified when it has had no response, or may respond again.
+    is_due: Notify,
+    /// True if it has had no response, and is checked every second.
+    is_followed: AtomicBool,
 }
 
 /// The state of the statements of a handler.
@@ -99,18 +104,36 @@ impl Fit {
     }
 }
 
+impl HandlerLogin {
+    fn new(connector: Connector) -> Self {
+        Self {
+            connector,
+            opened: OnceLock::new(),
+            checking: AsyncMutex::default(),
+            is_due: Notify::new(),
+            is_followed: AtomicBool::new(false),
+        }
+    }
+
+    /// The login with as many connections as the limits of its first handler allow.
+    fn opened(&self, granted: &GrantedSql) -> &Login {
+        self.opened.get_or_init(|| {
+            let connections = usize::try_from(granted.limits.connections_max);
+            Login::new(&self.connector, connections.unwrap_or(usize::MAX))
+        })
+    }
+}
+
 impl Sql {
     pub(super) fn new(logins: BTreeMap<String, Connector>) -> Self {
-        let tables = logins.keys().cloned();
+        let logins = logins.into_iter();
         Self {
-            checking: tables.map(|table| (table, AsyncMutex::default())).collect(),
-            logins,
-            opened: AsyncMutex::default(),
+            logins: logins
+                .map(|(table, connector)| (table, HandlerLogin::new(connector)))
+                .collect(),
             fits: ArcSwap::default(),
             version: AtomicU64::new(0),
             changing: Mutex::default(),
-            has_failed: Notify::new(),
-            are_followed: AtomicBool::new(false),
         }
     }
 
@@ -140,19 +163,22 @@ impl Sql {
         }
     }
 
-    /// Notes that a login has had no response: logins are followed until they have one.
-    pub(super) fn follow_logins(&self) {
-        if !self.are_followed.swap(true, Ordering::AcqRel) {
-            self.has_failed.notify_one();
+    /// Notes that the login of this handler has had no response: it is followed until it has one.
+    pub(super) fn follow_login(&self, handler: &Handler) {
+        let table = handler.sql().map(|granted| &granted.table);
+        if let Some(login) = table.and_then(|table| self.logins.get(table))
+            && !login.is_followed.swap(true, Ordering::AcqRel)
+        {
+            login.is_due.notify_one();
         }
     }
 
     /// Tries all logins at once that had no response: the host's own login has reached the server again.
     pub(super) fn try_logins(&self) {
-        for connector in self.logins.values() {
-            connector.start_over();
+        for login in self.logins.values() {
+            login.connector.start_over();
+            login.is_due.notify_one();
         }
-        self.has_failed.notify_one();
     }
 
     /// True if the jobs of this handler have to wait: its statements do not fit, or were not checked yet, or its login
@@ -168,22 +194,17 @@ impl Sql {
     }
 
     /// Why this handler is parked; `None` if it is not.
-    pub(super) fn parked_because(&self, handler: &str) -> Option<Arc<str>> {
-        match &self.fits.load().get(handler)?.state {
+    pub(super) fn parked_because(&self, handler: &Handler) -> Option<Arc<str>> {
+        let table = &granted(handler)?.table;
+        if !self.logins.contains_key(table) {
+            let why = format!("[handlers.\"{table}\".sql] of rouse.toml names no login");
+            return Some(why.into());
+        }
+        match &self.fits.load().get(&handler.manifest.name)?.state {
             FitState::Parked(why) => Some(why.clone()),
             FitState::Unavailable(_) => Some("its login does not answer".into()),
             FitState::Fits(_) | FitState::Unchecked(_) => None,
         }
-    }
-
-    async fn login(&self, granted: &GrantedSql) -> Option<Login> {
-        let connector = self.logins.get(&granted.table)?;
-        let mut opened = self.opened.lock().await;
-        let connections = usize::try_from(granted.limits.connections_max).unwrap_or(usize::MAX);
-        let login = opened
-            .entry(granted.table.clone())
-            .or_insert_with(|| Login::new(connector, connections));
-        Some(login.clone())
     }
 
     /// Locks the state of all handlers, so that no change to it is lost.
@@ -211,12 +232,25 @@ fn granted(handler: &Handler) -> Option<&Arc<GrantedSql>> {
 }
 
 /// Checks the statements of all handlers when the worker starts and after each change to the handlers, and rechecks
-/// those that do not fit at intervals, until the worker ends.
+/// those that do not fit at intervals, until the worker ends. Each login has checks of its own, so that one that does
+/// not answer does not delay those of others.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
+    let permits = Semaphore::new(LOGINS_AT_ONCE);
+    let mut checks = Vec::new();
+    for (table, login) in &shared.sql.logins {
+        checks.push(check_forever(&shared, table, login, &permits));
+    }
+    join_all(checks).await;
+}
+
+/// Checks the handlers of one login.
+async fn check_forever(shared: &Shared, table: &str, login: &HandlerLogin, permits: &Semaphore) {
     let mut changes = shared.catalog.changed();
     loop {
         changes.mark_unchanged();
-        let wait = check_all(&shared).await;
+        let Next { wait, is_followed } = check_handlers(shared, table, login, permits).await;
+        // A failure that was noted since is noted again: calls that have failed are retried.
+        login.is_followed.store(is_followed, Ordering::Release);
         tokio::select! {
             () = async {
                 match wait {
@@ -224,7 +258,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                     None => std::future::pending().await,
                 }
             } => {}
-            () = shared.sql.has_failed.notified() => {}
+            () = login.is_due.notified() => {}
             changed = changes.changed() => if changed.is_err() {
                 return;
             }
@@ -232,25 +266,18 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// When the next check is due, and why.
+/// When the next check of a login is due, and why.
 #[derive(Default)]
 struct Next {
     /// The time until then; `None`: not before a change.
     wait: Option<Duration>,
-    /// True if a login has had no response.
-    are_followed: bool,
+    /// True if the login has had no response.
+    is_followed: bool,
 }
 
 impl Next {
     fn within(&mut self, wait: Duration) {
         self.wait = Some(self.wait.map_or(wait, |earlier| earlier.min(wait)));
-    }
-
-    fn add(&mut self, other: &Self) {
-        if let Some(wait) = other.wait {
-            self.within(wait);
-        }
-        self.are_followed |= other.are_followed;
     }
 }
 
@@ -272,23 +299,26 @@ struct Followed<'a> {
     is_unavailable: bool,
 }
 
-/// Checks the statements that are not known to fit, and follows the logins of those that fit. Returns the time until
-/// the next check; `None`: not before a change.
-async fn check_all(shared: &Shared) -> Option<Duration> {
+/// Checks the statements of this login's handlers that are not known to fit, and follows the login for those that fit.
+async fn check_handlers(
+    shared: &Shared,
+    table: &str,
+    login: &HandlerLogin,
+    permits: &Semaphore,
+) -> Next {
     let handlers = shared.catalog.current();
     let gone = |name: &String| handlers.get(name).is_none_or(|it| granted(it).is_none());
     let known = shared.sql.fits.load_full();
-    for name in known.keys().filter(|name| gone(name)) {
+    let of_login = known.iter().filter(|(_, fit)| fit.granted.table == table);
+    for (name, _) in of_login.filter(|(name, _)| gone(name)) {
         shared.sql.set(&shared.sql.changing(), name, None);
         gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
     }
-    let mut next = Next::default();
-    let mut due: BTreeMap<&str, Due<'_>> = BTreeMap::new();
+    let (mut next, mut due) = (Next::default(), Due::default());
     for (name, handler) in &handlers.handlers {
-        let Some(granted) = granted(handler) else {
+        let Some(granted) = granted(handler).filter(|granted| granted.table == table) else {
             continue;
         };
-        let table = granted.table.as_str();
         match known.get(name).filter(|fit| fit.covers(granted)) {
             Some(Fit {
                 granted,
@@ -298,10 +328,10 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 let Some(unavailable) = statements.login.unavailable_for() else {
                     continue;
                 };
-                next.are_followed = true;
+                next.is_followed = true;
                 next.within(UNAVAILABLE_CHECK_EVERY);
                 if unavailable >= UNAVAILABLE_AFTER {
-                    due.entry(table).or_default().followed.push(Followed {
+                    due.followed.push(Followed {
                         name,
                         granted,
                         statements,
@@ -313,7 +343,7 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
                 granted,
                 state: FitState::Unavailable(statements),
                 ..
-            }) => due.entry(table).or_default().followed.push(Followed {
+            }) => due.followed.push(Followed {
                 name,
                 granted,
                 statements,
@@ -326,34 +356,20 @@ async fn check_all(shared: &Shared) -> Option<Duration> {
             }) if checked_at.elapsed() < PARKED_CHECK_EVERY => {
                 next.within(PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed()));
             }
-            Some(_) | None => {
-                let of_login = due.entry(table).or_default();
-                of_login.unchecked.push((handler, granted));
-            }
+            Some(_) | None => due.unchecked.push((handler, granted)),
         }
     }
-    let permits = Semaphore::new(LOGINS_AT_ONCE);
-    let checks: Vec<_> = due
-        .into_values()
-        .map(|of_login| check_due(shared, &permits, of_login))
-        .collect();
-    for of_login in join_all(checks).await {
-        next.add(&of_login);
+    if !due.followed.is_empty() || !due.unchecked.is_empty() {
+        // An error would mean that the semaphore was closed, which nothing does.
+        let _permit = permits.acquire().await;
+        check_due(shared, login, due, &mut next).await;
     }
-    // A failure that was noted since is noted again: calls that have failed are retried.
-    shared
-        .sql
-        .are_followed
-        .store(next.are_followed, Ordering::Release);
-    next.wait
+    next
 }
 
 /// Tries the login of these handlers, if it has had no response, and checks the statements of those that have to be
 /// checked. Once the login gives no response, the remaining handlers are not tried.
-async fn check_due(shared: &Shared, permits: &Semaphore, due: Due<'_>) -> Next {
-    // An error would mean that the semaphore was closed, which nothing does.
-    let _permit = permits.acquire().await;
-    let mut next = Next::default();
+async fn check_due(shared: &Shared, login: &HandlerLogin, due: Due<'_>, next: &mut Next) {
     let mut responds = true;
     if let Some(first) = due.followed.first() {
         // Queries that were answered in the meantime do not count, because a standby answers them too.
@@ -364,7 +380,7 @@ async fn check_due(shared: &Shared, permits: &Semaphore, due: Due<'_>) -> Next {
             note_login(shared, followed, responds);
         }
         if !responds {
-            next.are_followed = true;
+            next.is_followed = true;
             next.within(UNAVAILABLE_CHECK_EVERY);
         }
     }
@@ -376,17 +392,15 @@ async fn check_due(shared: &Shared, permits: &Semaphore, due: Due<'_>) -> Next {
             change(shared, &changing, name, granted, state);
             continue;
         }
-        match check(shared, handler, granted).await {
+        match check(shared, login, handler, granted).await {
             FitState::Fits(_) => {}
             FitState::Parked(_) => next.within(PARKED_CHECK_EVERY),
             FitState::Unavailable(_) | FitState::Unchecked(_) => {
                 next.within(UNCHECKED_CHECK_EVERY);
-                let login = shared.sql.login(granted).await;
-                responds &= login.is_none_or(|login| login.unavailable_for().is_none());
+                responds &= login.opened(granted).unavailable_for().is_none();
             }
         }
     }
-    next
 }
 
 /// Notes that a login is unavailable, or that it responds again, unless the statements were checked since.
@@ -411,25 +425,32 @@ pub(super) async fn is_mismatch(shared: &Shared, handler: &Handler) -> bool {
     let Some(handler) = handlers.get(&handler.manifest.name) else {
         return true;
     };
-    match granted(handler) {
-        Some(granted) => matches!(check(shared, handler, granted).await, FitState::Parked(_)),
-        None => true,
-    }
+    let Some(granted) = granted(handler) else {
+        return true;
+    };
+    let Some(login) = shared.sql.logins.get(&granted.table) else {
+        return true;
+    };
+    matches!(
+        check(shared, login, handler, granted).await,
+        FitState::Parked(_)
+    )
 }
 
-async fn check(shared: &Shared, handler: &Handler, granted: &Arc<GrantedSql>) -> FitState {
-    let sql = &shared.sql;
-    let _one_at_a_time = match sql.checking.get(&granted.table) {
-        Some(of_login) => Some(of_login.lock().await),
-        None => None,
-    };
+async fn check(
+    shared: &Shared,
+    login: &HandlerLogin,
+    handler: &Handler,
+    granted: &Arc<GrantedSql>,
+) -> FitState {
+    let _one_at_a_time = login.checking.lock().await;
     let name = &handler.manifest.name;
-    let state = match check_statements(shared, granted).await {
+    let state = match check_statements(shared, login.opened(granted), granted).await {
         Ok(statements) => FitState::Fits(Arc::new(statements)),
         Err(Unfit::Mismatch(why)) => FitState::Parked(why.into()),
         Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
     };
-    change(shared, &sql.changing(), name, granted, state.clone());
+    change(shared, &shared.sql.changing(), name, granted, state.clone());
     state
 }
 
@@ -462,21 +483,19 @@ fn change(
     }
 }
 
-async fn check_statements(shared: &Shared, granted: &GrantedSql) -> Result<Statements, Unfit> {
-    let Some(login) = shared.sql.login(granted).await else {
-        return Err(Unfit::Mismatch(format!(
-            "[handlers.\"{}\".sql] of rouse.toml names no login",
-            granted.table
-        )));
-    };
-    shared.store.check_login(&login).await?;
+async fn check_statements(
+    shared: &Shared,
+    login: &Login,
+    granted: &GrantedSql,
+) -> Result<Statements, Unfit> {
+    shared.store.check_login(login).await?;
     let mut by_name = HashMap::new();
     for statement in &granted.statements {
         let checked = login.check(statement, &granted.limits).await?;
         by_name.insert(statement.name.clone(), checked);
     }
     Ok(Statements {
-        login,
+        login: login.clone(),
         by_name,
         waiting: Waiting::new(),
     })

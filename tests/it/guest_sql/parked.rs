@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use rouse::store::Login;
+use rouse::store::connect::Connector;
 use rouse::worker::{Parts, Settings};
 use tokio::net::TcpListener;
 
@@ -208,9 +209,43 @@ async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() 
 #[tokio::test]
 async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
     let shop = Shop::open().await;
+    let (_worker, silent, _folder) = with_silent_login(&shop, shop.login()).await;
+    let given_up = given_up(&silent).await;
+    tokio::select! {
+        biased;
+        () = given_up => panic!("sql.run was not checked before the other login was given up"),
+        job = shop.run(json!([])) => assert_eq!(job.state, "succeeded"),
+    }
+}
+
+#[tokio::test]
+async fn a_login_that_does_not_answer_does_not_delay_the_next_try_of_another() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    proxy.go_down();
+    let login = connector(&shop.as_login(proxy.url()));
+    let (_worker, silent, _folder) = with_silent_login(&shop, login.clone()).await;
+    let given_up = given_up(&silent).await;
+    let mut reach = login.reach();
+    let first_try = reach.wait_for(|reach| reach.away().is_some());
+    assert!(first_try.await.is_ok());
+    proxy.come_up();
+    tokio::select! {
+        biased;
+        () = given_up => panic!("sql.run was not tried again before the other login was given up"),
+        job = shop.run(json!([])) => assert_eq!(job.state, "succeeded"),
+    }
+}
+
+/// A worker whose handlers have a login that accepts connections and never responds, except `sql.run`, which has this
+/// login. Also returns what accepts them, and the folder of the handlers.
+async fn with_silent_login(
+    shop: &Shop,
+    login: Connector,
+) -> (TestWorker, TcpListener, tempfile::TempDir) {
     let folder = folder_of_guests();
+    // The names of most of its handlers are before sql.run.
     let (sandbox, catalog) = guests_with(folder.path(), &["sql.*", "sql.run"]).await;
-    // It accepts connections, and never responds. The names of most of its handlers are before sql.run.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let url = format!(
@@ -219,21 +254,23 @@ async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
     );
     let sql_logins = [
         ("sql.*".to_owned(), connector(&url)),
-        ("sql.run".to_owned(), shop.login()),
+        ("sql.run".to_owned(), login),
     ];
     let parts = Parts {
         sql_logins: sql_logins.into(),
         ..shop.parts_of(sandbox, catalog, shop.login())
     };
-    let _worker = TestWorker::start_with(parts, Settings::default());
+    let worker = TestWorker::start_with(parts, Settings::default());
+    (worker, silent, folder)
+}
+
+/// Waits for the host's connection. The result is ready once the host closes it, because it has waited too long.
+async fn given_up(silent: &TcpListener) -> impl Future<Output = ()> {
     let (mut connection, _) = silent.accept().await.unwrap();
-    // The host closes the connection when it has waited too long.
-    let mut nowhere = tokio::io::sink();
-    let given_up = tokio::io::copy(&mut connection, &mut nowhere);
-    tokio::select! {
-        biased;
-        _ = given_up => panic!("sql.run was not checked before the other login was given up"),
-        job = shop.run(json!([])) => assert_eq!(job.state, "succeeded"),
+    async move {
+        let mut nowhere = tokio::io::sink();
+        // The host may also reset the connection.
+        let _ = tokio::io::copy(&mut connection, &mut nowhere).await;
     }
 }
 
@@ -285,7 +322,7 @@ async fn a_login_is_tried_at_once_when_the_host_has_reached_the_server_again() {
     let worker = TestWorker::start_with(parts, Settings::default());
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     proxy.go_down();
-    let failures = |login: &rouse::store::connect::Connector| {
+    let failures = |login: &Connector| {
         let reach = login.reach();
         let reach = reach.borrow();
         reach.away().map_or(0, |away| away.failures)
