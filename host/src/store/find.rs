@@ -77,14 +77,14 @@ impl Store {
     }
 
     /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one
-    /// transaction.
+    /// transaction. Does not wait for locked jobs.
     pub async fn retry_jobs(
         &self,
         filter: &Value,
         before: Option<i64>,
         limit: i32,
-        wait: LockWait,
     ) -> Result<RetriedJobs, StoreError> {
+        let wait = LockWait::default();
         self.retry_jobs_among(filter, before, limit, EXAMINED_MAX, wait)
             .await
     }

@@ -25,6 +25,19 @@ impl LockWait {
         self.until.is_some()
     }
 
+    /// True once it has waited for as long as it may.
+    pub(super) fn is_over(self) -> bool {
+        self.is_started() && self.left().is_zero()
+    }
+
+    /// One that is over.
+    #[cfg(test)]
+    pub(super) fn over() -> Self {
+        Self {
+            until: Some(Instant::now()),
+        }
+    }
+
     pub(super) fn left(self) -> Duration {
         self.until.map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(Instant::now())
@@ -48,10 +61,9 @@ mod tests {
         assert_eq!(wait.lock_timeout(), "1ms");
         let wait = LockWait::start();
         assert!(wait.is_started());
-        assert!(wait.left() <= WAIT_MAX && wait.left() > Duration::ZERO);
-        let wait = LockWait {
-            until: Some(Instant::now()),
-        };
+        assert!(!wait.is_over() && wait.left() <= WAIT_MAX);
+        let wait = LockWait::over();
+        assert!(wait.is_over());
         assert_eq!(wait.lock_timeout(), "1ms");
     }
 }

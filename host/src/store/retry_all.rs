@@ -4,7 +4,8 @@
 //! retried by a later batch. Therefore the refused jobs are tried again, oldest first, as long as that retries some of
 //! them. Jobs that another transaction has locked are left out at first. At the end, they are tried again, each by a
 //! call of its own that waits for it: refused jobs between them would use up the time, and a batch would keep the locks
-//! of its first jobs while it waits for the others.
+//! of its first jobs while it waits for the others. These calls end after 3 s in all ([`LockWait`]), however many jobs
+//! are locked; those that are left are tried once more in batches that do not wait.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -83,11 +84,7 @@ impl RetryAll {
         };
         let filter = &self.filter;
         let batch = match call {
-            Call::Range { before, .. } => {
-                store
-                    .retry_jobs(filter, before, self.limit, self.wait)
-                    .await?
-            }
+            Call::Range { before, .. } => store.retry_jobs(filter, before, self.limit).await?,
             Call::One(id) => store.retry_job_if_matching(filter, id, self.wait).await?,
         };
         self.note(&batch, call);
@@ -116,6 +113,9 @@ impl RetryAll {
         if batch.next_before.is_some_and(|before| before > last) {
             let before = batch.next_before;
             self.calls.push_front(Call::Range { before, last });
+        }
+        if self.wait.is_over() && matches!(self.calls.front(), Some(Call::One(_))) {
+            self.calls = self.batches(&self.locked);
         }
         if self.calls.is_empty() && self.has_retried {
             let calls = self.batches(&(&self.refused | &self.locked));
@@ -217,6 +217,22 @@ mod tests {
         assert!(all.calls.is_empty());
         assert_eq!((all.retried, all.examined_count), (1, 4));
         assert_eq!(all.locked, BTreeSet::from([8]));
+    }
+
+    #[test]
+    fn locked_jobs_are_tried_in_batches_once_they_were_waited_for_long_enough() {
+        let mut all = RetryAll::new(Value::Null, 2);
+        call(&mut all, None, &locked(&[9, 8], Some(8)));
+        call(&mut all, Some(8), &locked(&[4, 2], None));
+        call_one(&mut all, 2, &batch(&[2], &[], Some(2)));
+        all.wait = LockWait::over();
+        call_one(&mut all, 4, &locked(&[4], Some(4)));
+        call(&mut all, Some(9), &locked(&[8, 4], Some(4)));
+        call(&mut all, Some(10), &batch(&[9], &[], Some(9)));
+        // Because jobs were retried.
+        call(&mut all, Some(9), &locked(&[8, 4], None));
+        assert!(all.calls.is_empty());
+        assert_eq!((all.retried, all.locked), (2, BTreeSet::from([4, 8])));
     }
 
     #[test]

@@ -248,10 +248,7 @@ async fn a_locked_job_is_tried_again_without_the_refused_jobs_next_to_it() {
     let also_refused = failed(&client, keyed, "why").await;
     enqueue_sql(&client, keyed).await;
     let (store, filter) = (db.store(), json!({"state": "failed"}));
-    let all = store
-        .retry_jobs(&filter, Some(locked), 10, LockWait::default())
-        .await
-        .unwrap();
+    let all = store.retry_jobs(&filter, Some(locked), 10).await.unwrap();
     assert_eq!(all.refused, [refused], "a call without a lower bound");
     let one = async || {
         store
