@@ -43,8 +43,15 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Operation {
     /// Publish the contracts of the handlers in a folder
+    #[command(after_help = "\
+Needs the owner: a member of rouse_owner. Either everything is published, in one transaction, or nothing.\n\
+While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
+that is not in the folder, and that no worker has, is removed: its function raises an error until it is deleted.")]
     Publish(Publish),
     /// Show what `publish` would change
+    #[command(after_help = "\
+Needs the owner: a member of rouse_owner. Nothing is changed.\n\
+Exit codes: 0 nothing would change · 1 something would, or an error")]
     Diff(Publish),
     /// Delete contracts with their functions
     Delete(Delete),
@@ -52,11 +59,6 @@ enum Operation {
 
 /// Options of `rouse contract publish` and `diff`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-Needs the owner: a member of rouse_owner. Either everything is published, in one transaction, or nothing.\n\
-While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
-that is not in the folder, and that no worker has, is removed: its function raises an error until it is deleted.\n\
-Exit codes of diff: 0 nothing would change · 1 something would, or an error")]
 struct Publish {
     #[command(flatten)]
     target: Target,
