@@ -28,6 +28,17 @@ const SCHEDULES: &str = "schedules";
 
 const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such schedule";
 
+const PAUSE_HELP: &str = "\
+Producers change the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
+others, and a summary follows.\n\
+Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login; with several schedules, the highest code";
+
+const DELETE_HELP: &str = "\
+Producers delete the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
+others, and a summary follows.\n\
+Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or a module declares it; with several \
+schedules, the highest code";
+
 /// Options of `rouse schedule`.
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -61,12 +72,15 @@ enum Operation {
     /// job's id
     Run(Named),
     /// Pause schedules: nothing is enqueued until they are resumed
+    #[command(after_help = PAUSE_HELP)]
     Pause(NamedMany),
     /// Resume paused schedules; what was due in between is not caught up
+    #[command(after_help = PAUSE_HELP)]
     Resume(NamedMany),
     /// Enqueue jobs for due times of the past that have none
     Backfill(backfill::Args),
     /// Delete schedules; their jobs stay
+    #[command(after_help = DELETE_HELP)]
     Delete(NamedMany),
 }
 
@@ -99,11 +113,6 @@ struct Named {
 
 /// Options that name schedules.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-Producers change the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
-others, and a summary follows.\n\
-Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or (delete) a module declares it; with several \
-schedules, the highest code")]
 struct NamedMany {
     #[command(flatten)]
     target: Target,
