@@ -226,13 +226,11 @@ impl Shared {
         has_ended
     }
 
-    /// True if the error means that today's partition of the history is missing. If so, the maintenance creates it now.
-    fn is_partition_missing(&self, error: &StoreError) -> bool {
-        let is_missing = error.is_partition_missing();
-        if is_missing {
+    /// If the error means that today's partition of the history is missing, the maintenance creates it now.
+    fn note_missing_partition(&self, error: &StoreError) {
+        if error.is_partition_missing() {
             self.missing_partitions.notify_one();
         }
-        is_missing
     }
 }
 

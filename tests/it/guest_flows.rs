@@ -195,7 +195,7 @@ async fn a_call_returns_the_result_and_the_failure_of_the_other_handler() {
     assert_eq!(ends[40], json!({"output": 25}));
 }
 
-/// Otherwise, the cost of a job would be squared in the number of its calls.
+/// Otherwise, the cost of a job would grow with the square of the number of its calls.
 #[tokio::test]
 async fn a_resumed_attempt_does_not_read_the_ends_of_its_earlier_calls_again() {
     let db = TestDb::new().await;

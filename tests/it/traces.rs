@@ -199,14 +199,14 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     assert_eq!(attempt.parent_span_id, enqueued.span_id);
     assert_eq!(attempt.links[0].span_id, enqueued.span_id);
     assert!(attempt.start_time_unix_nano > enqueued.start_time_unix_nano);
-    let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
-    assert_eq!(said("messaging.system"), "rouse");
-    assert_eq!(said("messaging.destination.name"), "shop");
-    assert_eq!(said("messaging.operation.type"), "process");
-    assert_eq!(said("messaging.consumer.id"), "traced");
-    assert_eq!(said("rouse.tenant"), "acme");
-    assert_eq!(said("rouse.attempt"), "1");
-    assert_eq!(said("rouse.outcome"), "succeeded");
+    let value = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+    assert_eq!(value("messaging.system"), "rouse");
+    assert_eq!(value("messaging.destination.name"), "shop");
+    assert_eq!(value("messaging.operation.type"), "process");
+    assert_eq!(value("messaging.consumer.id"), "traced");
+    assert_eq!(value("rouse.tenant"), "acme");
+    assert_eq!(value("rouse.attempt"), "1");
+    assert_eq!(value("rouse.outcome"), "succeeded");
 
     // The request is below the attempt, and the server gets its context; no query is recorded.
     let [request] = below(&spans, &attempt)[..] else {
@@ -216,10 +216,10 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
         (request.name.as_str(), request.kind()),
         ("GET", SpanKind::Client)
     );
-    let said = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
-    assert_eq!(said("url.path"), "/traced");
-    assert_eq!(said("server.address"), "localhost");
-    assert_eq!(said("http.response.status_code"), "200");
+    let value = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
+    assert_eq!(value("url.path"), "/traced");
+    assert_eq!(value("server.address"), "localhost");
+    assert_eq!(value("http.response.status_code"), "200");
     let header = format!("00-{TRACE}-{}-01", hex(&request.span_id));
     assert_eq!(sent_traceparent("/traced"), header);
 
@@ -383,9 +383,9 @@ async fn the_span_of_a_request_has_the_beginning_of_a_long_method_and_path() {
     };
     let beginning = "M".repeat(1_024);
     assert_eq!(request.name, beginning);
-    let said = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
-    assert_eq!(said("http.request.method"), beginning);
-    assert_eq!(said("url.path"), format!("/{}", &beginning[1..]));
+    let value = |key: &str| attribute(&request.attributes, key).unwrap_or_default();
+    assert_eq!(value("http.request.method"), beginning);
+    assert_eq!(value("url.path"), format!("/{}", &beginning[1..]));
 }
 
 #[tokio::test]
@@ -483,9 +483,9 @@ async fn an_attempt_whose_job_is_cancelled_has_a_span_that_says_so() {
     traced.host.line(TIMEOUT, |line| line.contains("dropped"));
     let spans = traced.stop().spans();
     let attempt = one(spans_of_job(&spans, "process test.wait-abort", id));
-    let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+    let value = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
     assert_eq!(
-        (said("rouse.outcome"), said("error.type")),
+        (value("rouse.outcome"), value("error.type")),
         ("dropped".into(), "cancelled".into())
     );
 }
@@ -519,7 +519,7 @@ async fn a_collector_that_never_responds_delays_neither_jobs_nor_the_end_of_the_
 #[tokio::test]
 async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
     let db = TestDb::new().await;
-    for (name, value, said) in [
+    for (name, value, message) in [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
         (
             "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -532,7 +532,7 @@ async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
             .env(name, value);
         let (status, output) = Host::spawn(command).exit(TIMEOUT);
-        assert!(!status.success() && output.contains(said), "{output}");
+        assert!(!status.success() && output.contains(message), "{output}");
     }
 }
 
@@ -556,14 +556,14 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
         ids.push(id);
     }
     let spans = traced.stop().spans();
-    let said = ids.iter().map(|&id| {
+    let ends = ids.iter().map(|&id| {
         let attempt = one(spans_of_job(&spans, "process shop.pay", id));
-        let said = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
-        (said("rouse.outcome"), said("error.type"))
+        let value = |key: &str| attribute(&attempt.attributes, key).unwrap_or_default();
+        (value("rouse.outcome"), value("error.type"))
     });
     let failed = ("failed".to_owned(), "effect_failed".to_owned());
     assert_eq!(
-        said.collect::<Vec<_>>(),
+        ends.collect::<Vec<_>>(),
         [("succeeded".to_owned(), String::new()), failed]
     );
 }

@@ -24,7 +24,7 @@ impl Leftover {
 
 /// The result of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Removal {
+pub struct Deletion {
     /// The id up to which signals, or flows, were examined; `None` if all were.
     pub reached: Option<i64>,
     /// The number of those that were deleted.
@@ -33,11 +33,11 @@ pub struct Removal {
 
 impl Store {
     /// Examines the next signals, or flows, after this id, and deletes those that are left behind.
-    pub async fn remove_leftovers(
+    pub async fn delete_leftovers(
         &self,
         what: Leftover,
         after: i64,
-    ) -> Result<Removal, StoreError> {
+    ) -> Result<Deletion, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -52,7 +52,7 @@ impl Store {
         let row = rows
             .first()
             .expect("a function with OUT parameters returns one row");
-        Ok(Removal {
+        Ok(Deletion {
             reached: row.get(0),
             deleted: row.get(1),
         })

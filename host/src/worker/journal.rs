@@ -167,7 +167,7 @@ impl AttemptJournal {
                 None
             }
             Err(error) => {
-                self.shared.is_partition_missing(&error);
+                self.shared.note_missing_partition(&error);
                 warn_unless_unreachable!(
                     error,
                     job.id = self.id.0,

@@ -210,7 +210,7 @@ async fn write(shared: &Shared) -> bool {
             false
         }
         Err(error) => {
-            shared.is_partition_missing(&error);
+            shared.note_missing_partition(&error);
             warn_unless_unreachable!(error, "could not store lines of guests; trying again");
             shared.reports.logs.put_back(taken);
             false

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
-use crate::store::{Leftover, Removal};
+use crate::store::{Deletion, Leftover};
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// The wait after an error, or if a partition could not be dropped because a query was reading it.
@@ -135,10 +135,10 @@ async fn leftovers(shared: &Shared, what: Leftover, mut after: i64) -> i64 {
     let started_at = Instant::now();
     loop {
         let permit = shared.calls.patient.acquire().await;
-        let removal = shared.store.remove_leftovers(what, after).await;
+        let deletion = shared.store.delete_leftovers(what, after).await;
         drop(permit);
-        match removal {
-            Ok(Removal { reached, deleted }) => {
+        match deletion {
+            Ok(Deletion { reached, deleted }) => {
                 debug!(?what, deleted, "deleted what ended jobs have left behind");
                 after = reached.unwrap_or(0);
                 if reached.is_none() || (deleted < MANY && started_at.elapsed() > EXAMINED_FOR) {

@@ -95,7 +95,7 @@ impl Drop for Success {
 pub(super) struct Waiting {
     gathered: Mutex<Gathered>,
     space: Arc<Semaphore>,
-    /// Taken by one at a time of those whose jobs were locked.
+    /// Held by one success at a time, of those whose jobs were locked.
     turn: Semaphore,
 }
 

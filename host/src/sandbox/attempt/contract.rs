@@ -64,7 +64,7 @@ impl Checks {
 
 /// The attempt that a check belongs to.
 #[derive(Clone, Copy)]
-struct Checked<'a> {
+struct Attempt<'a> {
     handler: &'a Handler,
     /// Ends the check.
     abort: &'a AbortHandle,
@@ -99,19 +99,19 @@ impl Sandbox {
         abort: &AbortHandle,
         meter: &Arc<Meter>,
     ) -> Option<RunEnd> {
-        let of = Checked {
+        let attempt = Attempt {
             handler,
             abort,
             meter,
         };
         let schema = &handler.manifest.input_schema;
-        let why = match self.checked(schema, payload, of).await {
+        let why = match self.checked(schema, payload, attempt).await {
             Ok(matches) => matches.err()?,
             Err(interrupted) => return Some(interrupted.end(handler)),
         };
         // A handler without a payload declares `null`.
         if payload.trim_ascii() == NO_PAYLOAD {
-            match self.checked(schema, b"null", of).await {
+            match self.checked(schema, b"null", attempt).await {
                 Ok(Ok(())) => return None,
                 Ok(Err(_)) => {}
                 Err(interrupted) => return Some(interrupted.end(handler)),
@@ -135,13 +135,13 @@ impl Sandbox {
         let RunEnd::Returned(result) = &end else {
             return end;
         };
-        let of = Checked {
+        let attempt = Attempt {
             handler,
             abort,
             meter,
         };
         let schema = &handler.manifest.output_schema;
-        match self.checked(schema, result, of).await {
+        match self.checked(schema, result, attempt).await {
             Ok(Ok(())) => end,
             Ok(Err(why)) => RunEnd::ResultRefused(format!(
                 "result {why}; `rouse handlers show {} --schema` shows the output_schema",
@@ -195,18 +195,22 @@ impl Sandbox {
         &self,
         schema: &Schema,
         text: &[u8],
-        of: Checked<'_>,
+        attempt: Attempt<'_>,
     ) -> Result<Result<(), String>, Interrupted> {
         let started = Instant::now();
         let quick = schema.check_quickly(text);
         // At most a few milliseconds. Reading the thread's CPU time would take longer than most checks.
-        of.meter.add_cpu(started.elapsed());
+        attempt.meter.add_cpu(started.elapsed());
         if let Some(checked) = quick {
             return Ok(checked);
         }
-        let share = &of.handler.module.checks;
-        let (schema, signal, meter) = (schema.clone(), of.abort.clone(), Arc::clone(of.meter));
-        let cpu_max = of.handler.limits.cpu;
+        let share = &attempt.handler.module.checks;
+        let (schema, signal, meter) = (
+            schema.clone(),
+            attempt.abort.clone(),
+            Arc::clone(attempt.meter),
+        );
+        let cpu_max = attempt.handler.limits.cpu;
         let check = async move {
             let thread = self.checks.thread(share).await;
             // Copied only now, so that a check that waits for its thread has no copy.
@@ -224,12 +228,12 @@ impl Sandbox {
         };
         let checked = tokio::select! {
             biased;
-            () = of.abort.aborted() => Ok(()),
+            () = attempt.abort.aborted() => Ok(()),
             checked = check => checked,
         };
-        match of.abort.reason() {
+        match attempt.abort.reason() {
             Some(reason) => Err(Interrupted::Aborted(reason)),
-            None if of.meter.cpu() > cpu_max => Err(Interrupted::OutOfCpu),
+            None if attempt.meter.cpu() > cpu_max => Err(Interrupted::OutOfCpu),
             None => Ok(checked),
         }
     }

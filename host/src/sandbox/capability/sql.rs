@@ -160,7 +160,7 @@ impl Sql {
         let Call { statement, params } = call;
         let what = |why: String| Refusal::Refused(format!("the statement {statement}: {why}"));
         let params = json_from("list of parameters", params).map_err(what)?;
-        // Such a list takes no memory.
+        // A list of `IgnoredAny`, which has no size, takes no memory.
         if serde_json::from_str::<Vec<IgnoredAny>>(&params.0).is_err() {
             return Err(what("its parameters are not a JSON array".into()));
         }

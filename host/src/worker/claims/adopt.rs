@@ -37,7 +37,7 @@ impl Claims<'_> {
             Err(error) if error.is_transient() => return Err(error),
             // An orphan that cannot be adopted must not block other claims.
             Err(error) => {
-                self.shared.is_partition_missing(&error);
+                self.shared.note_missing_partition(&error);
                 error!(%error, "cannot adopt the jobs of dead workers; retrying within seconds");
                 Found::default()
             }

@@ -54,7 +54,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal]) -> bool {
         Err(error) => {
             shared.leases.unanswered(renewals);
             // A renewal leaves a record.
-            shared.is_partition_missing(&error);
+            shared.note_missing_partition(&error);
             if !shared.has_incarnation_ended(&error) {
                 warn_unless_unreachable!(error, "could not renew leases; trying again");
             }

@@ -1,4 +1,4 @@
-//! Sends the outcomes of attempts to the settler. An attempt that has lost its job has none.
+//! Sends the outcomes of attempts to the settler. An attempt that has lost its job has no outcome, and is only counted.
 
 use metrics::counter;
 

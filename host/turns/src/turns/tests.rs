@@ -203,7 +203,7 @@ fn keys_and_lanes_that_have_left_with_all_their_credit_are_forgotten() {
     }
     let (keys, lanes) = remembered(&turns);
     assert!(keys < 10 && lanes < 20, "{keys} keys, {lanes} lanes");
-    // A key that has used its credit keeps that in mind.
+    // A key that has used credit is remembered with what is left.
     let mut turns = Turns::default();
     for (lane, key) in [(1, "a"), (2, "b")] {
         turns.insert(LaneId(lane), place("q", key, 1.0));

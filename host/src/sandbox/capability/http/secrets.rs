@@ -20,8 +20,8 @@ use crate::sandbox::grants::{Secret, SecretGrant};
 /// The prefix of placeholders, so that people recognise them.
 const PREFIX: &str = "rouse-secret-";
 
-/// Why a request cannot have its secrets.
-pub(super) enum NotPut {
+/// Why the secrets of a request are not inserted.
+pub(super) enum NotInserted {
     /// The denial, with a remedy for the operator.
     Denied(String),
     /// With them, its fields would be larger than [`FIELDS_BYTES_MAX`].
@@ -74,7 +74,7 @@ impl Placeholders {
         access: &HttpAccess,
         target: &Target,
         request: &mut Parts,
-    ) -> Result<Replacements, NotPut> {
+    ) -> Result<Replacements, NotInserted> {
         let mut in_body = Vec::new();
         let mut bytes = fields_bytes(&request.headers);
         for Placeholder { name, word } in &self.0 {
@@ -84,7 +84,7 @@ impl Placeholders {
             let secret = &granted.secret;
             if request.uri.to_string().contains(word.as_str()) {
                 let denial = denial::secret_in_path(&access.handler, name, target);
-                return Err(NotPut::Denied(denial));
+                return Err(NotInserted::Denied(denial));
             }
             let grants: Vec<&SecretGrant> = granted
                 .grants()
@@ -100,7 +100,7 @@ impl Placeholders {
                     .iter()
                     .any(|grant| grant.headers.iter().any(|it| it == header))
                 {
-                    return Err(NotPut::Denied(denial::secret_in_header(
+                    return Err(NotInserted::Denied(denial::secret_in_header(
                         &access.handler,
                         name,
                         header,
@@ -111,7 +111,7 @@ impl Placeholders {
                 // Checked first, as for a body.
                 bytes = bytes - times * word.len() + times * secret.reveal().len();
                 if bytes > FIELDS_BYTES_MAX {
-                    return Err(NotPut::TooLarge);
+                    return Err(NotInserted::TooLarge);
                 }
                 if let Some(replaced) =
                     replace_all(value.as_bytes(), word.as_bytes(), secret.reveal())

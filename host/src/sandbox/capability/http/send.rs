@@ -22,7 +22,7 @@ use super::fault::Fault;
 use super::host_memory::host_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Slot;
-use super::secrets::{NotPut, Redactor, Replacements};
+use super::secrets::{NotInserted, Redactor, Replacements};
 use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
 use crate::traces::{AttemptTrace, Span, cut};
@@ -101,9 +101,9 @@ impl Http {
             .placeholders
             .put_into(&access, &allowed.target, &mut parts)
             .map_err(|why| match why {
-                NotPut::Denied(denial) => tally.deny(denial),
-                NotPut::TooLarge => Fault::Limit(format!(
-                    "the fields of a request must have at most {FIELDS_BYTES_MAX} bytes with their secrets"
+                NotInserted::Denied(denial) => tally.deny(denial),
+                NotInserted::TooLarge => Fault::Limit(format!(
+                    "the header fields of a request may have at most {FIELDS_BYTES_MAX} bytes, including their secrets"
                 )),
             })?;
         if !replacements.is_empty() {

@@ -50,7 +50,7 @@ impl Gate {
     }
 }
 
-/// What `rouse.claim` does, over values.
+/// A model of `rouse.claim`.
 struct Server {
     gates: Vec<Gate>,
     /// The number of waiting jobs of each lane.
