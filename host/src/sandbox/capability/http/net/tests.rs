@@ -65,7 +65,8 @@ fn request_to(server: usize, port: u16) -> Request<Outgoing> {
     let tally = Tally::new(Arc::default(), u64::MAX, None);
     // Its attempt never ends.
     let slot = Box::leak(Box::<Unsent>::default()).slot();
-    let body = slot.fill(body.boxed_unsync(), AbortHandle::new(), tally, 0);
+    let done_by = tokio::time::Instant::now() + Duration::from_secs(60);
+    let body = slot.fill(body.boxed_unsync(), AbortHandle::new(), tally, 0, done_by);
     let request = Request::get(format!("http://server-{server}.test:{port}/")).body(body);
     request.expect("an address")
 }
