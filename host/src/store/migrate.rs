@@ -17,6 +17,7 @@ mod in_force;
 mod ledger;
 mod lock;
 mod plan;
+mod set_aside;
 mod sources;
 mod work;
 

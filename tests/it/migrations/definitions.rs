@@ -72,31 +72,43 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
     }
 }
 
-/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no
-/// longer exists.
+/// Functions as an older host may have left them: with a different body, fewer or more parameters, different names of
+/// parameters, another result, other columns, or a default that was removed since; and one that no longer exists. The
+/// view has had fewer columns.
 const OLD: Source = Source {
     name: "functions/old",
     sql: "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+          CREATE OR REPLACE FUNCTION rouse.prepare_partitions() RETURNS integer LANGUAGE sql AS 'SELECT 1';
           CREATE OR REPLACE FUNCTION rouse.retry(id bigint, why text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+          CREATE OR REPLACE FUNCTION rouse.pause_queue(name text) RETURNS timestamptz LANGUAGE sql AS 'SELECT now()';
+          CREATE OR REPLACE FUNCTION rouse.unschedule(name text) RETURNS text LANGUAGE sql AS 'SELECT name';
+          CREATE OR REPLACE FUNCTION rouse.depth() RETURNS TABLE (queue text, jobs bigint) LANGUAGE sql AS 'SELECT ''a''::text, 1::bigint';
+          CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval DEFAULT '1 day', OUT dropped integer, OUT in_use integer)
+              LANGUAGE sql AS 'SELECT 1, 1';
           CREATE OR REPLACE FUNCTION rouse.gone() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
           CREATE OR REPLACE VIEW rouse.gone_too AS SELECT rouse.gone() AS one;
+          CREATE OR REPLACE VIEW rouse.backlog AS SELECT d.queue FROM rouse.depth() AS d;
           GRANT EXECUTE ON FUNCTION rouse.cancel(bigint), rouse.gone() TO PUBLIC",
+};
+
+/// The sources of that host.
+const OLD_SOURCES: Sources<'static> = Sources {
+    functions: &[ALL.functions[0], ALL.functions[1], OLD],
+    privileges: &[],
+    ..ALL
 };
 
 #[tokio::test]
 async fn an_upgraded_database_equals_a_new_one() {
     let (new, upgraded) = (TestDb::new().await, TestDb::unmigrated().await);
-    let old = Sources {
-        functions: &[ALL.functions[0], ALL.functions[1], OLD],
-        privileges: &[],
-        ..ALL
-    };
-    migrate_with(&upgraded.url(), old, TIMEOUT).await.unwrap();
+    migrate_with(&upgraded.url(), OLD_SOURCES, TIMEOUT)
+        .await
+        .unwrap();
     let client = upgraded.client().await;
     // Logins of an installation have privileges of their own, and keep them.
     client
         .batch_execute("DO $$ BEGIN CREATE ROLE migrations_app; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
-                        GRANT EXECUTE ON FUNCTION rouse.retry(bigint, text) TO migrations_app")
+                        GRANT EXECUTE ON FUNCTION rouse.retry(bigint, text), rouse.unschedule(text) TO migrations_app")
         .await
         .unwrap();
     upgraded
@@ -109,14 +121,15 @@ async fn an_upgraded_database_equals_a_new_one() {
     upgraded.store().check_schema().await.unwrap();
     let kept = client
         .query_one(
-            "SELECT has_function_privilege('migrations_app', 'rouse.retry(bigint)', 'EXECUTE')",
+            "SELECT has_function_privilege('migrations_app', 'rouse.retry(bigint)', 'EXECUTE')
+                    AND has_function_privilege('migrations_app', 'rouse.unschedule(text)', 'EXECUTE')",
             &[],
         )
         .await
         .unwrap();
     assert!(kept.get::<_, bool>(0));
     client
-        .batch_execute("REVOKE ALL ON FUNCTION rouse.retry(bigint) FROM migrations_app")
+        .batch_execute("REVOKE ALL ON FUNCTION rouse.retry(bigint), rouse.unschedule(text) FROM migrations_app")
         .await
         .unwrap();
     let expected = catalog(&new.client().await).await;
@@ -127,6 +140,51 @@ async fn an_upgraded_database_equals_a_new_one() {
         .chain(got.iter().filter(|line| !expected.contains(line)))
         .collect();
     assert!(differs.is_empty(), "{differs:#?}");
+}
+
+#[tokio::test]
+async fn a_users_view_of_a_function_that_changes_is_named_and_never_dropped() {
+    let db = TestDb::unmigrated().await;
+    migrate_with(&db.url(), OLD_SOURCES, TIMEOUT).await.unwrap();
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE SCHEMA mine;
+             CREATE VIEW mine.queues AS SELECT b.queue FROM rouse.backlog AS b;
+             CREATE VIEW mine.depth AS SELECT d.queue FROM rouse.depth() AS d",
+        )
+        .await
+        .unwrap();
+    let error = run(&db.url()).await.unwrap_err().to_string();
+    assert!(
+        error.contains("view mine.depth depends on function rouse.depth(). Drop these objects"),
+        "{error}"
+    );
+    assert!(!error.contains("mine.queues"), "{error}");
+    let sql = "SELECT queue FROM mine.depth";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "a", "nothing was changed");
+    client.batch_execute("DROP VIEW mine.depth").await.unwrap();
+    assert_eq!(run(&db.url()).await.unwrap().applied, ["functions"]);
+    // The view that it reads has more columns now, which come from the new function.
+    let rows = client.query("SELECT queue FROM mine.queues", &[]).await;
+    assert_eq!(rows.unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn a_function_of_another_owner_is_replaced() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let before = catalog(&client).await;
+    client
+        .batch_execute(
+            "ALTER FUNCTION rouse.cancel(bigint) OWNER TO CURRENT_USER;
+             CREATE FUNCTION rouse.cancel(id bigint, why text) RETURNS boolean LANGUAGE sql AS 'SELECT false'",
+        )
+        .await
+        .unwrap();
+    assert_eq!(run(&db.url()).await.unwrap().applied, ["functions"]);
+    assert_eq!(catalog(&client).await, before);
 }
 
 #[tokio::test]

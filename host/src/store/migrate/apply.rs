@@ -4,6 +4,7 @@ use tokio_postgres::Transaction;
 
 use super::error::{Login, allowed, owned, sql};
 use super::ledger::record;
+use super::set_aside::set_aside;
 use super::{LOCK_WAIT, MigrateError, Migration, ROLES, ROLES_SQL, Sources, in_force};
 
 /// Applies `migrations`, and the definitions if they are needed; on the `first` run also the roles and the ledger.
@@ -55,6 +56,7 @@ pub(super) async fn apply(
         record(transaction, migration).await?;
     }
     if definitions {
+        set_aside(transaction, sources).await?;
         for source in sources.functions {
             transaction
                 .batch_execute(source.sql)

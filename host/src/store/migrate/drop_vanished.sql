@@ -1,11 +1,13 @@
--- Drops the functions and views of schema rouse that this transaction has not defined: they have been removed from the
--- sources. Logins that may call a vanished signature may call the functions of the same name.
+-- Drops the views of schema rouse that this transaction has not defined, and the functions that it has set aside
+-- (set_aside.rs). Logins that may call such a function may call the functions that have its name now. Objects of users
+-- are never dropped: if one depends on such a function, nothing is changed.
 DO $$
 DECLARE
     -- Catalog rows that this transaction has written belong to objects that it has defined.
-    this_xid  xid := pg_current_xact_id()::xid;
-    names text;
+    this_xid   xid := pg_current_xact_id()::xid;
+    names      text;
     grant_row  record;
+    dependents text;
 BEGIN
     SELECT string_agg(r.ev_class::regclass::text, ', ') INTO names
     FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
@@ -17,17 +19,25 @@ BEGIN
         SELECT kept.oid::regprocedure AS kept, a.grantee::regrole AS grantee,
                CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END AS with_grant
         FROM pg_proc AS gone
-        JOIN pg_proc AS kept ON kept.pronamespace = gone.pronamespace AND kept.proname = gone.proname AND kept.xmin = this_xid
+        JOIN pg_proc AS kept ON kept.pronamespace = gone.pronamespace AND kept.proname || '~' = gone.proname
         CROSS JOIN LATERAL aclexplode(gone.proacl) AS a
-        WHERE gone.pronamespace = 'rouse'::regnamespace AND gone.xmin <> this_xid AND a.grantee NOT IN (0, gone.proowner)
+        WHERE gone.pronamespace = 'rouse'::regnamespace AND a.grantee NOT IN (0, gone.proowner)
     LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s%s', grant_row.kept, grant_row.grantee, grant_row.with_grant);
     END LOOP;
-    -- The grants have written rows only of functions that this transaction has defined.
     SELECT string_agg(p.oid::regprocedure::text, ', ') INTO names
-    FROM pg_proc AS p WHERE p.pronamespace = 'rouse'::regnamespace AND p.xmin <> this_xid;
+    FROM pg_proc AS p WHERE p.pronamespace = 'rouse'::regnamespace AND p.proname LIKE '%~';
     IF names IS NOT NULL THEN
-        EXECUTE 'DROP ROUTINE ' || names;
+        BEGIN
+            EXECUTE 'DROP ROUTINE ' || names;
+        EXCEPTION
+            WHEN dependent_objects_still_exist THEN
+                GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
+                RAISE EXCEPTION 'functions of an earlier release cannot be dropped, because other objects depend on them'
+                    USING ERRCODE = 'dependent_objects_still_exist',
+                          DETAIL = regexp_replace(dependents, '"([^"]*)~"', '\1', 'g'),
+                          HINT = 'Drop these objects, run `rouse migrate`, and create them again.';
+        END;
     END IF;
 END
 $$
