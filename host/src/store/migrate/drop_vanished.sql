@@ -33,7 +33,7 @@ BEGIN
         EXCEPTION
             WHEN dependent_objects_still_exist THEN
                 GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
-                RAISE EXCEPTION 'functions of an earlier release cannot be dropped, because other objects depend on them'
+                RAISE EXCEPTION 'functions of an earlier release cannot be dropped: other objects depend on them'
                     USING ERRCODE = 'dependent_objects_still_exist',
                           DETAIL = regexp_replace(dependents, '"([^"]*)~"', '\1', 'g'),
                           HINT = 'Drop these objects, run `rouse migrate`, and create them again.';
