@@ -119,7 +119,7 @@ CREATE INDEX gate_claims ON rouse.gate (name) WHERE kind IN ('max_concurrent', '
 CREATE INDEX gate_enqueues ON rouse.gate (handler) WHERE kind IN ('singleton', 'debounce');
 
 -- The state of the keys of gates. A row without an effect (`until` has passed, and `job` has ended) may be missing;
--- rouse.maintain_lanes removes such rows.
+-- rouse.maintain_gate_keys removes such rows.
 CREATE TABLE rouse.gate_key (
     gate   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL,

@@ -234,6 +234,8 @@ COMMENT ON FUNCTION rouse.maintain_signals IS
     'Deletes signals to jobs that have ended, and returns where to continue.';
 COMMENT ON FUNCTION rouse.maintain_flows IS
     'Deletes flows of which no job is kept, and returns where to continue.';
+COMMENT ON FUNCTION rouse.maintain_gate_keys IS
+    'Deletes keys of gates that have no effect any more, and returns where to continue.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the partitions of today and the next days; returns how many.';
 

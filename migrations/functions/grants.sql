@@ -52,7 +52,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.due_schedules, rouse.fire_schedules, rouse.fire_backfill, rouse.maintain_schedules,
     rouse.module_schedules, rouse.put_module_schedule, rouse.delete_module_schedule, rouse.declare_gates,
     rouse.recover_direct, rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes, rouse.maintain_dependencies,
-    rouse.maintain_signals, rouse.maintain_flows
+    rouse.maintain_signals, rouse.maintain_flows, rouse.maintain_gate_keys
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.gate, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 

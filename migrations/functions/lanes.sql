@@ -216,9 +216,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at        timestamptz := clock_timestamp();
     kept_from timestamptz;
-    -- Keys of gates that are no longer needed.
-    gates     text[];
-    keys      text[];
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     closed := 0;
@@ -274,13 +271,5 @@ BEGIN
     SELECT count(*) INTO removed FROM gone;
     PERFORM rouse._copy_contracts();
     PERFORM rouse._divide_lanes(NULL);
-    -- Locks the keys without waiting for producers.
-    SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
-    FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
-          WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job) FOR UPDATE SKIP LOCKED) AS k;
-    -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot does not
-    -- contain its job.
-    DELETE FROM rouse.gate_key AS k USING unnest(gates, keys) AS g(gate, key)
-    WHERE k.gate = g.gate AND k.key = g.key AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
 END
 $$;

@@ -1,4 +1,5 @@
-//! Deletes what ended jobs leave behind: signals that no wait has taken, and flows of which no job is kept.
+//! Deletes what ended jobs leave behind: signals that no wait has taken, flows of which no job is kept, and keys of gates
+//! that have no effect any more.
 
 use tokio_postgres::types::Type;
 
@@ -11,32 +12,42 @@ pub enum Leftover {
     Signals,
     /// Flows of which no job is kept.
     Flows,
+    /// Keys of gates that have no effect any more.
+    GateKeys,
 }
 
 impl Leftover {
     fn sql(self) -> &'static str {
         match self {
-            Self::Signals => "SELECT reached, deleted FROM rouse.maintain_signals($1, $2, $3)",
-            Self::Flows => "SELECT reached, deleted FROM rouse.maintain_flows($1, $2, $3)",
+            Self::Signals => {
+                "SELECT reached::text, deleted FROM rouse.maintain_signals($1, $2, coalesce($3::bigint, 0))"
+            }
+            Self::Flows => {
+                "SELECT reached::text, deleted FROM rouse.maintain_flows($1, $2, coalesce($3::bigint, 0))"
+            }
+            Self::GateKeys => {
+                "SELECT reached::text, deleted FROM rouse.maintain_gate_keys($1, $2, $3::text[])"
+            }
         }
     }
 }
 
 /// The result of one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
-    /// The id up to which signals, or flows, were examined; `None` if all were.
-    pub reached: Option<i64>,
+    /// The position up to which they were examined; `None` if all were.
+    pub reached: Option<String>,
     /// The number of those that were deleted.
     pub deleted: i32,
 }
 
 impl Store {
-    /// Examines the next signals, or flows, after this id, and deletes those that are left behind.
+    /// Examines the next signals, flows, or keys of gates after this position (`None`: the first ones), and deletes those
+    /// that are left behind.
     pub async fn delete_leftovers(
         &self,
         what: Leftover,
-        after: i64,
+        after: Option<&str>,
     ) -> Result<Deletion, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -45,7 +56,7 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&after, Type::INT8),
+                    (&after, Type::TEXT),
                 ],
             )
             .await?;

@@ -19,7 +19,7 @@ const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 /// The wait after the creation of a missing partition: writes that still fail are repeated several times a second.
 const MISSING_PAUSE: Duration = Duration::from_secs(1);
 
-/// The time for which signals, or flows, are examined in each round. The next round continues.
+/// The time for which signals, flows, or keys of gates are examined in each round. The next round continues.
 const EXAMINED_FOR: Duration = Duration::from_secs(10);
 /// A call that has deleted this many of them is followed by another one, regardless of the time: otherwise there could
 /// be more new ones than can be deleted.
@@ -27,13 +27,14 @@ const MANY: i32 = 100;
 
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    let (mut signals, mut flows) = (0, 0);
+    let (mut signals, mut flows, mut gate_keys) = (None, None, None);
     loop {
         let again = partitions(&shared).await;
         lanes(&shared).await;
         dependencies(&shared).await;
         signals = leftovers(&shared, Leftover::Signals, signals).await;
         flows = leftovers(&shared, Leftover::Flows, flows).await;
+        gate_keys = leftovers(&shared, Leftover::GateKeys, gate_keys).await;
         schedules(&shared).await;
         let next_at = tokio::time::Instant::now() + again;
         let missing = || tokio::time::timeout_at(next_at, shared.missing_partitions.notified());
@@ -129,19 +130,20 @@ async fn dependencies(shared: &Shared) {
     }
 }
 
-/// Deletes signals, or flows, that ended jobs have left behind, from this id on. Returns the id from which the next
-/// round continues.
-async fn leftovers(shared: &Shared, what: Leftover, mut after: i64) -> i64 {
+/// Deletes signals, flows, or keys of gates that ended jobs have left behind, after this position. Returns the position
+/// from which the next round continues.
+async fn leftovers(shared: &Shared, what: Leftover, mut after: Option<String>) -> Option<String> {
     let started_at = Instant::now();
     loop {
         let permit = shared.calls.patient.acquire().await;
-        let deletion = shared.store.delete_leftovers(what, after).await;
+        let deletion = shared.store.delete_leftovers(what, after.as_deref());
+        let deletion = deletion.await;
         drop(permit);
         match deletion {
             Ok(Deletion { reached, deleted }) => {
                 debug!(?what, deleted, "deleted what ended jobs have left behind");
-                after = reached.unwrap_or(0);
-                if reached.is_none() || (deleted < MANY && started_at.elapsed() > EXAMINED_FOR) {
+                after = reached;
+                if after.is_none() || (deleted < MANY && started_at.elapsed() > EXAMINED_FOR) {
                     return after;
                 }
             }

@@ -1,14 +1,28 @@
 //! Gates in enqueues: `singleton` and `debounce`.
 
 use rouse::job::{JsonText, NewJob, NewJobKind};
-use rouse::store::Locked;
+use rouse::store::{Leftover, Locked, Store};
 use tokio_postgres::Client;
 
 use crate::support::claims::{claim, claim_one, result, settlement, settlement_with};
 use crate::support::database::refusal;
-use crate::support::worker::until_true;
+use crate::support::worker::{SOMEBODY_WAITS, until_true};
 
 use super::{enqueue, gate, number, set_gate};
+
+/// Deletes keys that have no effect any more. Returns their number.
+async fn maintain_keys(store: &Store) -> i32 {
+    let (mut after, mut deleted) = (None, 0);
+    loop {
+        let deletion = store.delete_leftovers(Leftover::GateKeys, after.as_deref());
+        let deletion = deletion.await.unwrap();
+        deleted += deletion.deleted;
+        after = deletion.reached;
+        if after.is_none() {
+            return deleted;
+        }
+    }
+}
 
 #[tokio::test]
 async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
@@ -346,7 +360,7 @@ async fn the_rows_of_keys_are_deleted_when_they_have_no_effect() {
     let job = claim_one(&store).await;
     let done = settlement(&job, result("1"));
     store.settle(&[&done], Locked::Wait).await.unwrap();
-    store.maintain_lanes().await.unwrap();
+    assert_eq!(maintain_keys(&store).await, 0);
     let rows = "SELECT count(*) FROM rouse.gate_key";
     assert_eq!(
         number(&client, rows).await,
@@ -357,7 +371,7 @@ async fn the_rows_of_keys_are_deleted_when_they_have_no_effect() {
         .batch_execute("UPDATE rouse.gate_key SET until = until - interval '1 hour'")
         .await
         .unwrap();
-    store.maintain_lanes().await.unwrap();
+    assert_eq!(maintain_keys(&store).await, 1);
     assert_eq!(number(&client, rows).await, 1);
     client
         .batch_execute("SELECT rouse.delete_gate('one')")
@@ -366,33 +380,77 @@ async fn the_rows_of_keys_are_deleted_when_they_have_no_effect() {
     assert_eq!(number(&client, rows).await, 0);
 }
 
-/// An enqueue that commits while maintenance searches the keys: the search has found none of its jobs yet.
+/// However many keys there are, each call examines some of them.
+#[tokio::test]
+async fn keys_are_examined_in_batches_beyond_those_that_still_have_an_effect() {
+    let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{$.doc}'").await;
+    // The first 10,000 have an effect.
+    let many = "INSERT INTO rouse.gate_key (gate, key, until)
+                SELECT 'one', 'a' || n, 'infinity' FROM generate_series(1, 9999) AS n
+                UNION ALL SELECT 'one', 'a~ \"{,\\', 'infinity'
+                UNION ALL SELECT 'one', 'z' || n, '-infinity' FROM generate_series(1, 10001) AS n
+                UNION ALL SELECT 'two', 'z', '-infinity'";
+    client.batch_execute(many).await.unwrap();
+    let store = db.worker().await;
+    let deletion = store.delete_leftovers(Leftover::GateKeys, None);
+    let first = deletion.await.unwrap();
+    assert_eq!((first.deleted, first.reached.is_some()), (0, true));
+    let deletion = store.delete_leftovers(Leftover::GateKeys, first.reached.as_deref());
+    let second = deletion.await.unwrap();
+    assert_eq!((second.deleted, second.reached.is_some()), (10_000, true));
+    assert_eq!(maintain_keys(&store).await, 2);
+    let left = "SELECT count(*) FROM rouse.gate_key WHERE until = 'infinity'";
+    assert_eq!(number(&client, left).await, 10_000);
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM rouse.gate_key").await,
+        10_000
+    );
+}
+
+/// Maintenance waits for a lock of the test at the key `!`, before it reads the others, once it locks rows.
+const PAUSE: &str = "
+    CREATE FUNCTION public.pause(p_key text) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        IF p_key = '!' AND EXISTS (
+            SELECT FROM pg_locks AS l
+            WHERE l.pid = pg_backend_pid() AND l.relation = 'rouse.gate_key'::regclass AND l.mode = 'RowShareLock') THEN
+            PERFORM set_config('lock_timeout', '60s', true);
+            PERFORM pg_advisory_xact_lock(1);
+        END IF;
+        RETURN true;
+    END
+    $$;
+    ALTER TABLE rouse.gate_key ENABLE ROW LEVEL SECURITY;
+    ALTER TABLE rouse.gate_key FORCE ROW LEVEL SECURITY;
+    CREATE POLICY pause ON rouse.gate_key USING (public.pause(key))";
+
+/// An enqueue that commits while maintenance searches the keys: the snapshot of the search does not contain its job.
 #[tokio::test]
 async fn a_key_that_is_renewed_during_maintenance_stays() {
     let (db, client) =
         gate("'one', 'singleton', handler => 'a', key => '{$.doc}', during => 'queued'").await;
     let store = db.worker().await;
-    // Maintenance reads these keys first. Their jobs have ended.
-    let many = "INSERT INTO rouse.gate_key (gate, key, job, since, until)
-                SELECT 'one', '!' || n, -n, '-infinity', '-infinity' FROM generate_series(1, 200000) AS n";
-    client.batch_execute(many).await.unwrap();
     let newest = r#", '{"doc": "z"}'"#;
     enqueue(&client, "a", newest).await;
     let job = claim_one(&store).await;
     let done = settlement(&job, result("1"));
     store.settle(&[&done], Locked::Wait).await.unwrap();
+    let first = "INSERT INTO rouse.gate_key (gate, key, until) VALUES ('one', '!', '-infinity')";
+    client.batch_execute(first).await.unwrap();
+    client.batch_execute(PAUSE).await.unwrap();
     let producer = db.client().await;
-    producer.batch_execute("BEGIN").await.unwrap();
+    producer
+        .batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)")
+        .await
+        .unwrap();
     let renewed = enqueue(&producer, "a", newest).await;
     let maintenance = {
         let store = store.clone();
-        tokio::spawn(async move { store.maintain_lanes().await })
+        tokio::spawn(async move { maintain_keys(&store).await })
     };
-    // It takes this lock when it starts to search.
-    let searches = "SELECT EXISTS (SELECT FROM pg_locks AS l WHERE l.relation = 'rouse.gate_key'::regclass AND l.mode = 'RowShareLock')";
-    until_true(&client, searches).await;
+    until_true(&client, SOMEBODY_WAITS).await;
     producer.batch_execute("COMMIT").await.unwrap();
-    maintenance.await.unwrap().unwrap();
+    assert_eq!(maintenance.await.unwrap(), 1);
     assert_eq!(
         number(&client, "SELECT count(*) FROM rouse.gate_key").await,
         1
@@ -432,6 +490,6 @@ async fn maintenance_does_not_wait_for_a_producer_that_holds_a_key() {
     open.batch_execute("SELECT FROM rouse.gate_key FOR UPDATE")
         .await
         .unwrap();
-    db.worker().await.maintain_lanes().await.unwrap();
+    assert_eq!(maintain_keys(&db.worker().await).await, 0);
     open.rollback().await.unwrap();
 }
