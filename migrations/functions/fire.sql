@@ -23,9 +23,13 @@ $$;
 --              running, if it has; null, if its chain has ended
 --   backfills  up to ten that are not finished; null: none
 --
+-- `p_except`: revisions of schedules that are left out, because the caller could not fire them a moment ago. Otherwise
+-- `p_max` schedules that nobody can fire would keep all others off the list.
+--
 -- Locks nothing. Served by schedule_due and backfill_open.
 CREATE OR REPLACE FUNCTION rouse.due_schedules(
-    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
+    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_except bigint[] DEFAULT NULL,
+    OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -46,11 +50,12 @@ BEGIN
     FROM (
         (SELECT s.* FROM rouse.schedule AS s
          WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') = '-infinity' AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+           AND s.revision NOT IN (SELECT unnest(p_except))
          LIMIT p_max)
         UNION ALL
         (SELECT s.* FROM rouse.schedule AS s
          WHERE s.paused_at IS NULL AND coalesce(s.next_at, '-infinity') > coalesce(p_since, '-infinity') AND coalesce(s.next_at, '-infinity') <= at
-           AND (NOT limited OR rouse._may_fire(s.queue, s.handler))
+           AND (NOT limited OR rouse._may_fire(s.queue, s.handler)) AND s.revision NOT IN (SELECT unnest(p_except))
          ORDER BY coalesce(s.next_at, '-infinity') LIMIT p_max)
         LIMIT p_max) AS s;
     next := (SELECT coalesce(s.next_at, '-infinity') FROM rouse.schedule AS s

@@ -67,12 +67,13 @@ pub struct ScheduleDecision<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due. Locks
-    /// nothing.
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due, except those
+    /// with these revisions. Locks nothing.
     pub async fn due_schedules(
         &self,
         limit: i32,
         since: Option<Timestamp>,
+        except: &[i64],
     ) -> Result<Due, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -83,6 +84,7 @@ impl Store {
                     (&worker.key(), Type::BYTEA),
                     (&limit, Type::INT4),
                     (&since.map(SystemTime::from), Type::TIMESTAMPTZ),
+                    (&except, Type::INT8_ARRAY),
                 ],
             )
             .await?;

@@ -4,6 +4,8 @@
 //! write the outcome of a due time. Nothing is kept in memory in between: if a host dies, the others handle the due
 //! time.
 
+mod postponed;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +13,7 @@ use jiff::Timestamp;
 use tokio::task::spawn_blocking;
 use tracing::{debug, error, info, warn};
 
+use self::postponed::{Cause, Postponed};
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::job::cron::DueTimes;
@@ -31,8 +34,8 @@ const ALL_EVERY: Duration = Duration::from_secs(600);
 /// The margin before that look: a schedule that was due within it may not have been visible, because its transaction
 /// was open.
 const LATE: Duration = Duration::from_secs(60);
-/// The wait after a round in which nothing could be written, because other hosts were faster, or a transaction that has
-/// changed the schedule is still open. It doubles with each such round, up to [`RETRY_AFTER`].
+/// The wait after a round in which nothing could be written about backfills. It doubles with each such round, up to
+/// [`RETRY_AFTER`].
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -43,9 +46,9 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         return;
     }
     let mut retry_wait = AGAIN_AFTER;
-    let mut looks = Looks::default();
+    let (mut looks, mut postponed) = (Looks::default(), Postponed::default());
     loop {
-        let wait = match round(&shared, &mut looks).await {
+        let wait = match round(&shared, &mut looks, &mut postponed).await {
             Ok(Round::Idle(wait)) => wait,
             Ok(Round::Fired) => {
                 retry_wait = AGAIN_AFTER;
@@ -100,36 +103,54 @@ impl Looks {
 
 /// How a round ended.
 enum Round {
-    /// Nothing was due. The next schedule is due after this time, if any is.
+    /// Nothing was due. The next schedule is due, or is tried again, after this time, if any is.
     Idle(Duration),
-    /// Something was written; more may be due.
+    /// Something was written, or postponed; more may be due.
     Fired,
-    /// Nothing could be written. Another schedule is due after this time, if any is.
+    /// Nothing could be written. Another schedule is due, or is tried again, after this time, if any is.
     Refused(Duration),
 }
 
 /// Fires what is due.
-async fn round(shared: &Arc<Shared>, looks: &mut Looks) -> Result<Round, StoreError> {
+async fn round(
+    shared: &Arc<Shared>,
+    looks: &mut Looks,
+    postponed: &mut Postponed,
+) -> Result<Round, StoreError> {
     let started_at = Instant::now();
     let since = looks.since(started_at);
-    let due = shared.store.due_schedules(LISTED_MAX, since).await?;
-    let next_in = due.next_in.unwrap_or(LOOK_EVERY);
-    if due.schedules.is_empty() {
+    let except = postponed.revisions(started_at);
+    let due = shared
+        .store
+        .due_schedules(LISTED_MAX, since, &except)
+        .await?;
+    if due.schedules.is_empty() && except.is_empty() {
         looks.found_none(started_at, due.now, since);
     }
-    if due.schedules.is_empty() && due.backfills.is_empty() {
-        return Ok(Round::Idle(next_in));
-    }
+    let is_idle = due.schedules.is_empty() && due.backfills.is_empty();
     // It can take milliseconds to find that an expression is never due, and a backfill has thousands of due times.
     let (now, schedules, backfills) = (due.now, due.schedules, due.backfills);
-    let decided = blocking(move || decide(schedules, now)).await;
-    let mut progress = fire_all(shared, &decided).await?;
-    let steps = blocking(move || next_steps(backfills)).await;
-    for next in steps {
-        progress |= advance_backfill(shared, next).await?;
+    let decided = match schedules.is_empty() {
+        true => Vec::new(),
+        false => blocking(move || decide(schedules, now)).await,
+    };
+    let mut fired = Fired::default();
+    let result = fire_all(shared, &decided, &mut fired).await;
+    // Those that were not fired are left out of the next list, which may have others.
+    postponed.note(&fired.not_fired, started_at, Instant::now());
+    result?;
+    let mut progress = fired.any || !fired.not_fired.is_empty();
+    if !backfills.is_empty() {
+        let steps = blocking(move || next_steps(backfills)).await;
+        for next in steps {
+            progress |= advance_backfill(shared, next).await?;
+        }
     }
+    let next_in = postponed.next_in(Instant::now()).into_iter();
+    let next_in = next_in.chain(due.next_in).min().unwrap_or(LOOK_EVERY);
     Ok(match progress {
         true => Round::Fired,
+        false if is_idle => Round::Idle(next_in),
         false => Round::Refused(next_in),
     })
 }
@@ -165,13 +186,41 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
     steps.collect()
 }
 
+/// What was fired.
+#[derive(Default)]
+struct Fired {
+    /// True if anything was written.
+    any: bool,
+    /// The revisions of the schedules that were not fired.
+    not_fired: Vec<(i64, Cause)>,
+}
+
+impl Fired {
+    /// Notes the result of a call: the names of the schedules that it has fired.
+    fn add(&mut self, tried: &[ScheduleDecision<'_>], fired: &[String]) {
+        self.any |= !fired.is_empty();
+        for one in tried {
+            if !fired.contains(&one.due.schedule.name) {
+                self.postpone(one, Cause::Busy);
+            }
+        }
+    }
+
+    fn postpone(&mut self, one: &ScheduleDecision<'_>, cause: Cause) {
+        self.not_fired.push((one.due.revision, cause));
+    }
+}
+
 /// Writes decisions in batches; those that lock a previous job one by one, after the others, so that no two
-/// transactions wait for each other. Returns whether any of them was applied.
+/// transactions wait for each other.
+///
+/// # Errors
+/// If none of the rest can be written.
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],
-) -> Result<bool, StoreError> {
-    let mut progress = false;
+    fired: &mut Fired,
+) -> Result<(), StoreError> {
     let mut batch: Vec<ScheduleDecision<'_>> = Vec::new();
     let mut size = 0;
     // Last, because each may wait for a lock.
@@ -183,80 +232,104 @@ async fn fire_all(
                 "this schedule has no next due time: {why}"
             );
         }
-        let fired = ScheduleDecision {
+        let one = ScheduleDecision {
             due,
             decision,
             refused: None,
         };
         let locks = |action| matches!(action, Action::Queue | Action::Replace);
         if decision.firings.iter().any(|firing| locks(firing.action)) {
-            locking.push(fired);
+            locking.push(one);
             continue;
         }
-        batch.push(fired);
+        batch.push(one);
         size += 1 + decision.firings.len();
         if size >= FIRED_MAX {
-            progress |= fire_batch(shared, &batch).await?;
+            fire_batch(shared, &batch, fired).await?;
             batch.clear();
             size = 0;
         }
     }
     if !batch.is_empty() {
-        progress |= fire_batch(shared, &batch).await?;
+        fire_batch(shared, &batch, fired).await?;
     }
-    for fired in locking {
-        progress |= fire_one(shared, &fired).await?;
+    for one in locking {
+        fire_one(shared, &one, fired).await?;
     }
-    Ok(progress)
+    Ok(())
 }
 
-/// Writes a batch. If the database refuses a job of it, or a job has to wait for another transaction, each schedule is
-/// written separately.
-async fn fire_batch(shared: &Shared, batch: &[ScheduleDecision<'_>]) -> Result<bool, StoreError> {
+/// Writes a batch. If that fails, for instance because the database refuses a job of it, or because a job has to wait
+/// for another transaction, each schedule is written separately.
+async fn fire_batch(
+    shared: &Shared,
+    batch: &[ScheduleDecision<'_>],
+    fired: &mut Fired,
+) -> Result<(), StoreError> {
     match shared.store.fire_schedules(batch).await {
-        Ok(fired) => {
-            debug!(schedules = fired.len(), of = batch.len(), "fired schedules");
-            return Ok(!fired.is_empty());
+        Ok(names) => {
+            debug!(schedules = names.len(), of = batch.len(), "fired schedules");
+            fired.add(batch, &names);
+            return Ok(());
         }
-        Err(error) if is_refusal(&error) || error.is_locked() => {}
-        Err(error) => return Err(error),
+        Err(error) if concerns_all(shared, &error) => return Err(error),
+        Err(error) => {
+            debug!(%error, schedules = batch.len(), "cannot fire schedules together; firing each of them separately");
+        }
     }
-    let mut progress = false;
     for one in batch {
-        progress |= fire_one(shared, one).await?;
+        fire_one(shared, one, fired).await?;
     }
-    Ok(progress)
+    Ok(())
 }
 
-/// Writes one schedule. If the database refuses its job, the error is stored in its row. If another transaction has
-/// locked its previous job, or enqueues a job of the same key of a gate, the next round tries again.
-async fn fire_one(shared: &Shared, one: &ScheduleDecision<'_>) -> Result<bool, StoreError> {
-    match shared.store.fire_schedules(&[*one]).await {
-        Ok(fired) => Ok(!fired.is_empty()),
-        Err(error) if is_refusal(&error) => refuse(shared, one, &error).await,
-        Err(error) if error.is_locked() => {
-            debug!(schedule = one.due.schedule.name, %error, "another transaction blocks the job of this schedule");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Skips the current due times of this schedule, and stores the error. The next due times are tried again.
-async fn refuse(
+/// Writes one schedule. If the database refuses its job, its current due times are skipped, and the error is stored in
+/// its row; the next due times are tried again. If another transaction has locked its previous job, or enqueues a job
+/// of the same key of a gate, or if there is another error, the schedule is postponed.
+async fn fire_one(
     shared: &Shared,
     one: &ScheduleDecision<'_>,
-    error: &StoreError,
-) -> Result<bool, StoreError> {
+    fired: &mut Fired,
+) -> Result<(), StoreError> {
     let name = &one.due.schedule.name;
-    warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
-    let why = error.to_string();
-    let refused = ScheduleDecision {
-        refused: Some(&why),
-        ..*one
+    let written = match shared.store.fire_schedules(&[*one]).await {
+        Err(error) if is_refusal(&error) => {
+            warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
+            let why = error.to_string();
+            let refused = ScheduleDecision {
+                refused: Some(&why),
+                ..*one
+            };
+            shared.store.fire_schedules(&[refused]).await
+        }
+        written => written,
     };
-    let fired = shared.store.fire_schedules(&[refused]).await?;
-    Ok(!fired.is_empty())
+    match written {
+        Ok(names) => fired.add(&[*one], &names),
+        Err(error) if error.is_locked() => {
+            debug!(schedule = name, %error, "another transaction blocks the job of this schedule");
+            fired.postpone(one, Cause::Busy);
+        }
+        Err(error) if concerns_all(shared, &error) => return Err(error),
+        Err(error) => {
+            warn!(schedule = name, %error, "cannot fire this schedule; trying again after 1, 2, 4 … 60 s");
+            fired.postpone(one, Cause::Failed);
+            if error.is_silence() {
+                // The others might wait just as long.
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// True if the same error is to be expected for all schedules.
+fn concerns_all(shared: &Shared, error: &StoreError) -> bool {
+    let is_outage = match error.code() {
+        None => !error.is_silence(),
+        Some(_) => error.is_transient() && !error.may_be_one_rows_fault(),
+    };
+    is_outage || shared.has_incarnation_ended(error) || shared.is_partition_missing(error)
 }
 
 /// True if the same call would be refused again.

@@ -179,6 +179,87 @@ async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules(
     worker.drain().await;
 }
 
+/// More than a host lists at once.
+#[tokio::test]
+async fn schedules_that_a_transaction_has_locked_do_not_delay_others() {
+    let db = TestDb::new().await;
+    let (client, mut other) = (db.client().await, db.client().await);
+    let cron = this_minute(&client).await;
+    let sql = "SELECT rouse.schedule('locked-' || n, 'noop', cron => $1, overlap => 'allow') FROM generate_series(1, 300) AS n";
+    client.execute(sql, &[&cron]).await.unwrap();
+    schedule(
+        &client,
+        &format!("'free', 'noop', cron => '{cron}', overlap => 'allow'"),
+    )
+    .await;
+    make_due(&client).await;
+    // The most overdue ones are listed first.
+    client
+        .batch_execute(
+            "UPDATE rouse.schedule SET next_at = clock_timestamp() - CASE name WHEN 'free' THEN interval '1 s' ELSE interval '1 minute' END",
+        )
+        .await
+        .unwrap();
+    let open = other.transaction().await.unwrap();
+    open.batch_execute("SELECT FROM rouse.schedule WHERE name <> 'free' FOR UPDATE")
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.schedule_run WHERE schedule = 'free')",
+    )
+    .await;
+    let fired = "SELECT count(*) FROM rouse.schedule_run";
+    assert_eq!(one::<i64>(&client, fired).await, 1);
+    open.rollback().await.unwrap();
+    until_true(
+        &client,
+        "SELECT count(DISTINCT schedule) = 301 FROM rouse.schedule_run",
+    )
+    .await;
+    worker.drain().await;
+}
+
+/// A trigger of the operator raises an error that says nothing about the data.
+#[tokio::test]
+async fn a_schedule_whose_job_cannot_be_enqueued_for_an_unknown_reason_does_not_delay_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF NEW.source = 'schedule:bad' THEN
+                     RAISE EXCEPTION 'the stock is closed';
+                 END IF;
+                 RETURN NEW;
+             END
+             $$;
+             CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse()",
+        )
+        .await
+        .unwrap();
+    let cron = this_minute(&client).await;
+    for name in ["bad", "good"] {
+        let sql = format!("'{name}', 'noop', cron => '{cron}', overlap => 'allow'");
+        schedule(&client, &sql).await;
+    }
+    make_due(&client).await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let fired =
+        |name| format!("SELECT EXISTS (SELECT FROM rouse.schedule_run WHERE schedule = '{name}')");
+    until_true(&client, &fired("good")).await;
+    assert!(outcomes(&client, "bad").await.is_empty());
+    client
+        .batch_execute("DROP TRIGGER refuse ON rouse.job")
+        .await
+        .unwrap();
+    until_true(&client, &fired("bad")).await;
+    assert_eq!(outcomes(&client, "bad").await, ["enqueued"]);
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn overlap_cancel_cancels_the_job_that_continues_the_previous_one() {
     let (db, mut client, store) = due("cancel").await;
