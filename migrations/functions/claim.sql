@@ -237,9 +237,10 @@ $$;
 -- Returns the jobs with these ids that the worker holds under this claim, in the order of the ids. Leaves out those
 -- that it has lost in the meantime. Changes nothing, and takes only the lock that a drop of payloads waits for, so a
 -- client that does not read does not block anything else. Not STABLE: after waiting for such a drop, it has to see the
--- copied payloads. A removed payload is returned as an empty text, so that only its job fails. Served by the primary
--- key and payload_job.
-CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
+-- copied payloads. A removed payload is returned as an empty text, so that only its job fails. Without `p_payloads`,
+-- payloads are neither read nor returned: the caller could not read all of them. Served by the primary key and
+-- payload_job.
+CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[], p_payloads boolean DEFAULT true)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint, trace text)
@@ -253,12 +254,14 @@ BEGIN
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
            -- As rouse._payload: usually in the partition of its day. A large payload is only read when it is sent.
-           coalesce(j.payload::text, stored.payload,
-                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at ORDER BY p.kept_at DESC LIMIT 1), ''),
+           CASE WHEN p_payloads THEN coalesce(j.payload::text, stored.payload,
+                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at ORDER BY p.kept_at DESC LIMIT 1), '')
+                ELSE '' END,
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, j.trace
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
-    LEFT JOIN LATERAL (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true
+    LEFT JOIN LATERAL (
+        SELECT p.payload FROM rouse.payload AS p WHERE p_payloads AND p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true
     -- No condition on the state: a job with a fence is running anyway, and the condition would allow a plan that reads
     -- all running jobs for each id (job_lease).
     WHERE j.fence = p_fence AND j.worker = p_worker;

@@ -324,6 +324,61 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
     worker.drain().await;
 }
 
+/// Reads of the payload of job `$1` fail, as if its page were damaged.
+const DAMAGE: &str = "
+    ALTER FUNCTION rouse.claimed(bigint, bytea, bigint, bigint[], boolean) RENAME TO _claimed;
+    CREATE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[], p_payloads boolean)
+    RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
+                   requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
+                   lease_ms bigint, timeout_ms bigint, trace text)
+    LANGUAGE plpgsql AS $$
+    BEGIN
+        IF p_payloads AND $1 = ANY (p_ids) THEN
+            RAISE EXCEPTION 'missing chunk number 0 for toast value 1' USING ERRCODE = 'data_corrupted';
+        END IF;
+        RETURN QUERY SELECT * FROM rouse._claimed(p_worker, p_key, p_fence, p_ids, p_payloads);
+    END
+    $$";
+const REPAIR: &str = "
+    DROP FUNCTION rouse.claimed;
+    ALTER FUNCTION rouse._claimed(bigint, bytea, bigint, bigint[], boolean) RENAME TO claimed";
+
+#[tokio::test]
+async fn a_job_whose_payload_cannot_be_read_is_retried_without_affecting_its_claim() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let many = format!(
+        "SELECT min(id) FROM rouse.enqueue_many('noop', ARRAY[{}, {}, {}]) AS id",
+        large(1),
+        large(2),
+        large(3)
+    );
+    let first = query_number(&client, &many).await;
+    let damaged = first + 1;
+    client
+        .batch_execute(&DAMAGE.replace("$1", &damaged.to_string()))
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    assert_eq!(ended(&client, first).await.state, "succeeded");
+    assert_eq!(ended(&client, first + 2).await.state, "succeeded");
+    let failed = format!(
+        "SELECT EXISTS (SELECT FROM rouse.attempt AS a
+             WHERE a.job = {damaged} AND a.attempt = 1 AND a.error ->> 'kind' = 'unrunnable'
+               AND starts_with(a.error ->> 'message', 'the payload cannot be read: missing chunk'))"
+    );
+    until_true(&client, &failed).await;
+    client.batch_execute(REPAIR).await.unwrap();
+    client
+        .execute("SELECT rouse.reschedule($1, now())", &[&damaged])
+        .await
+        .unwrap();
+    let job = ended(&client, damaged).await;
+    assert_eq!(job.state, "succeeded");
+    assert!(job.attempt > 1, "{}", job.attempt);
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
     let db = TestDb::new().await;

@@ -146,8 +146,10 @@ pub struct ClaimedJob {
     pub ready_at: Option<SystemTime>,
     /// When it was claimed, by the database's clock.
     pub claimed_at: SystemTime,
-    /// JSON; empty if the row in `rouse.payload` was removed.
+    /// JSON; empty if the row in `rouse.payload` was removed, or if it could not be read.
     pub payload: JsonText,
+    /// Why the payload could not be read: its page is damaged, or the connection is too slow for it.
+    pub unread: Option<String>,
     /// The memory limit of this attempt, in bytes, if it differs from the handler's own because an earlier attempt ran
     /// out of memory.
     pub memory_bytes: Option<u64>,
@@ -186,6 +188,7 @@ impl ClaimedJob {
             ready_at: row.try_get(9)?,
             claimed_at: row.try_get(10)?,
             payload: row.try_get(11)?,
+            unread: None,
             memory_bytes: row
                 .try_get::<_, Option<i64>>(12)?
                 .and_then(|bytes| u64::try_from(bytes).ok()),
@@ -312,7 +315,9 @@ impl Store {
     }
 
     /// Reads the jobs of this claim, except those that the worker has lost since. If the connection breaks, the read is
-    /// retried once: the jobs stay claimed, and would otherwise be stuck until their leases end.
+    /// retried once: the jobs stay claimed, and would otherwise be stuck until their leases end. If one of the payloads
+    /// cannot be read, or not in time, each of them is read separately, so that only its job suffers
+    /// ([`ClaimedJob::unread`]).
     pub(super) async fn claimed(
         &self,
         fence: Fence,
@@ -321,25 +326,65 @@ impl Store {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = match self.read_claimed(fence, ids).await {
-            Err(error) if error.is_transient() => self.read_claimed(fence, ids).await?,
-            response => response?,
+        let read = match self.read_claimed(fence, ids, true).await {
+            Err(error) if error.is_transient() && !error.is_silence() => {
+                self.read_claimed(fence, ids, true).await
+            }
+            response => response,
         };
-        jobs(&rows, fence)
+        match read {
+            Err(error) if !error.is_unreachable() => self.read_separately(fence, ids).await,
+            response => response,
+        }
     }
 
-    async fn read_claimed(&self, fence: Fence, ids: &[i64]) -> Result<Vec<Row>, StoreError> {
+    /// Reads the jobs without their payloads, and then each payload. The second one that gets no response is the last:
+    /// the connection is to blame, and the rest waits for the end of the leases.
+    async fn read_separately(
+        &self,
+        fence: Fence,
+        ids: &[i64],
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let mut jobs = Vec::with_capacity(ids.len());
+        let mut unanswered = 0;
+        for job in self.read_claimed(fence, ids, false).await? {
+            match self.read_claimed(fence, &[job.id.0], true).await {
+                Ok(read) => jobs.extend(read),
+                Err(error) if error.is_unreachable() => break,
+                Err(error) => {
+                    unanswered += u32::from(error.is_unanswered());
+                    let unread = Some(error.to_string());
+                    jobs.push(ClaimedJob { unread, ..job });
+                    if unanswered > 1 {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    async fn read_claimed(
+        &self,
+        fence: Fence,
+        ids: &[i64],
+        payloads: bool,
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
         let worker = self.identity()?;
-        self.query(
-            include_str!("claimed.sql"),
-            &[
-                (&worker.incarnation.0, Type::INT8),
-                (&worker.key(), Type::BYTEA),
-                (&fence.0, Type::INT8),
-                (&ids, Type::INT8_ARRAY),
-            ],
-        )
-        .await
+        let rows = self
+            .query(
+                include_str!("claimed.sql"),
+                &[
+                    (&worker.incarnation.0, Type::INT8),
+                    (&worker.key(), Type::BYTEA),
+                    (&fence.0, Type::INT8),
+                    (&ids, Type::INT8_ARRAY),
+                    (&payloads, Type::BOOL),
+                ],
+            )
+            .await?;
+        let jobs = rows.iter().map(|row| ClaimedJob::from_row(row, fence));
+        jobs.collect()
     }
 }
 
@@ -349,10 +394,4 @@ fn time(row: &Row, column: usize) -> Result<Option<Duration>, StoreError> {
     Ok(ms
         .and_then(|ms| u64::try_from(ms).ok())
         .map(Duration::from_millis))
-}
-
-fn jobs(rows: &[Row], fence: Fence) -> Result<Vec<ClaimedJob>, StoreError> {
-    rows.iter()
-        .map(|row| ClaimedJob::from_row(row, fence))
-        .collect()
 }

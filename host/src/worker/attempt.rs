@@ -2,7 +2,7 @@
 //!
 //! [`run`] takes each claim that a slot has taken from the line (`slots.rs`) through these steps:
 //!
-//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload exists, resolves
+//! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload was read, resolves
 //!    the policy, attenuates the grants and starts renewing the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
 //!    ended: a `RunEnd`.
@@ -67,8 +67,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
 async fn run_one(shared: &Arc<Shared>, claim: Claim) -> Duration {
     match start(shared, &claim).await {
         Ok(started) => run_started(shared, claim, started).await,
-        Err(Unstarted { meters, end }) => {
-            end_unstarted(shared, &claim, meters, end).await;
+        Err(unstarted) => {
+            end_unstarted(shared, &claim, unstarted).await;
             Duration::ZERO
         }
     }
@@ -153,6 +153,19 @@ struct Unstarted {
     meters: Arc<HandlerMeters>,
     /// Why it did not start.
     end: RunEnd,
+    /// What decides about the next attempt.
+    decided_by: (Tries, RetryPolicy),
+}
+
+impl Unstarted {
+    /// For ends that the settings of the handler do not affect: nothing is counted, or no further attempt is made.
+    fn new(job: &ClaimedJob, meters: Arc<HandlerMeters>, end: RunEnd) -> Self {
+        Self {
+            meters,
+            end,
+            decided_by: (tries_of_row(job), RetryPolicy::default()),
+        }
+    }
 }
 
 /// Starts the attempt of a claim.
@@ -161,22 +174,24 @@ struct Unstarted {
 /// The reason why the attempt cannot start.
 async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted> {
     let Some(handler) = find_handler(shared, claim) else {
-        return Err(Unstarted {
-            meters: shared.attempts.meters.for_handler(&claim.lane.handler),
-            end: RunEnd::NoHandler,
-        });
+        let meters = shared.attempts.meters.for_handler(&claim.lane.handler);
+        return Err(Unstarted::new(&claim.job, meters, RunEnd::NoHandler));
     };
     let meters = shared.attempts.meters.for_handler(&handler.manifest.name);
-    let unstarted = |end| Unstarted {
-        meters: meters.clone(),
-        end,
-    };
+    let unstarted = |end| Unstarted::new(&claim.job, meters.clone(), end);
     if shared.sql.is_parked(&handler) {
         return Err(unstarted(RunEnd::Parked));
     }
     require_payload(&claim.job).map_err(unstarted)?;
     let policy = resolve_policy(shared, &claim.job, &handler);
     let terms = attenuate(&claim.job, handler, policy).map_err(unstarted)?;
+    if let Some(why) = &claim.job.unread {
+        let end = RunEnd::Unrunnable(format!("the payload cannot be read: {why}"));
+        return Err(Unstarted {
+            decided_by: (tries(&claim.job, &terms), terms.policy.retry.clone()),
+            ..unstarted(end)
+        });
+    }
     let (journal, abort) = start_lease(shared, claim, &terms)
         .await
         .map_err(unstarted)?;
@@ -198,9 +213,9 @@ fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
     shared.catalog.current().get(name).cloned()
 }
 
-/// JSON is never empty, so an empty payload means that its row was deleted.
+/// JSON is never empty, so an empty payload that could be read means that its row was deleted.
 fn require_payload(job: &ClaimedJob) -> Result<(), RunEnd> {
-    match job.payload.0.is_empty() {
+    match job.payload.0.is_empty() && job.unread.is_none() {
         true => Err(RunEnd::PayloadRefused(
             "the payload is missing: its row was deleted from rouse.payload".to_owned(),
         )),
@@ -417,15 +432,19 @@ pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     if let Some(limit) = &claim.host_limit {
         shared.wakeups.freed_handler(&limit.handler);
     }
-    end_unstarted(shared, claim, meters, why).await;
+    end_unstarted(shared, claim, Unstarted::new(&claim.job, meters, why)).await;
 }
 
 /// Decides and settles an attempt that never started.
-async fn end_unstarted(shared: &Shared, claim: &Claim, meters: Arc<HandlerMeters>, end: RunEnd) {
+async fn end_unstarted(shared: &Shared, claim: &Claim, unstarted: Unstarted) {
     // The lease is not renewed while the outcome waits for its settlement: nothing runs.
     shared.leases.give_up(claim.job.id, claim.job.fence);
-    let tries = tries_of_row(&claim.job);
-    let outcome = decide(end, tries, &RetryPolicy::default(), rand::random());
+    let Unstarted {
+        meters,
+        end,
+        decided_by: (tries, retry),
+    } = unstarted;
+    let outcome = decide(end, tries, &retry, rand::random());
     settle(shared, claim, meters, None, outcome).await;
 }
 

@@ -105,6 +105,7 @@ pub(super) mod tests {
             ready_at: None,
             claimed_at: SystemTime::UNIX_EPOCH,
             payload: JsonText("{}".into()),
+            unread: None,
             memory_bytes: None,
             grants: None,
             lease: None,

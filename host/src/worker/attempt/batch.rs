@@ -39,7 +39,7 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
         let started = match started {
             Ok(started) => started,
             Err(unstarted) => {
-                end_unstarted(shared, &claim, unstarted.meters, unstarted.end).await;
+                end_unstarted(shared, &claim, unstarted).await;
                 continue;
             }
         };
