@@ -266,7 +266,8 @@ impl StoreError {
     }
 
     /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of
-    /// a CHECK violation for this too, but a CHECK has a name.
+    /// a CHECK violation for this too, but a CHECK has a name, and an error that a trigger of the operator raises names
+    /// no table of Rouse.
     pub fn is_partition_missing(&self) -> bool {
         matches!(self, Self::Refused(error) if is_partition_missing(error))
     }
@@ -550,10 +551,13 @@ async fn query_for(
     Ok(rows)
 }
 
+/// See [`StoreError::is_partition_missing`].
 fn is_partition_missing(error: &tokio_postgres::Error) -> bool {
-    error
-        .as_db_error()
-        .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
+    error.as_db_error().is_some_and(|db| {
+        *db.code() == SqlState::CHECK_VIOLATION
+            && db.constraint().is_none()
+            && db.schema() == Some("rouse")
+    })
 }
 
 /// A count as the database stores it, capped at its maximum.

@@ -215,27 +215,33 @@ async fn an_outcome_that_cannot_be_written_does_not_block_others_and_ends_with_i
     worker.drain().await;
 }
 
-/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a
-/// write was tried.
-async fn fill_disk(client: &Client, condition: &str) {
+/// From now on, the ends of jobs that match this condition raise this error; `public.tries` counts how often a write was
+/// tried.
+async fn refuse_ends(client: &Client, condition: &str, error: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;
-         CREATE FUNCTION public.no_room() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+         CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
              -- A sequence keeps its value whatever becomes of the statement.
              PERFORM nextval('public.tries');
-             RAISE EXCEPTION 'No space left on device' USING ERRCODE = 'disk_full';
+             RAISE EXCEPTION {error};
          END $$;
-         CREATE TRIGGER no_room BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.no_room()"
+         CREATE TRIGGER refuse BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.refuse()"
     );
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// Ends what [`fill_disk`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the
+/// From now on the disk has no room for the ends of jobs that match this condition.
+async fn fill_disk(client: &Client, condition: &str) {
+    let error = "'No space left on device' USING ERRCODE = 'disk_full'";
+    refuse_ends(client, condition, error).await;
+}
+
+/// Ends what [`refuse_ends`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the
 /// history lock the parent first, so the two would deadlock.
-async fn free_disk(client: &Client) {
+async fn accept_ends(client: &Client) {
     client
         .batch_execute(
-            "BEGIN; LOCK TABLE rouse.finished IN ACCESS EXCLUSIVE MODE; DROP TRIGGER no_room ON rouse.finished; COMMIT",
+            "BEGIN; LOCK TABLE rouse.finished IN ACCESS EXCLUSIVE MODE; DROP TRIGGER refuse ON rouse.finished; COMMIT",
         )
         .await
         .unwrap();
@@ -258,7 +264,7 @@ async fn an_outcome_that_does_not_fit_on_the_disk_does_not_block_others_and_ends
     until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
     // Their leases are not renewed forever: other attempts start.
     until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
-    free_disk(&client).await;
+    accept_ends(&client).await;
     until_true(
         &client,
         "SELECT count(*) FILTER (WHERE state = 'succeeded') = 100 FROM rouse.finished",
@@ -294,7 +300,7 @@ async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
         .await;
     let tries = row.unwrap().get::<_, i64>(0) - before;
     assert!(tries <= 12, "{tries} tries in 6 s");
-    free_disk(&client).await;
+    accept_ends(&client).await;
     until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 64 FROM rouse.finished").await;
     worker.drain().await;
 }
@@ -367,7 +373,7 @@ async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end()
         assert_ne!(show(&client, id).await.state, "succeeded");
     }
     other.batch_execute("ROLLBACK").await.unwrap();
-    free_disk(&client).await;
+    accept_ends(&client).await;
     let next = TestWorker::start(&db, settings()).await;
     for id in [held_up, no_room] {
         assert_eq!(ended(&client, id).await.state, "succeeded");
@@ -454,6 +460,55 @@ async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     drop_all_partitions(&client, "finished_default").await;
     let second = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, second).await.state, "succeeded");
+    worker.drain().await;
+}
+
+/// No call creates it.
+#[tokio::test]
+async fn an_outcome_whose_partition_stays_missing_does_not_block_others_and_is_tried_after_pauses()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let missing = "'no partition found' USING ERRCODE = 'check_violation', SCHEMA = 'rouse', TABLE = 'finished'";
+    refuse_ends(&client, "NEW.payload ->> 'n' = '7'", missing).await;
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 20) AS n))")
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, settings()).await;
+    until_true(&client, "SELECT count(*) = 19 FROM rouse.finished").await;
+    let tries = "SELECT last_value FROM public.tries";
+    let before: i64 = client.query_one(tries, &[]).await.unwrap().get(0);
+    let started_at = Instant::now();
+    let more = format!("SELECT last_value >= {} FROM public.tries", before + 10);
+    until_true(&client, &more).await;
+    // Each time it makes two tries, one of them after the creation of partitions, and waits for 0.2 s.
+    let took = started_at.elapsed();
+    assert!(took > Duration::from_millis(500), "{took:?}");
+    accept_ends(&client).await;
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') = 20 FROM rouse.finished",
+    )
+    .await;
+    worker.drain().await;
+}
+
+/// Its error has the code of a missing partition.
+#[tokio::test]
+async fn a_trigger_of_the_operator_that_refuses_a_result_fails_the_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let refused = "'the books are closed' USING ERRCODE = 'check_violation'";
+    refuse_ends(&client, "NEW.state = 'succeeded'", refused).await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "noop", json!({})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "invalid_result");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the books are closed"), "{message}");
     worker.drain().await;
 }
 
@@ -660,7 +715,7 @@ async fn on_a_full_disk_attempts_keep_their_slots_once_too_many_outcomes_wait() 
         ran <= 10 + 10 + 2,
         "{ran} have run: those that were tried, those that wait and those in slots"
     );
-    free_disk(&client).await;
+    accept_ends(&client).await;
     until_true(
         &client,
         "SELECT count(*) FILTER (WHERE state = 'succeeded') = 300 FROM rouse.finished",

@@ -212,12 +212,15 @@ async fn commit(
     }
 }
 
-/// Creates today's partition of the history. If that fails, waits.
+/// Creates today's partition of the history. If that fails, or if there was nothing to create, waits.
 async fn prepare_partitions(shared: &Shared) {
-    if let Err(error) = shared.store.prepare_partitions().await {
-        warn!(%error, "cannot create today's partition of the history");
-        tokio::time::sleep(RETRY_AFTER).await;
+    match shared.store.prepare_partitions().await {
+        // Another worker may have created it, or the partition that is missing is one that nobody can create.
+        Ok(0) => debug!("no partition of the history was missing"),
+        Ok(_) => return,
+        Err(error) => warn!(%error, "cannot create today's partition of the history"),
     }
+    tokio::time::sleep(RETRY_AFTER).await;
 }
 
 /// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; its lease then

@@ -1,6 +1,6 @@
 //! Errors of Postgres about effects, by their classes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rouse::worker::{Override, Overrides, Settings};
 use serde_json::json;
@@ -77,6 +77,34 @@ async fn a_settlement_that_postgres_refuses_fails_the_job_at_once_as_without_eff
     }
     assert_eq!(shop.count("ledger").await, 0);
     assert_eq!(shop.count("rouse.job").await, 0);
+}
+
+#[tokio::test]
+async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses() {
+    let shop = Shop::open().await;
+    shop.sql(
+        "CREATE SEQUENCE public.tries;
+         CREATE FUNCTION public.miss() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             -- A sequence keeps its value whatever becomes of the transaction.
+             PERFORM nextval('public.tries');
+             RAISE EXCEPTION 'no partition found' USING ERRCODE = 'check_violation', SCHEMA = 'rouse', TABLE = 'finished';
+         END $$;
+         CREATE TRIGGER miss BEFORE INSERT ON rouse.finished FOR EACH ROW EXECUTE FUNCTION public.miss()",
+    )
+    .await;
+    let worker = shop.start().await;
+    let line = json!([{"sql": call("add_line", json!([1, 1]))}]);
+    let id = shop.enqueue(line).await;
+    shop.until("SELECT is_called FROM public.tries").await;
+    let started_at = Instant::now();
+    shop.until("SELECT last_value >= 6 FROM public.tries").await;
+    let took = started_at.elapsed();
+    assert!(took > Duration::from_millis(500), "{took:?}");
+    // Locks the table before its partitions, as readers of the history do.
+    shop.sql("BEGIN; LOCK TABLE rouse.finished IN ACCESS EXCLUSIVE MODE; DROP TRIGGER miss ON rouse.finished; COMMIT")
+        .await;
+    assert_eq!(shop.ended(id).await.state, "succeeded");
+    worker.drain().await;
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ struct Batch {
     found_no_space: bool,
     /// True if the settlement of a part got no response in time.
     is_silent: bool,
+    /// True if missing partitions were created. An outcome that still misses one is refused like any other.
+    is_prepared: bool,
     /// Individual outcomes for which the database has no space.
     alone: Vec<Unsettled>,
 }
@@ -44,6 +46,7 @@ impl Batch {
             is_full: tried != Tried::Again && failures > 0,
             found_no_space: false,
             is_silent: false,
+            is_prepared: false,
             alone: Vec::new(),
         }
     }
@@ -184,8 +187,8 @@ impl Settler<'_> {
             self.wait().await;
             give_up_lost(self.shared, &mut part);
             batch.put_back(part);
-        } else if error.is_partition_missing() {
-            self.prepare_partitions().await;
+        } else if error.is_partition_missing() && !batch.is_prepared {
+            batch.is_prepared = self.prepare_partitions().await;
             give_up_lost(self.shared, &mut part);
             batch.put_back(part);
         } else if part.len() > 1 {
@@ -250,12 +253,14 @@ impl Settler<'_> {
         }
     }
 
-    /// Creates today's partition of the history. If that fails, waits.
-    async fn prepare_partitions(&mut self) {
-        if let Err(error) = self.shared.store.prepare_partitions().await {
+    /// Creates today's partition of the history, and returns true. If that fails, waits.
+    async fn prepare_partitions(&mut self) -> bool {
+        let prepared = self.shared.store.prepare_partitions().await;
+        if let Err(error) = &prepared {
             error!(%error, "cannot create today's partition of the history");
             self.wait().await;
         }
+        prepared.is_ok()
     }
 
     /// Handles an individual outcome that the database refuses. A value that Postgres cannot store makes the job fail.
