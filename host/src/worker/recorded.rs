@@ -3,6 +3,7 @@
 mod kept;
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -14,6 +15,10 @@ use crate::store::{LostJob, RecordedSteps, StoreError};
 /// The maximum number of jobs in one call. Each has at most 1,000 steps with results of 1 KiB, 16 MiB in all, unless an
 /// operator allows more.
 const JOBS_MAX: usize = 16;
+
+/// The wait after a call has failed, for the attempts that share it. The attempt that has made it waits just as long
+/// (`journal.rs`).
+const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 type Steps = Result<RecordedSteps, LostJob>;
 
@@ -63,7 +68,10 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
             biased;
             response = &mut answered => match response {
                 Ok(steps) => return Ok(steps),
-                Err(_) => continue,
+                Err(_) => {
+                    tokio::time::sleep(RETRY_AFTER).await;
+                    continue;
+                }
             },
             call = shared.calls.steps.acquire() => call,
         };
@@ -82,6 +90,7 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
         if let Ok(steps) = answered.await {
             return Ok(steps);
         }
+        tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
