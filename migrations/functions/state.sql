@@ -69,8 +69,9 @@ $$;
 --
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
 -- quota is exact under concurrency: writes that make the namespace larger wait for each other, and compute the sum only
--- then; other writes do not take that lock, so they never wait for it while they hold the row lock. Waits up to 250 ms
--- for each lock; after that, the call fails with lock_not_available. Served by the primary keys.
+-- then; other writes do not take that lock, so they never wait for it while they hold the row lock. Fails with
+-- lock_not_available: at once if another transaction has locked the job (rouse._lock_attempt), and after 250 ms for each
+-- other lock. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.write_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
@@ -88,7 +89,7 @@ BEGIN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j
-    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
+    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT;
     IF NOT FOUND THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
         RETURN;
@@ -149,7 +150,7 @@ BEGIN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j
-    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
+    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT;
     IF NOT FOUND THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
         RETURN;

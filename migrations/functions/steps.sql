@@ -121,14 +121,16 @@ END
 $$;
 
 -- Records the result of a step, and returns null, or the reason why the job is not this worker's: then nothing is
--- recorded. A repeated call for the same step, made because the response to the first was lost, changes nothing. Waits
--- up to 250 ms for the lock of the job; after that, the call fails with lock_not_available.
+-- recorded. A repeated call for the same step, made because the response to the first was lost, changes nothing. Fails
+-- with lock_not_available at once if another transaction has locked the job, and after 250 ms for another lock.
 CREATE OR REPLACE FUNCTION rouse.record_step(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_name text, p_result json)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    -- As rouse._lock_attempt.
+    PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT;
     IF rouse._record_step(p_worker, p_id, p_fence, p_name, p_result) IS NULL THEN
         -- Null would mean that it is recorded, so this is never null, even if no reason is found a moment later.
         RETURN coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');

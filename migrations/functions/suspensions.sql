@@ -150,11 +150,12 @@ BEGIN
 END
 $$;
 
--- Locks the row of a running job for a write of its attempt, as rouse.record_step does, and returns the attempt; null
--- if the job is not this worker's.
+-- Locks the row of a running job for a write of its attempt, and returns the attempt; null if the job is not this
+-- worker's. Fails at once with lock_not_available if another transaction has locked the row: a worker makes few such
+-- calls at a time, and those of other attempts must not wait for that transaction.
 CREATE OR REPLACE FUNCTION rouse._lock_attempt(p_worker bigint, p_id bigint, p_fence bigint) RETURNS integer
 LANGUAGE sql AS $$
-    SELECT j.attempt FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE
+    SELECT j.attempt FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT
 $$;
 
 -- Ends a wait for a signal, for the worker that runs the job: takes the oldest signal with this name and records it as

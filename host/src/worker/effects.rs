@@ -272,6 +272,7 @@ impl AttemptJournal {
     /// Looks up whether a step was recorded by a commit that got no response.
     async fn is_recorded(&self, step: &str, attempt: Attempt) -> bool {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
+        let mut locked = 0;
         loop {
             // This waits for the transaction in question.
             let response = match store.confirm(id, fence, attempt).await {
@@ -279,7 +280,7 @@ impl AttemptJournal {
                 Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,
                 Err(error) => Err(error),
             };
-            if let Some(result) = self.check_response(response).await {
+            if let Some(result) = self.check_response(response, &mut locked).await {
                 return result.is_some();
             }
         }
@@ -330,7 +331,7 @@ impl AttemptJournal {
                 }
                 CommitError::Store(error) => {
                     let response: Result<_, StoreError> = Err(error);
-                    self.check_response::<()>(response).await;
+                    self.check_response::<()>(response, &mut locked).await;
                 }
                 CommitError::InDoubt(error) => {
                     info!(job.id = self.id.0, %error, "the response to a commit with effects was lost; looking it up");

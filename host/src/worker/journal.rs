@@ -20,8 +20,9 @@ use crate::store::{ClaimedJob, LostJob, RecordedSteps, Report, StoreError};
 /// The wait after a temporary failure.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// The wait after a lock timeout: a call that waits for a lock keeps other attempts from calling.
-const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The first wait if another transaction has locked the job, or the state; it doubles up to [`LOCKED_RETRY_MAX`].
+const LOCKED_RETRY_AFTER: Duration = Duration::from_millis(20);
+const LOCKED_RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// The maximum length of a step, in characters, that the function `rouse.progress` accepts.
 const STEP_CHARS_MAX: usize = 200;
@@ -131,6 +132,7 @@ impl AttemptJournal {
     where
         F: Future<Output = Result<Result<T, LostJob>, StoreError>>,
     {
+        let mut locked = 0;
         loop {
             let permit = limit.acquire().await;
             let response = call().await;
@@ -138,7 +140,7 @@ impl AttemptJournal {
             match response {
                 Err(error) if error.is_about_data() => return Err(error.to_string()),
                 response => {
-                    if let Some(response) = self.check_response(response).await {
+                    if let Some(response) = self.check_response(response, &mut locked).await {
                         return Ok(response);
                     }
                 }
@@ -147,10 +149,11 @@ impl AttemptJournal {
     }
 
     /// Returns the response of the database, or `None` if the call has to be retried. If the attempt has lost its job,
-    /// waits for the abort signal.
+    /// waits for the abort signal. `locked`: the number of times that this call has met the lock of another transaction.
     pub(super) async fn check_response<T>(
         &self,
         response: Result<Result<T, LostJob>, StoreError>,
+        locked: &mut u32,
     ) -> Option<T> {
         match response {
             Ok(Ok(response)) => Some(response),
@@ -163,7 +166,8 @@ impl AttemptJournal {
             // Another transaction has the lock, usually for a short time.
             Err(error) if error.is_locked() => {
                 debug!(job.id = self.id.0, %error, "a step or the state is locked; trying again");
-                tokio::time::sleep(LOCKED_RETRY_AFTER).await;
+                tokio::time::sleep(after_lock(*locked)).await;
+                *locked += 1;
                 None
             }
             Err(error) => {
@@ -180,6 +184,11 @@ impl AttemptJournal {
     }
 }
 
+/// The wait before the next try of a call that has met a lock this many times before: 20, 40, 80 … ms, up to a second.
+fn after_lock(times: u32) -> Duration {
+    (LOCKED_RETRY_AFTER * (1 << times.min(8))).min(LOCKED_RETRY_MAX)
+}
+
 impl Journal for AttemptJournal {
     fn recorded(&self) -> JournalFuture<'_, Arc<HashMap<String, RecordedStep>>> {
         Box::pin(async {
@@ -187,9 +196,10 @@ impl Journal for AttemptJournal {
             if self.attempt == Attempt(1) {
                 return Arc::default();
             }
+            let mut locked = 0;
             loop {
                 let response = recorded(&self.shared, (self.id, self.fence)).await;
-                if let Some(recorded) = self.check_response(response).await {
+                if let Some(recorded) = self.check_response(response, &mut locked).await {
                     let steps = recorded.steps.clone();
                     *self.read_steps() = Some(recorded);
                     return steps;
@@ -201,11 +211,12 @@ impl Journal for AttemptJournal {
     fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
+            let mut locked = 0;
             loop {
                 let call = self.shared.calls.steps.acquire().await;
                 let response = store.recorded_step(self.id, self.fence, step).await;
                 drop(call);
-                if let Some(result) = self.check_response(response).await {
+                if let Some(result) = self.check_response(response, &mut locked).await {
                     let gone =
                         || format!("the recorded result of the step {step} no longer exists");
                     return result.ok_or_else(gone);
@@ -264,5 +275,16 @@ impl Journal for AttemptJournal {
             // Escaping control characters may have made the text longer than the guest's limit.
             step: step.chars().take(STEP_CHARS_MAX).collect(),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_waits_for_a_lock_grow_up_to_a_second() {
+        let waits = [0, 1, 2, 5, 6, 99].map(|times| after_lock(times).as_millis());
+        assert_eq!(waits, [20, 40, 80, 640, 1000, 1000]);
     }
 }
