@@ -5,8 +5,9 @@
 -- has sent nothing since the lease ended; earlier lost attempts count as well. A loss is not a crash if the worker
 -- survived it: an outage of the server, a freeze or a takeover of the worker id costs the job its attempt, but the job
 -- did not kill the worker. A worker survived if it sent something between the end of the lease and the adoption
--- (worker_lived), or later (seen_at), or if it claimed this job again later. Served by attempt_job and the primary key
--- of rouse.worker.
+-- (worker_lived), or later (seen_at), or if it claimed this job again later. A loss in the future was recorded before
+-- the clock was set back. It does not count until the clock has caught up: what its worker has sent since seems to be
+-- earlier. Served by attempt_job and the primary key of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_claimed_at timestamptz, p_lease_until timestamptz) RETURNS bigint
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     WITH had AS (
@@ -14,7 +15,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
         UNION ALL
         SELECT a.worker, a.claimed_at, a.ended_at, a.lost AND a.error -> 'worker_lived' IS NULL FROM rouse.attempt AS a WHERE a.job = p_job)
     SELECT count(*) FROM had AS lost
-    WHERE lost.is_lost
+    WHERE lost.is_lost AND lost.at <= clock_timestamp()
       AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at > lost.at)
       AND NOT EXISTS (
           SELECT FROM rouse.worker AS w

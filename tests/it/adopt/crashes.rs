@@ -159,6 +159,28 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
     assert_eq!(show(&client, id).await.state, "running");
 }
 
+/// The worker sends heartbeats after the loss, but by the clock that was set back they seem to be earlier.
+#[tokio::test]
+async fn a_loss_before_the_clock_was_set_back_does_not_count_as_a_crash_until_it_has_caught_up() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (survivor, next, last) = (db.worker().await, db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&survivor, 1).await.remove(0);
+    expire(&client, job.id).await;
+    adopt(&next).await.claimed.remove(0);
+    client
+        .batch_execute(
+            "BEGIN; SELECT rouse.unlock_history('a test'); UPDATE rouse.attempt SET ended_at = ended_at + interval '1 hour'; COMMIT",
+        )
+        .await
+        .unwrap();
+    heartbeat(&survivor).await;
+    expire(&client, job.id).await;
+    let adoptions = decide(&last, AfterLoss::Claim).await;
+    assert_eq!(adoptions[0].orphan.crashes, 1, "that of the next worker");
+}
+
 /// A host was frozen: others took the job over, and when the host resumes it claims the job again before its first
 /// heartbeat.
 #[tokio::test]

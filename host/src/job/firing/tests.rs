@@ -50,6 +50,18 @@ fn a_due_time_is_fired_once_it_is_reached_and_the_next_five_are_shown() {
 }
 
 #[test]
+fn due_times_that_were_handled_before_the_clock_was_set_back_are_not_repeated() {
+    let of = Schedule {
+        handled_until: at("03:00:00"),
+        ..schedule(Overlap::Allow, CatchUp::All)
+    };
+    let decision = fire(&of, &due("0 * * * *"), at("01:30:00"));
+    assert!(decision.firings.is_empty(), "{:?}", shown(&decision));
+    assert_eq!(decision.handled_until, at("03:00:00"));
+    assert_eq!(decision.next_at, Some(at("04:00:00")));
+}
+
+#[test]
 fn missed_due_times_are_caught_up_as_the_policy_says() {
     for (catch_up, expected) in [
         (CatchUp::None, vec!["03:00 Miss"]),
