@@ -70,8 +70,8 @@ $$;
 -- The lock on the job keeps it from being settled or adopted until this has committed, as in rouse.record_step. The
 -- quota is exact under concurrency: writes that make the namespace larger wait for each other, and compute the sum only
 -- then; other writes do not take that lock, so they never wait for it while they hold the row lock. Fails with
--- lock_not_available: at once if another transaction has locked the job (rouse._lock_attempt), and after 250 ms for each
--- other lock. Served by the primary keys.
+-- lock_not_available: at once if another transaction has locked the job (as in rouse._lock_attempt), and after 250 ms
+-- for each other lock. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.write_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,

@@ -215,8 +215,8 @@ async fn an_outcome_that_cannot_be_written_does_not_block_others_and_ends_with_i
     worker.drain().await;
 }
 
-/// From now on, the ends of jobs that match this condition raise this error; `public.tries` counts how often a write was
-/// tried.
+/// From now on, the ends of jobs that match this condition raise this error. `public.tries` counts how often a write
+/// was tried.
 async fn refuse_ends(client: &Client, condition: &str, error: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;

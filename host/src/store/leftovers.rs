@@ -1,5 +1,5 @@
-//! Deletes what ended jobs leave behind: signals that no wait has taken, flows of which no job is kept, and keys of gates
-//! that have no effect any more.
+//! Deletes what ended jobs leave behind: signals that no wait has taken, flows of which no job is kept, and keys of
+//! gates that have no effect any more.
 
 use tokio_postgres::types::Type;
 
@@ -42,8 +42,8 @@ pub struct Deletion {
 }
 
 impl Store {
-    /// Examines the next signals, flows, or keys of gates after this position (`None`: the first ones), and deletes those
-    /// that are left behind.
+    /// Examines the next signals, flows, or keys of gates after this position (`None`: the first ones), and deletes
+    /// those that are left behind.
     pub async fn delete_leftovers(
         &self,
         what: Leftover,

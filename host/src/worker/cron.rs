@@ -1,7 +1,7 @@
 //! Fires schedules: enqueues their jobs when they are due.
 //!
 //! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets one of them
-//! write the outcome of a due time. Nothing is kept in memory in between: if a host dies, the others handle the due
+//! write the outcome of a due time. Only hints are kept in memory in between: if a host dies, the others handle the due
 //! time.
 
 mod postponed;

@@ -149,7 +149,7 @@ impl AttemptJournal {
     }
 
     /// Returns the response of the database, or `None` if the call has to be retried. If the attempt has lost its job,
-    /// waits for the abort signal. `locked`: the number of times that this call has met the lock of another transaction.
+    /// waits for the abort signal. `locked`: the number of times that this call has met a lock.
     pub(super) async fn check_response<T>(
         &self,
         response: Result<Result<T, LostJob>, StoreError>,
