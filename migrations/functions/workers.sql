@@ -149,8 +149,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(p_value::text ~ '^([0-9]{1,15}|null)$', true)
 $$;
 
--- The statistics of a worker are an object of at most 64 KiB. The statistics of all workers are added up: a value that
--- is not a number would make the statement fail for all of them.
+-- The statistics of a worker are an object of at most 64 KiB. The statistics of all workers are added up by queue: a
+-- value that is not a number, or no queue, would make the statement fail for all of them.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -175,6 +175,7 @@ BEGIN
                 THEN 'selected, deferred and promotions of a key must be counts'
             -- A number that is too small for double precision would also be an error.
             WHEN (k.value -> 'deficit')::text !~ '^(-?[0-9]{1,15}([.][0-9]{1,255})?|null)$' THEN 'deficit must be a number'
+            WHEN jsonb_typeof(f.value -> 'queue') IS DISTINCT FROM 'string' THEN 'queue must be a string'
         END AS wrong) AS of
         WHERE of.wrong IS NOT NULL
         LIMIT 1;

@@ -9,6 +9,7 @@ use crate::sandbox_guest::{
 use crate::support::worker::{TestWorker, catalog_of, ended, enqueue};
 use crate::support::{
     CommandOutput, TestDb, command_without_database, folder_of, rouse_in, rouse_without_database,
+    run_rouse,
 };
 
 /// Control sequences that a terminal would obey, and a forged log line.
@@ -128,6 +129,62 @@ async fn a_result_is_printed_as_equal_json_without_terminal_control_characters()
     let shown = rouse_in(&db, &["job", &id.to_string(), "--json"], &folder).await;
     assert!(!shown.exits(0).stdout.contains(is_unsafe), "{shown:?}");
     assert_eq!(shown.json()["result"]["said"], NASTY);
+}
+
+/// Producers, workers and modules can store numbers and nesting depths that most JSON parsers refuse.
+#[tokio::test]
+async fn json_that_only_postgres_can_hold_does_not_break_the_lists_that_contain_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let deep = "[".repeat(200) + &"]".repeat(200);
+    let read_id = async |sql: &str| -> i64 { client.query_one(sql, &[]).await.unwrap().get(0) };
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.schedule('large', 'x', '{{\"n\": 1e400}}', cron => '0 3 * * *');
+             SELECT rouse.schedule('deep', 'x', '{deep}', cron => '0 3 * * *')"
+        ))
+        .await
+        .unwrap();
+    let capabilities = r#"{"x": {"max_attempts": 1e400}}"#;
+    let worker = read_id(&format!(
+        "SELECT incarnation FROM rouse.register('w', sha256('k'), 'h', 'p', 'v', '{capabilities}', 1, \
+         '{{}}', '{{}}', '{{\"running\": 1e400}}')"
+    ))
+    .await;
+    let flow =
+        read_id("SELECT rouse.enqueue_flow('[{\"name\": \"a\", \"handler\": \"x\"}]')").await;
+    let lanes = "ARRAY(SELECT ROW(id, -1, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane)";
+    let job = read_id(&format!(
+        "SELECT id FROM rouse.claim({worker}, sha256('k'), 5, {lanes}, 1)"
+    ))
+    .await;
+    let error = format!(r#"{{"kind": 1e400, "message": "no", "details": {deep}}}"#);
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.settle({worker}, sha256('k'), ARRAY[ROW({job}, 5, 'failed', 1, NULL, '{error}', 0, \
+                 NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], '{{}}', false)"
+        ))
+        .await
+        .unwrap();
+    let (flow, job) = (flow.to_string(), job.to_string());
+    let large = format!("1{}", "0".repeat(400));
+    let lists: [(&[&str], &str); 12] = [
+        (&["schedule", "ls"], "large"),
+        (&["schedule", "show", "large"], "0 3 * * *"),
+        (&["schedule", "ls", "--json"], "deep"),
+        (&["workers", "ls"], "active"),
+        (&["workers", "show", "w"], "active"),
+        (&["handlers", "ls"], "x"),
+        (&["handlers", "ls", "--json"], &large),
+        (&["job", "ls"], "failed"),
+        (&["flow", &flow], "failed"),
+        (&["flow", "show", &flow, "--json"], &large),
+        (&["audit"], "failed"),
+        (&["audit", &job], "failed"),
+    ];
+    for (args, part) in lists {
+        run_rouse(&db, args).await.exits(0).prints(part);
+    }
 }
 
 #[tokio::test]

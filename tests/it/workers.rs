@@ -362,6 +362,10 @@ async fn an_invalid_registration_is_refused() {
             "1, '{}', '{}', '{\"fair\": [{\"keys\": [{\"deficit\": 1e-400}]}]}'",
             "deficit must be a number",
         ),
+        (
+            "1, '{}', '{}', '{\"fair\": [{\"keys\": []}]}'",
+            "queue must be a string",
+        ),
     ] {
         let call =
             format!("SELECT rouse.register('a', sha256('k'), 'h', 'p', 'v', '{{}}', {arguments})");

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tokio_postgres::types::Type;
 
 use super::fleet::allowed;
+use super::json::shown_rows;
 use super::{Store, StoreError, millis};
 use crate::job::JobId;
 
@@ -42,7 +43,7 @@ impl Store {
                 ],
             )
             .await;
-        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }
 
     /// Admin actions, newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: the time range
@@ -67,7 +68,7 @@ impl Store {
                 ],
             )
             .await;
-        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }
 
     /// The events of one job, oldest first; empty if the job does not exist or is no longer kept. `None` if the login
@@ -76,6 +77,6 @@ impl Store {
         let result = self
             .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])
             .await;
-        Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }
 }

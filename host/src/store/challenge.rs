@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::{Json, Type};
 
+use super::json::ShownJson;
 use super::{Store, StoreError};
 
 /// A challenge that a worker has to answer.
@@ -36,7 +37,8 @@ impl Store {
             )
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
-        Ok(row.get(0))
+        let answer: Option<ShownJson> = row.get(0);
+        Ok(answer.map(|ShownJson(answer)| answer))
     }
 
     /// The open challenges of this worker.

@@ -4,6 +4,7 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::json::shown_rows;
 use super::{Store, StoreError};
 
 impl StoreError {
@@ -107,7 +108,7 @@ impl Store {
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Option<Vec<Value>>, StoreError> {
         let rows = allowed(self.query(sql, params).await)?;
-        Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(rows.map(|rows| shown_rows(&rows)))
     }
 }
 

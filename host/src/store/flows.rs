@@ -4,6 +4,7 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
+use super::json::{ShownJson, shown_rows};
 use super::{Store, StoreError};
 
 /// A page of flows ends with the flow that reaches this many jobs. All jobs are counted: 10,000, the maximum for a
@@ -40,7 +41,7 @@ impl Store {
                 ],
             )
             .await?;
-        let flows: Vec<Value> = rows.iter().map(|row| row.get(0)).collect();
+        let flows = shown_rows(&rows);
         let has_older = rows.last().is_some_and(|row| row.get(1));
         let last = flows.last().filter(|_| has_older);
         let next_before = last.and_then(|flow| flow["id"].as_i64());
@@ -52,7 +53,8 @@ impl Store {
         let rows = self
             .query(include_str!("flow.sql"), &[(&id, Type::INT8)])
             .await?;
-        Ok(rows.first().map(|row| row.get(0)))
+        let shown = rows.first().map(|row| row.get::<_, ShownJson>(0));
+        Ok(shown.map(|ShownJson(flow)| flow))
     }
 
     /// Cancels up to `limit` live jobs of a flow; returns how many.

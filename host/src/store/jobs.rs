@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
+use super::json::shown_rows;
 use super::{Store, StoreError};
 
 /// The maximum number of jobs that one search examines: a filter with few matches would otherwise read the whole
@@ -46,7 +47,7 @@ impl Store {
             .query(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])
             .await?;
         Ok(JobList {
-            jobs: rows.iter().map(|row| row.get(0)).collect(),
+            jobs: shown_rows(&rows),
             examined_back_to: found.examined_back_to,
         })
     }

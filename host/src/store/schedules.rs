@@ -4,6 +4,7 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::json::shown_rows;
 use super::{JsonText, Store, StoreError, is_login_refused_by_function};
 
 /// The arguments of `rouse.schedule` that the command line supports. `None` means the default of the function.
@@ -69,7 +70,7 @@ impl Store {
         let rows = self
             .query(include_str!("schedules.sql"), &[(&name, Type::TEXT)])
             .await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        Ok(shown_rows(&rows))
     }
 
     /// Creates or replaces a schedule. Returns `created`, `replaced` or `unchanged`.
