@@ -60,7 +60,8 @@ BEGIN
         SELECT * INTO limits FROM rouse._limits_of(p_worker);
         IF FOUND AND NOT pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') AND NOT EXISTS (
             SELECT FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane
-            WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)) THEN
+            WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)
+              AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) THEN
             RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', limits.login, made.id, quote_literal(options ->> 'unique_key')
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
         END IF;
@@ -209,8 +210,16 @@ DECLARE
     wrong  record;
 BEGIN
     SELECT * INTO limits FROM rouse._limits_of(p_worker);
-    IF NOT FOUND OR pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
-        RETURN;
+    IF FOUND THEN
+        IF pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
+            RETURN;
+        END IF;
+    ELSE
+        -- Either the limits have just been removed; or the role was renamed or dropped, and nothing is permitted.
+        PERFORM FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.limited;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
     END IF;
     SELECT s.handler, s.options ->> 'queue' AS queue INTO wrong
     FROM unnest(p_jobs) AS s
@@ -219,7 +228,8 @@ BEGIN
                   WHERE NOT rouse._matches_any(t.tag, limits.tags))
     LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %', limits.login, quote_literal(left(wrong.handler, 140)),
+        RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %',
+            coalesce(limits.login::text, (SELECT w.login FROM rouse.worker AS w WHERE w.incarnation = p_worker)), quote_literal(left(wrong.handler, 140)),
             coalesce(quote_literal(left(wrong.queue, 140)), 'of their parent')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Its handlers and queues are listed in rouse.worker_login; the role rouse_enqueuer may enqueue any job.';

@@ -143,7 +143,8 @@ $$;
 -- whose attempts have ended: their progress is deleted.
 --
 -- Existing rows of both lists are first locked in the same order, so that two workers that both believe that they hold
--- a job do not deadlock.
+-- a job do not deadlock. Rows that the call does not write are not locked, so that no worker can hold up the reports of
+-- others.
 CREATE OR REPLACE FUNCTION rouse.report(
     p_worker bigint, p_key bytea, p_reports rouse.progress_report[], p_ended bigint[], p_ended_fences bigint[])
 RETURNS SETOF bigint
@@ -156,8 +157,15 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM FROM (SELECT s.id FROM unnest(p_reports) AS s UNION SELECT e.id FROM unnest(p_ended) AS e(id) ORDER BY id) AS asked
-    CROSS JOIN LATERAL (SELECT FROM rouse.progress AS p WHERE p.job = asked.id FOR UPDATE) AS there;
+    PERFORM FROM (
+        SELECT s.id, s.fence, true AS is_own FROM unnest(p_reports) AS s
+        CROSS JOIN LATERAL (
+            SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
+        UNION
+        SELECT e.id, e.fence, false FROM unnest(p_ended, p_ended_fences) AS e(id, fence)
+        ORDER BY id) AS asked
+    CROSS JOIN LATERAL (
+        SELECT FROM rouse.progress AS p WHERE p.job = asked.id AND (asked.is_own OR p.fence = asked.fence) FOR UPDATE) AS there;
     DELETE FROM rouse.progress AS p USING unnest(p_ended, p_ended_fences) AS e(id, fence)
     WHERE p.job = ANY (ARRAY[e.id]) AND p.fence = e.fence;
     WITH reported AS (
@@ -203,8 +211,7 @@ END
 $$;
 
 -- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns the number of
--- lines that are stored: a worker may only write for jobs that it has claimed, or has ended an attempt of, or has
--- released.
+-- lines that are stored: a worker may only write for its own attempts, running, ended or released.
 --
 -- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
 -- count as stored. An earlier call that has not committed yet is not noticed. Other calls do not read rouse.log. Served
@@ -216,18 +223,21 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at       timestamptz := clock_timestamp();
     asked    integer := cardinality(p_lines);
-    own_jobs bigint[];
-    kept     integer;
+    -- Its own attempts.
+    own_jobs     bigint[];
+    own_attempts integer[];
+    kept         integer;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT coalesce(array_agg(reported.id), '{}') INTO own_jobs
-    FROM (SELECT DISTINCT s.id FROM unnest(p_lines) AS s) AS reported
-    WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = reported.id AND j.worker = p_worker)
-       OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = reported.id AND a.worker = p_worker)
-       OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.worker = p_worker)
+    SELECT coalesce(array_agg(reported.id), '{}'), coalesce(array_agg(reported.attempt), '{}') INTO own_jobs, own_attempts
+    FROM (SELECT DISTINCT s.id, greatest(s.attempt, 1) AS attempt FROM unnest(p_lines) AS s) AS reported
+    WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = reported.id AND j.attempt = reported.attempt AND j.worker = p_worker)
+       OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = reported.id AND a.attempt = reported.attempt AND a.worker = p_worker)
+       OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.attempt = reported.attempt AND f.worker = p_worker)
        -- A released attempt has no row of its own.
-       OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.worker = p_worker);
+       OR EXISTS (SELECT FROM rouse.record AS r WHERE r.job = reported.id AND r.event = 'released' AND r.attempt = reported.attempt
+                                                  AND r.worker = p_worker);
     IF p_repeats THEN
         -- The inner query returns no more rows than lines were sent: it may be searched for each line.
         p_lines := ARRAY(
@@ -245,7 +255,7 @@ BEGIN
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
            at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)
     FROM unnest(p_lines) AS s
-    WHERE s.id = ANY (own_jobs);
+    WHERE (s.id, greatest(s.attempt, 1)) IN (SELECT o.id, o.attempt FROM unnest(own_jobs, own_attempts) AS o(id, attempt));
     GET DIAGNOSTICS kept = ROW_COUNT;
     RETURN kept + asked - cardinality(p_lines);
 END

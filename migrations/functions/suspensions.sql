@@ -12,6 +12,20 @@
 -- parent do. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
 -- sender waits, and sees the wait.
 
+-- Those of the listed jobs that the job has called, according to its steps. A worker waits for no others: it would lock
+-- them. Served by step_job.
+CREATE OR REPLACE FUNCTION rouse._called_jobs(p_job bigint, p_jobs jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF coalesce(p_jobs, '[]') = '[]' THEN
+        RETURN '[]';
+    END IF;
+    RETURN coalesce((
+        SELECT jsonb_agg(DISTINCT s.wait -> 'job') FROM rouse.step AS s
+        WHERE s.job = p_job AND s.wait ->> 'kind' = 'call' AND p_jobs @> (s.wait -> 'job')), '[]');
+END
+$$;
+
 -- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
 -- a list of {"parent": …, "step": …, "id": …}. If a resumed attempt waits again at the same step, it has `begun` that
 -- step. Served by the primary key and signal_job.
@@ -43,9 +57,11 @@ BEGIN
             lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
             -- Only these fields, and nothing else that the worker has sent.
             wait = jsonb_strip_nulls(jsonb_build_object(
-                'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name', 'until_ms', s.result -> 'until_ms',
+                'kind', s.result -> 'kind', 'step', s.result -> 'step', 'name', s.result -> 'name',
+                'until_ms', CASE WHEN jsonb_typeof(s.result -> 'until_ms') = 'number' THEN
+                    least(greatest((s.result ->> 'until_ms')::numeric, 0), 9e15)::bigint END,
                 'jobs', CASE WHEN s.result ->> 'kind' = 'call' THEN
-                    coalesce(s.result -> 'jobs', '[]') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
+                    rouse._called_jobs(s.id, s.result -> 'jobs') || coalesce(jsonb_path_query_array(calls_of -> s.id::text, '$[*].id'), '[]') END)),
             -- Without a timeout: a hundred years. As after a failure, a time that has passed in the meantime means now.
             available_at = CASE WHEN s.result ->> 'kind' = 'call' THEN at
                            -- With a single snapshot, a signal that this transaction waited for is invisible: the

@@ -1,6 +1,7 @@
 //! Limits of a worker's login, set by the owner, and bounds on everything that a worker sends.
 
 mod bounds;
+mod others;
 
 use std::time::Duration;
 
@@ -391,6 +392,11 @@ async fn jobs_of_a_limited_login_are_limited_also_if_they_commit_with_effects() 
     )
     .await;
     enqueue_sql(&client, "'x', queue => 'billing', unique_key => 'taken'").await;
+    enqueue_sql(
+        &client,
+        "'x', queue => 'mail', tags => '{gpu}', unique_key => 'tagged'",
+    )
+    .await;
     enqueue_sql(&client, "'x', queue => 'mail'").await;
     let store = login.worker("w", &["mail"]).await;
     let job = claim(&store, 1).await.remove(0);
@@ -416,10 +422,20 @@ async fn jobs_of_a_limited_login_are_limited_also_if_they_commit_with_effects() 
     let error = refusal(&handlers, &other).await;
     let why = "22023: rouse: login logins_effects may not enqueue jobs for handler 'other' in queue of their parent";
     assert!(error.starts_with(why), "{error}");
-    let taken = settle_with(r#""handler": "x", "options": {"unique_key": "taken"}"#);
-    let error = refusal(&handlers, &taken).await;
-    let why = "22023: rouse: login logins_effects may not use job";
+    // The worker keeps its limits even if its role has another name now.
+    let rename = "ALTER ROLE logins_effects RENAME TO logins_renamed";
+    client.batch_execute(rename).await.unwrap();
+    let error = refusal(&handlers, &other).await;
     assert!(error.starts_with(why), "{error}");
+    let rename = "ALTER ROLE logins_renamed RENAME TO logins_effects";
+    client.batch_execute(rename).await.unwrap();
+    // Jobs with these keys are outside its limits: in another queue, or with a tag.
+    for key in ["taken", "tagged"] {
+        let child = format!(r#""handler": "x", "options": {{"unique_key": "{key}"}}"#);
+        let error = refusal(&handlers, &settle_with(&child)).await;
+        let why = "22023: rouse: login logins_effects may not use job";
+        assert!(error.starts_with(why), "{key}: {error}");
+    }
     client
         .batch_execute("GRANT rouse_enqueuer TO logins_effects")
         .await

@@ -270,6 +270,10 @@ async fn a_repeated_call_stores_only_the_lines_that_are_missing() {
     };
     let stored = store.append_log(&[say(1, 1), say(1, 2)], false).await;
     assert_eq!(stored.unwrap(), 2);
+    // The next attempt.
+    let released = settlement(&job, Outcome::Released);
+    store.settle(&[released], Locked::Wait).await.unwrap();
+    assert_eq!(claim(&store, 1).await[0].attempt, Attempt(2));
     let again = [say(1, 1), say(1, 2), say(1, 3), say(2, 1)];
     for _ in 0..2 {
         let stored = store.append_log(&again, true).await;

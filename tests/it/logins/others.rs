@@ -1,0 +1,170 @@
+//! What a worker of a limited login cannot do to jobs of other workers.
+
+use std::fmt::Display;
+
+use rouse::store::Report;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use super::{Login, limit};
+use crate::support::TestDb;
+use crate::support::claims::{claim, claim_one, make_due};
+use crate::support::worker::enqueue_sql;
+
+/// The fence of its claims.
+const FENCE: i64 = 5;
+
+/// A session of a login that is limited to queue mail, with a registered worker.
+struct Intruder {
+    client: Client,
+    worker: i64,
+}
+
+impl Intruder {
+    async fn enter(db: &TestDb, name: &str) -> Self {
+        let login = Login::create(db, name).await;
+        let limits = format!("'{name}', '{{w}}', '{{mail}}'");
+        let columns = "login, worker_ids, queues";
+        limit(&db.client().await, columns, &limits).await;
+        let client = login.client().await;
+        let register = "SELECT incarnation \
+                        FROM rouse.register('w', sha256('k'), 'h', 'p', 'v', '{}', 9, '{mail}', '{}')";
+        let worker = client.query_one(register, &[]).await.unwrap().get(0);
+        Self { client, worker }
+    }
+
+    /// Calls a function with the worker and its key, and returns the first column of the first row, if any.
+    async fn call(&self, function: &str, arguments: impl Display) -> Option<i64> {
+        let sql = format!(
+            "SELECT r::text::bigint FROM rouse.{function}({}, sha256('k'), {arguments}) AS r",
+            self.worker
+        );
+        let rows = self.client.query(&sql, &[]).await.expect(&sql);
+        rows.first().and_then(|row| row.get(0))
+    }
+
+    /// A job of its queue that it has claimed.
+    async fn job(&self, db: &TestDb) -> i64 {
+        let id = enqueue_sql(&db.client().await, "'x', queue => 'mail'").await;
+        let lanes =
+            "ARRAY(SELECT ROW(id, -1, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane)";
+        let claim = format!(
+            "SELECT id FROM rouse.claim({}, sha256('k'), {FENCE}, {lanes}, 1)",
+            self.worker
+        );
+        let claimed: i64 = self.client.query_one(&claim, &[]).await.unwrap().get(0);
+        assert_eq!(claimed, id);
+        id
+    }
+
+    /// Settles a claimed job as queued, with these other fields.
+    async fn settle(&self, id: i64, fields: &Value) {
+        let own = json!({"id": id, "fence": FENCE, "state": "queued", "started_us": 1});
+        let settlement =
+            format!("jsonb_populate_record(NULL::rouse.settlement, '{own}'::jsonb || '{fields}')");
+        let sql = format!(
+            "SELECT id FROM rouse.settle({}, sha256('k'), ARRAY[{settlement}], '{{}}', false)",
+            self.worker
+        );
+        let accepted: i64 = self.client.query_one(&sql, &[]).await.unwrap().get(0);
+        assert_eq!(accepted, id);
+    }
+
+    async fn run(&self, sql: &str) {
+        self.client.batch_execute(sql).await.unwrap();
+    }
+}
+
+/// The steps of several jobs are read in one call.
+#[tokio::test]
+async fn a_malformed_wait_does_not_hide_the_steps_of_other_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let intruder = Intruder::enter(&db, "logins_malformed").await;
+    let id = intruder.job(&db).await;
+    let wait = json!({"kind": "sleep", "step": "s", "until_ms": "soon"});
+    intruder.settle(id, &json!({ "result": wait })).await;
+    make_due(&client, id).await;
+    enqueue_sql(&client, "'x'").await;
+    let store = db.worker().await;
+    store.promote(None, false).await.unwrap();
+    let claims: Vec<_> = claim(&store, 9)
+        .await
+        .iter()
+        .map(|job| (job.id, job.fence))
+        .collect();
+    assert_eq!(claims.len(), 2);
+    let steps = store.recorded_steps(&claims, Vec::new()).await.unwrap();
+    assert!(steps.iter().all(Result::is_ok), "{steps:?}");
+}
+
+#[tokio::test]
+async fn a_suspension_locks_no_job_that_the_attempt_has_not_called() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let intruder = Intruder::enter(&db, "logins_waiter").await;
+    let other = enqueue_sql(&client, "'x', queue => 'billing'").await;
+    let id = intruder.job(&db).await;
+    let wait = json!({"kind": "call", "step": "s", "jobs": [other]});
+    intruder.run("BEGIN").await;
+    intruder.settle(id, &json!({ "result": wait })).await;
+    client
+        .batch_execute(&format!(
+            "SET lock_timeout = '5s'; SELECT rouse.cancel({other})"
+        ))
+        .await
+        .expect("the settlement has not locked it");
+    intruder.run("COMMIT").await;
+    let waits = "SELECT EXISTS (SELECT FROM rouse.dependency)";
+    let waits: bool = client.query_one(waits, &[]).await.unwrap().get(0);
+    assert!(!waits);
+}
+
+#[tokio::test]
+async fn a_report_locks_no_progress_of_another_workers_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let intruder = Intruder::enter(&db, "logins_reporter").await;
+    let id = enqueue_sql(&client, "'x'").await;
+    let store = db.worker().await;
+    let job = claim_one(&store).await;
+    let report = |percent| Report {
+        id: job.id,
+        fence: job.fence,
+        percent,
+        step: "s".into(),
+    };
+    store.report(&[report(1)], &[]).await.unwrap();
+    intruder.run("BEGIN").await;
+    for fence in ["1", "NULL"] {
+        let arguments = format!(
+            "ARRAY[ROW({id}, {fence}, 5, 's')::rouse.progress_report], '{{{id}}}', ARRAY[{fence}]::bigint[]"
+        );
+        assert_eq!(intruder.call("report", arguments).await, None);
+    }
+    let accepted = store.report(&[report(2)], &[]).await;
+    assert!(accepted.expect("nothing is locked").contains(&job.id));
+    intruder.run("COMMIT").await;
+}
+
+#[tokio::test]
+async fn a_worker_writes_log_lines_only_of_its_own_attempts() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let intruder = Intruder::enter(&db, "logins_forger").await;
+    let id = intruder.job(&db).await;
+    let error = json!({"kind": "guest_error", "message": "no"});
+    intruder.settle(id, &json!({ "error": error })).await;
+    let store = db.worker().await;
+    store.promote(None, false).await.unwrap();
+    let job = claim_one(&store).await;
+    assert_eq!((job.id.0, job.attempt.0), (id, 2));
+    for (attempt, stored) in [(1, 1), (2, 0)] {
+        let line =
+            format!("ARRAY[ROW({id}, {attempt}, 1, 0, 'info', 'it')::rouse.log_line], false");
+        assert_eq!(intruder.call("append_log", line).await, Some(stored));
+    }
+    let lines = "SELECT count(*) FROM rouse.job_log($1)";
+    let lines: i64 = client.query_one(lines, &[&id]).await.unwrap().get(0);
+    assert_eq!(lines, 1);
+}
