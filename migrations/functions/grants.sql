@@ -67,11 +67,15 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the privileges of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by, rouse._count_flow TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.gate, rouse.gate_key, rouse.shard, rouse.shard_lease, rouse.taker, rouse.lane, rouse.limits, rouse.job, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.gate, rouse.gate_key, rouse.shard, rouse.shard_lease, rouse.taker, rouse.lane, rouse.limits, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.contract, rouse.contract_version, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queue_settings, rouse.queues, rouse.gates, rouse.backlog, rouse.workers, rouse.handlers, rouse.contracts, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
 -- All columns except the fence.
+GRANT SELECT (id, lane, turn, worker, retried_from, chain, flow, flow_name, requested_at, available_at, claimed_at, lease_until, attempt, uncounted,
+              max_attempts, blockers, state, bytes, tenant, source, unique_key, payload, payload_at, wake, memory_bytes, grants, lease_ms, timeout_ms,
+              after, wait, origin, trace)
+    ON rouse.job TO rouse_observer, rouse_operator;
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;
 GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer, rouse_operator;
 -- All columns except the hash of the key.

@@ -39,7 +39,8 @@ const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";
 const READ_KEYS: &str = "SELECT key_hash FROM rouse.worker";
 const WORKERS: &str = "SELECT * FROM rouse.workers";
-const READ_TABLE: &str = "SELECT * FROM rouse.job";
+const READ_TABLE: &str = "SELECT id, payload FROM rouse.job";
+const READ_FENCES: &str = "SELECT fence FROM rouse.job";
 const READ_VIEW: &str = "SELECT * FROM rouse.jobs";
 const DELETE_JOBS: &str = "DELETE FROM rouse.job";
 const UPDATE_FINISHED: &str = "UPDATE rouse.finished SET result = NULL";
@@ -223,6 +224,7 @@ async fn each_role_has_exactly_its_own_privileges() {
             RENEW,
             REGISTER,
             READ_TABLE,
+            READ_FENCES,
             READ_VIEW,
             DELETE_JOBS,
             UPDATE_FINISHED,
@@ -294,6 +296,19 @@ async fn each_role_has_exactly_its_own_privileges() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn observers_and_operators_read_all_columns_of_live_jobs_except_fences() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let wrong = "SELECT array_agg(format('%s: %s.%s', r.role, a.attrelid::regclass, a.attname))
+                 FROM pg_attribute AS a, unnest('{rouse_observer,rouse_operator}'::name[]) AS r(role)
+                 WHERE a.attrelid = ANY ('{rouse.job,rouse.progress,rouse.running}'::regclass[])
+                   AND a.attnum > 0 AND NOT a.attisdropped
+                   AND has_column_privilege(r.role, a.attrelid, a.attnum, 'SELECT') <> (a.attname <> 'fence')";
+    let wrong: Option<Vec<String>> = client.query_one(wrong, &[]).await.unwrap().get(0);
+    assert_eq!(wrong, None);
 }
 
 #[tokio::test]

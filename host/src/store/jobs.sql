@@ -19,7 +19,7 @@ FROM (
     CROSS JOIN LATERAL (
         SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.uncounted, j.max_attempts,
                j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until, NULL::jsonb AS error,
-               CASE WHEN j.turn IS NULL AND j.fence IS NULL THEN j.wait END AS wait
+               CASE WHEN j.turn IS NULL AND j.state = 'queued' THEN j.wait END AS wait
         FROM rouse.job AS j WHERE j.id = requested.id
         UNION ALL
         SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.uncounted, f.max_attempts,
