@@ -241,7 +241,7 @@ BEGIN
             RAISE EXCEPTION 'rouse.publish_contracts: a function may have at most % parameters', 100 - cardinality(names)
                 USING ERRCODE = 'too_many_arguments';
         END IF;
-        IF coalesce(entry.name, '') = '' OR octet_length(entry.name) > 63 OR entry.name LIKE 'rouse\_%' THEN
+        IF coalesce(entry.name, '') = '' OR octet_length(entry.name) > 63 OR starts_with(entry.name, 'rouse_') THEN
             RAISE EXCEPTION 'rouse.publish_contracts: % is not the name of a parameter', quote_nullable(left(entry.name, 140))
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Names are 1 to 63 bytes long and do not start with rouse_.';
         END IF;
@@ -409,7 +409,7 @@ DECLARE
     entry   record;
     served  boolean;
 BEGIN
-    IF schema = 'rouse' OR schema = 'information_schema' OR schema LIKE 'pg\_%' OR schema = '' THEN
+    IF schema = 'rouse' OR schema = 'information_schema' OR starts_with(schema, 'pg_') OR schema = '' THEN
         RAISE EXCEPTION 'rouse.publish_contracts: the typed functions cannot be in schema %', quote_nullable(schema)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Choose a schema of your own, such as jobs.';
     END IF;

@@ -58,12 +58,13 @@ LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     name text := regexp_replace(p_text, '^[*][.]', '');
 BEGIN
-    IF p_text = '*' OR p_text ~ '^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)([.](?!$)|$)){4}$' THEN
+    IF p_text = '*' OR p_text ~ '^((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])([.](?!$)|$)){4}$' THEN
         RETURN true;
     END IF;
     IF p_text ~ ':' THEN
         BEGIN
-            RETURN p_text ~ '^([[][0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?[]]|[0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?)$' AND family(btrim(p_text, '[]')::inet) = 6;
+            RETURN p_text ~ '^([[][0-9A-Fa-f:]+([0-9]+([.][0-9]+){3})?[]]|[0-9A-Fa-f:]+([0-9]+([.][0-9]+){3})?)$'
+               AND family(btrim(p_text, '[]')::inet) = 6;
         EXCEPTION
             WHEN invalid_text_representation THEN
                 RETURN false;
@@ -72,7 +73,7 @@ BEGIN
     -- The last label of a name is not a number; that would be an IP address in another notation.
     RETURN length(rtrim(name, '.')) <= 253
        AND name ~ '^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?([.]|$))+$'
-       AND name !~* '(^|[.])(\d+|0x[0-9a-f]*)[.]?$';
+       AND name !~* '(^|[.])([0-9]+|0x[0-9a-f]*)[.]?$';
 END
 $$;
 

@@ -26,7 +26,7 @@ DECLARE
 BEGIN
     IF jsonb_typeof(p_value) = 'string' THEN
         BEGIN
-            at := CASE WHEN written ~ '[[:alpha:]]' AND written !~ '^\s*[0-9]{4}-' THEN now() - written::interval ELSE written::timestamptz END;
+            at := CASE WHEN written ~ '[[:alpha:]]' AND written !~ '^[[:space:]]*[0-9]{4}-' THEN now() - written::interval ELSE written::timestamptz END;
         EXCEPTION
             WHEN data_exception THEN
                 BEGIN

@@ -7,7 +7,7 @@
 CREATE OR REPLACE FUNCTION rouse._keep_history() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    is_record boolean := TG_TABLE_NAME = 'record' OR TG_TABLE_NAME LIKE 'record\_%';
+    is_record boolean := TG_TABLE_NAME = 'record' OR starts_with(TG_TABLE_NAME, 'record_');
 BEGIN
     IF is_record AND (TG_OP = 'TRUNCATE' OR to_jsonb(OLD) ->> 'event' = 'history_unlocked') THEN
         RAISE EXCEPTION 'rouse: % on rouse.% is not allowed: the record of rouse.unlock_history must remain', TG_OP, TG_TABLE_NAME

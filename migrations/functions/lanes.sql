@@ -184,7 +184,7 @@ BEGIN
                 SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key
                 -- Workers provide them, and they appear in the terminal of a producer, so control characters and marks
                 -- that change the direction of text are left out.
-                WHERE key !~ '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')), 600);
+                WHERE key !~ E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]')), 600);
     END IF;
 END
 $$;

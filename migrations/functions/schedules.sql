@@ -22,7 +22,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_cron(p_cron text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    fields text[] := regexp_split_to_array(btrim(p_cron, E' \t\r\n'), '\s+');
+    fields text[] := regexp_split_to_array(btrim(p_cron, E' \t\r\n'), '[[:space:]]+');
 BEGIN
     IF p_cron IS NULL OR length(p_cron) > 200 OR cardinality(fields) NOT BETWEEN 5 AND 6
        OR EXISTS (SELECT FROM unnest(fields) AS field WHERE field !~ '^[0-9A-Za-z*/,?#-]+$') THEN

@@ -178,7 +178,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- No handler could read it.
-    IF set_state.key ~ '[\x01-\x1f\x7f-\x9f]' THEN
+    IF set_state.key ~ E'[\\x01-\\x1f\\x7f-\\x9f]' THEN
         RAISE EXCEPTION 'rouse.set_state: the key must not contain control characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF set_state.value IS NULL OR octet_length(set_state.value) > 16777216 THEN

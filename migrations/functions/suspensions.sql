@@ -139,7 +139,7 @@ DECLARE
 BEGIN
     PERFORM rouse._check_id('signal', signal.id);
     -- Hosts do not wait for any other names.
-    IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 OR signal.name ~ '[\x01-\x1f\x7f-\x9f]' THEN
+    IF signal.name IS NULL OR length(signal.name) NOT BETWEEN 1 AND 200 OR signal.name ~ E'[\\x01-\\x1f\\x7f-\\x9f]' THEN
         RAISE EXCEPTION 'rouse.signal: the name of a signal must have 1 to 200 printable characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(signal.payload::text) > 262144 THEN

@@ -24,7 +24,7 @@ $$;
 -- A string as one word of a shell command. Operators copy the commands of remedies, and names may be untrusted text.
 CREATE OR REPLACE FUNCTION rouse._shell_word(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', '''\''''') || '''' END
+    SELECT CASE WHEN p_text ~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' THEN p_text ELSE '''' || replace(p_text, '''', E'''\\''''') || '''' END
 $$;
 
 -- The jobs that share a limit with a job, as text: ' of tenant acme'. Empty if all jobs share it. The values are those

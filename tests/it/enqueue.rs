@@ -500,3 +500,32 @@ async fn names_are_checked_regardless_of_standard_conforming_strings() {
         assert!(enqueued.is_err(), "{name:?} is not a handler name");
     }
 }
+
+#[tokio::test]
+async fn functions_do_not_depend_on_standard_conforming_strings() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Functions with a backslash in a plain string; those in comments do not matter.
+    let sql = r"SELECT coalesce(array_agg(p.proname::text), '{}') FROM pg_proc AS p
+                WHERE p.pronamespace = 'rouse'::regnamespace AND strpos(regexp_replace(
+                    regexp_replace(p.prosrc, '--[^\n]*', '', 'g'), 'E''([^''\\]|''''|\\.)*''', '', 'g'), '\') > 0";
+    let found: Vec<String> = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(found, [""; 0]);
+    client
+        .batch_execute(
+            r#"SET standard_conforming_strings = off;
+               SELECT rouse.signal(rouse.enqueue('x'), 'go');
+               SELECT rouse.schedule('s', 'x', cron => '0 3 * * *');
+               SELECT rouse.set_state('x', NULL, 'k', 'v');
+               SELECT rouse.enqueue('x', grants => '{"http": ["10.0.0.1", "[::ffff:1.2.3.4]"]}')"#,
+        )
+        .await
+        .unwrap();
+    let wrong = r#"SELECT rouse.enqueue('x', grants => '{"http": ["999.0.0.1"]}')"#;
+    let message = refused(&client, wrong).await;
+    assert!(message.contains("must be a list of hosts"), "{message}");
+    // A word for a shell.
+    let quoted = "SELECT rouse._shell_word('it''s; rm')";
+    let quoted: String = client.query_one(quoted, &[]).await.unwrap().get(0);
+    assert_eq!(quoted, r"'it'\''s; rm'");
+}
