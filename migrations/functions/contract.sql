@@ -262,7 +262,8 @@ BEGIN
         WHEN is_whole THEN 'COALESCE(pg_catalog.to_jsonb($1), ''null'')'
         WHEN count = 0 THEN $p$'{}'::pg_catalog.jsonb$p$
         ELSE format($p$COALESCE((SELECT pg_catalog.jsonb_object_agg(p.name, p.value) FILTER (WHERE p.value IS NOT NULL) FROM (VALUES %s) AS p(name, value)), '{}')$p$, members) END;
-    body := format(E'BEGIN\n    RETURN rouse.enqueue(handler => %L, payload => %s', p_contract ->> 'handler', payload);
+    -- A function p with a parameter `name` would also have a variable p.name.
+    body := format(E'#variable_conflict use_column\nBEGIN\n    RETURN rouse.enqueue(handler => %L, payload => %s', p_contract ->> 'handler', payload);
     FOR number IN 1 .. cardinality(names) LOOP
         body := body || format(', %I => $%s', names[number], count + number);
     END LOOP;
@@ -306,7 +307,8 @@ DECLARE
 BEGIN
     IF old IS NOT NULL THEN
         EXECUTE format('CREATE OR REPLACE FUNCTION %I.%I(%s) RETURNS bigint LANGUAGE plpgsql AS %L', p_schema, p_name, pg_get_function_arguments(old),
-            format(E'BEGIN\n    RAISE EXCEPTION %L USING ERRCODE = %L, HINT = %L;\nEND',
+            -- Not as the format of RAISE: the name of the schema may contain a percent sign.
+            format(E'BEGIN\n    RAISE EXCEPTION USING MESSAGE = %L, ERRCODE = %L, HINT = %L;\nEND',
                    format('%s.%s: handler %s was removed: no worker has it', p_schema, p_name, p_handler), 'undefined_object',
                    format('`rouse contract publish` with its module brings it back; `rouse contract delete %s` deletes this function.', p_handler)));
         EXECUTE format('COMMENT ON FUNCTION %s IS %L', old::regprocedure, format('Handler %s was removed: this function raises an error.', p_handler));

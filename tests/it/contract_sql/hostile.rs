@@ -98,6 +98,22 @@ async fn names_that_are_no_parameters_leave_the_payload_whole() {
     }
 }
 
+/// The function of a handler named p has the variables p.name and p.value, and its statement has columns p.name and
+/// p.value.
+#[tokio::test]
+async fn names_of_a_handler_and_of_its_properties_cannot_be_ambiguous() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let schema = r#"{"type": "object", "required": ["name", "value"], "properties": {
+        "name": {"type": "string"}, "value": {"type": "string"}, "p": {"type": "string"}}}"#;
+    let folder = folder_of("", &[("p.wasm", module(&[("p", schema)]))]);
+    publish(&db, &folder);
+    let call = "SELECT jobs.p(name => 'n', value => 'v', p => 'x')";
+    let id = one(&client, call).await;
+    let expected = json!({"name": "n", "value": "v", "p": "x"});
+    assert_eq!(payload(&client, id).await, expected);
+}
+
 #[tokio::test]
 async fn handlers_whose_functions_would_have_one_name_get_two() {
     let db = TestDb::new().await;

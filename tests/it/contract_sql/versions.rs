@@ -108,6 +108,34 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_deleted()
 }
 
 #[tokio::test]
+async fn a_function_in_a_schema_with_an_odd_name_is_closed_too() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let create = r#"CREATE SCHEMA "100% ""j" AUTHORIZATION rouse_owner"#;
+    client.batch_execute(create).await.unwrap();
+    let folder = folder_of(
+        "",
+        &[
+            ("x.wasm", module(&[("x.y", TEXT)])),
+            ("z.wasm", module(&[("z", TEXT)])),
+        ],
+    );
+    let publish_there = || contract(&db, &folder, &["publish", "--schema", "100% \"j"]);
+    let (code, output) = publish_there();
+    assert_eq!(code, 0, "{output}");
+    let call = r#"SELECT "100% ""j".x_y('it')"#;
+    assert!(one::<i64>(&client, call).await > 0);
+    std::fs::remove_file(folder.join("handlers-wasm/x.wasm")).unwrap();
+    let (code, output) = publish_there();
+    assert_eq!(code, 0, "{output}");
+    let (message, _) = refused(&client, call).await;
+    assert_eq!(
+        message,
+        "100% \"j.x_y: handler x.y was removed: no worker has it"
+    );
+}
+
+#[tokio::test]
 async fn a_folder_with_a_refused_module_removes_nothing() {
     let db = TestDb::new().await;
     let folder = folder_of(
