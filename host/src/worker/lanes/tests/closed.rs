@@ -312,7 +312,8 @@ fn tenants_behind_a_gate_that_they_share_get_their_shares_of_it() {
             let orders = lanes.orders(After::Cursor, 16);
             let first = orders[0].lane;
             *started.entry(first.0).or_default() += 1;
-            let closed: Vec<ClosedLane> = (1..=3).map(|n| closed_by(n, by)).collect();
+            let closed = orders.iter().map(|order| closed_by(order.lane.0, by));
+            let closed: Vec<ClosedLane> = closed.collect();
             lanes.claimed(&orders, &[job(first.0, turn)], &closed, false);
             // The time of their starts is that of the claim, a moment ago.
             now = now.plus(Duration::from_secs(2));
