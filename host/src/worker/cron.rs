@@ -329,7 +329,8 @@ fn concerns_all(shared: &Shared, error: &StoreError) -> bool {
         None => !error.is_silence(),
         Some(_) => error.is_transient() && !error.may_be_one_rows_fault(),
     };
-    is_outage || shared.has_incarnation_ended(error) || shared.is_partition_missing(error)
+    shared.note_missing_partition(error);
+    is_outage || shared.has_incarnation_ended(error) || error.is_partition_missing()
 }
 
 /// True if the same call would be refused again.
