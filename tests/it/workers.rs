@@ -355,11 +355,11 @@ async fn an_invalid_registration_is_refused() {
             "rounds and promotions must be counts",
         ),
         (
-            "1, '{}', '{}', '{\"fair\": [{\"keys\": [{\"selected\": 1}, {\"deferred\": -1}]}]}'",
+            "1, '{}', '{}', '{\"fair\": [{\"queue\": \"a\", \"keys\": [{\"selected\": 1}, {\"deferred\": -1}]}]}'",
             "selected, deferred and promotions of a key must be counts",
         ),
         (
-            "1, '{}', '{}', '{\"fair\": [{\"keys\": [{\"deficit\": 1e-400}]}]}'",
+            "1, '{}', '{}', '{\"fair\": [{\"queue\": \"a\", \"keys\": [{\"deficit\": 1e-400}]}]}'",
             "deficit must be a number",
         ),
         (
