@@ -67,13 +67,14 @@ pub struct ScheduleDecision<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due, except those
-    /// with these revisions. Locks nothing.
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due, and the
+    /// unfinished backfills, except the schedules with these revisions and the backfills with these ids. Locks nothing.
     pub async fn due_schedules(
         &self,
         limit: i32,
         since: Option<Timestamp>,
         except: &[i64],
+        except_backfills: &[i64],
     ) -> Result<Due, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -85,6 +86,7 @@ impl Store {
                     (&limit, Type::INT4),
                     (&since.map(SystemTime::from), Type::TIMESTAMPTZ),
                     (&except, Type::INT8_ARRAY),
+                    (&except_backfills, Type::INT8_ARRAY),
                 ],
             )
             .await?;

@@ -18,7 +18,7 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use crate::job::cron::DueTimes;
 use crate::job::firing::{Action, Decision, backfill, fire};
-use crate::store::{Backfill, DueSchedule, ScheduleDecision, StoreError};
+use crate::store::{Backfill, Due, DueSchedule, ScheduleDecision, StoreError};
 
 /// The longest time between two looks: within this time, a host notices a new schedule whose notification was lost, or
 /// a change of the database's clock.
@@ -34,9 +34,6 @@ const ALL_EVERY: Duration = Duration::from_secs(600);
 /// The margin before that look: a schedule that was due within it may not have been visible, because its transaction
 /// was open.
 const LATE: Duration = Duration::from_secs(60);
-/// The wait after a round in which nothing could be written about backfills. It doubles with each such round, up to
-/// [`RETRY_AFTER`].
-const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -45,20 +42,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     if !shared.settings.schedules {
         return;
     }
-    let mut retry_wait = AGAIN_AFTER;
-    let (mut looks, mut postponed) = (Looks::default(), Postponed::default());
+    let mut hints = Hints::default();
     loop {
-        let wait = match round(&shared, &mut looks, &mut postponed).await {
-            Ok(Round::Idle(wait)) => wait,
-            Ok(Round::Fired) => {
-                retry_wait = AGAIN_AFTER;
-                Duration::ZERO
-            }
-            Ok(Round::Refused(next_in)) => {
-                let wait = retry_wait.min(next_in);
-                retry_wait = (retry_wait * 2).min(RETRY_AFTER);
-                wait
-            }
+        let wait = match round(&shared, &mut hints).await {
+            Ok(wait) => wait,
             Err(error) => {
                 if !shared.has_incarnation_ended(&error) {
                     warn_unless_unreachable!(
@@ -74,6 +61,16 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
             () = shared.schedules.notified() => {}
         }
     }
+}
+
+/// What is kept in memory between rounds.
+#[derive(Debug, Default)]
+struct Hints {
+    looks: Looks,
+    /// The schedules that could not be fired, by revision.
+    schedules: Postponed,
+    /// The backfills that could not be continued, by id.
+    backfills: Postponed,
 }
 
 /// The times of the looks that found no due schedule.
@@ -101,58 +98,58 @@ impl Looks {
     }
 }
 
-/// How a round ended.
-enum Round {
-    /// Nothing was due. The next schedule is due, or is tried again, after this time, if any is.
-    Idle(Duration),
-    /// Something was written, or postponed; more may be due.
-    Fired,
-    /// Nothing could be written. Another schedule is due, or is tried again, after this time, if any is.
-    Refused(Duration),
-}
-
-/// Fires what is due.
-async fn round(
-    shared: &Arc<Shared>,
-    looks: &mut Looks,
-    postponed: &mut Postponed,
-) -> Result<Round, StoreError> {
+/// Fires what is due, and continues backfills. Returns the time until the next round: none at all if something was
+/// fired, continued or postponed, because there may be more.
+async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, StoreError> {
     let started_at = Instant::now();
-    let since = looks.since(started_at);
-    let except = postponed.revisions(started_at);
-    let due = shared
+    let since = hints.looks.since(started_at);
+    let except = hints.schedules.waiting(started_at);
+    let except_backfills = hints.backfills.waiting(started_at);
+    let Due {
+        now,
+        next_in,
+        schedules,
+        backfills,
+    } = shared
         .store
-        .due_schedules(LISTED_MAX, since, &except)
+        .due_schedules(LISTED_MAX, since, &except, &except_backfills)
         .await?;
-    if due.schedules.is_empty() && except.is_empty() {
-        looks.found_none(started_at, due.now, since);
+    if schedules.is_empty() && except.is_empty() {
+        hints.looks.found_none(started_at, now, since);
     }
-    let is_idle = due.schedules.is_empty() && due.backfills.is_empty();
     // It can take milliseconds to find that an expression is never due, and a backfill has thousands of due times.
-    let (now, schedules, backfills) = (due.now, due.schedules, due.backfills);
     let decided = match schedules.is_empty() {
         true => Vec::new(),
         false => blocking(move || decide(schedules, now)).await,
     };
-    let mut fired = Fired::default();
-    let result = fire_all(shared, &decided, &mut fired).await;
+    let mut not_fired = NotFired::default();
+    let result = fire_all(shared, &decided, &mut not_fired).await;
     // Those that were not fired are left out of the next list, which may have others.
-    postponed.note(&fired.not_fired, started_at, Instant::now());
+    hints
+        .schedules
+        .note(&not_fired.0, started_at, Instant::now());
     result?;
-    let mut progress = fired.any || !fired.not_fired.is_empty();
-    if !backfills.is_empty() {
-        let steps = blocking(move || next_steps(backfills)).await;
-        for next in steps {
-            progress |= advance_backfill(shared, next).await?;
-        }
+    let steps = match backfills.is_empty() {
+        true => Vec::new(),
+        false => blocking(move || next_steps(backfills)).await,
+    };
+    let is_idle = decided.is_empty() && steps.is_empty();
+    let mut not_continued = Vec::new();
+    let result = continue_backfills(shared, steps, &mut not_continued).await;
+    hints
+        .backfills
+        .note(&not_continued, started_at, Instant::now());
+    result?;
+    if !is_idle {
+        return Ok(Duration::ZERO);
     }
-    let next_in = postponed.next_in(Instant::now()).into_iter();
-    let next_in = next_in.chain(due.next_in).min().unwrap_or(LOOK_EVERY);
-    Ok(match progress {
-        true => Round::Fired,
-        false if is_idle => Round::Idle(next_in),
-        false => Round::Refused(next_in),
-    })
+    let again_at = Instant::now();
+    let waits = [
+        next_in,
+        hints.schedules.next_in(again_at),
+        hints.backfills.next_in(again_at),
+    ];
+    Ok(waits.into_iter().flatten().min().unwrap_or(LOOK_EVERY))
 }
 
 type Decided = Vec<(DueSchedule, Decision)>;
@@ -186,28 +183,22 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
     steps.collect()
 }
 
-/// What was fired.
+/// The schedules that a round could not fire, by revision.
 #[derive(Default)]
-struct Fired {
-    /// True if anything was written.
-    any: bool,
-    /// The revisions of the schedules that were not fired.
-    not_fired: Vec<(i64, Cause)>,
-}
+struct NotFired(Vec<(i64, Cause)>);
 
-impl Fired {
-    /// Notes the result of a call: the names of the schedules that it has fired.
-    fn add(&mut self, tried: &[ScheduleDecision<'_>], fired: &[String]) {
-        self.any |= !fired.is_empty();
+impl NotFired {
+    /// Adds the schedules that a call has left out. `fired`: the names of the others.
+    fn add_left_out(&mut self, tried: &[ScheduleDecision<'_>], fired: &[String]) {
         for one in tried {
             if !fired.contains(&one.due.schedule.name) {
-                self.postpone(one, Cause::Busy);
+                self.add(one, Cause::Busy);
             }
         }
     }
 
-    fn postpone(&mut self, one: &ScheduleDecision<'_>, cause: Cause) {
-        self.not_fired.push((one.due.revision, cause));
+    fn add(&mut self, one: &ScheduleDecision<'_>, cause: Cause) {
+        self.0.push((one.due.revision, cause));
     }
 }
 
@@ -219,7 +210,7 @@ impl Fired {
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],
-    fired: &mut Fired,
+    not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     let mut batch: Vec<ScheduleDecision<'_>> = Vec::new();
     let mut size = 0;
@@ -245,16 +236,16 @@ async fn fire_all(
         batch.push(one);
         size += 1 + decision.firings.len();
         if size >= FIRED_MAX {
-            fire_batch(shared, &batch, fired).await?;
+            fire_batch(shared, &batch, not_fired).await?;
             batch.clear();
             size = 0;
         }
     }
     if !batch.is_empty() {
-        fire_batch(shared, &batch, fired).await?;
+        fire_batch(shared, &batch, not_fired).await?;
     }
     for one in locking {
-        fire_one(shared, &one, fired).await?;
+        fire_one(shared, &one, not_fired).await?;
     }
     Ok(())
 }
@@ -264,12 +255,12 @@ async fn fire_all(
 async fn fire_batch(
     shared: &Shared,
     batch: &[ScheduleDecision<'_>],
-    fired: &mut Fired,
+    not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     match shared.store.fire_schedules(batch).await {
         Ok(names) => {
             debug!(schedules = names.len(), of = batch.len(), "fired schedules");
-            fired.add(batch, &names);
+            not_fired.add_left_out(batch, &names);
             return Ok(());
         }
         Err(error) if concerns_all(shared, &error) => return Err(error),
@@ -278,7 +269,7 @@ async fn fire_batch(
         }
     }
     for one in batch {
-        fire_one(shared, one, fired).await?;
+        fire_one(shared, one, not_fired).await?;
     }
     Ok(())
 }
@@ -289,7 +280,7 @@ async fn fire_batch(
 async fn fire_one(
     shared: &Shared,
     one: &ScheduleDecision<'_>,
-    fired: &mut Fired,
+    not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     let name = &one.due.schedule.name;
     let written = match shared.store.fire_schedules(&[*one]).await {
@@ -305,15 +296,15 @@ async fn fire_one(
         written => written,
     };
     match written {
-        Ok(names) => fired.add(&[*one], &names),
+        Ok(names) => not_fired.add_left_out(&[*one], &names),
         Err(error) if error.is_locked() => {
             debug!(schedule = name, %error, "another transaction blocks the job of this schedule");
-            fired.postpone(one, Cause::Busy);
+            not_fired.add(one, Cause::Busy);
         }
         Err(error) if concerns_all(shared, &error) => return Err(error),
         Err(error) => {
             warn!(schedule = name, %error, "cannot fire this schedule; trying again after 1, 2, 4 … 60 s");
-            fired.postpone(one, Cause::Failed);
+            not_fired.add(one, Cause::Failed);
             if error.is_silence() {
                 // The others might wait just as long.
                 return Err(error);
@@ -323,7 +314,7 @@ async fn fire_one(
     Ok(())
 }
 
-/// True if the same error is to be expected for all schedules.
+/// True if the same error is to be expected for all schedules and backfills.
 fn concerns_all(shared: &Shared, error: &StoreError) -> bool {
     let is_outage = match error.code() {
         None => !error.is_silence(),
@@ -338,38 +329,67 @@ fn is_refusal(error: &StoreError) -> bool {
     error.is_about_data()
 }
 
-/// Enqueues the next jobs of a backfill. Returns whether this host did it.
-async fn advance_backfill(shared: &Shared, next: BackfillStep) -> Result<bool, StoreError> {
-    let (listed, step) = next;
+/// Continues backfills. Notes the ids of those that could not be continued.
+///
+/// # Errors
+/// If none of the rest can be continued.
+async fn continue_backfills(
+    shared: &Shared,
+    steps: Vec<BackfillStep>,
+    not_continued: &mut Vec<(i64, Cause)>,
+) -> Result<(), StoreError> {
+    for step in steps {
+        continue_backfill(shared, step, not_continued).await?;
+    }
+    Ok(())
+}
+
+/// Enqueues the next jobs of a backfill. If the database refuses one of them, the backfill ends with this error. If
+/// another host has continued it, if another transaction enqueues a job of the same key of a gate, or if there is
+/// another error, it is postponed.
+async fn continue_backfill(
+    shared: &Shared,
+    (listed, step): BackfillStep,
+    not_continued: &mut Vec<(i64, Cause)>,
+) -> Result<(), StoreError> {
+    let (store, schedule, id) = (&shared.store, &listed.schedule, listed.id);
     let (due, is_last, error) = match step {
         Ok((due, is_last)) => (due, is_last, None),
         Err(why) => (Vec::new(), true, Some(why)),
     };
-    let written = shared
-        .store
-        .fire_backfill(&listed, &due, is_last, error.as_deref());
-    let written = match written.await {
+    let written = match store
+        .fire_backfill(&listed, &due, is_last, error.as_deref())
+        .await
+    {
         Err(error) if is_refusal(&error) => {
+            warn!(schedule, backfill = id, %error, "the jobs of this backfill cannot be enqueued");
             let why = error.to_string();
-            warn!(schedule = listed.schedule, backfill = listed.id, %error, "the jobs of this backfill cannot be enqueued");
-            shared
-                .store
-                .fire_backfill(&listed, &[], true, Some(&why))
-                .await?
+            store.fire_backfill(&listed, &[], true, Some(&why)).await
         }
-        // Another transaction enqueues a job of the same key of a gate: the next round tries again.
-        Err(error) if error.is_locked() => false,
-        other => other?,
+        written => written,
     };
-    if written && is_last {
-        info!(
-            schedule = listed.schedule,
-            backfill = listed.id,
-            error,
-            "finished a backfill"
-        );
+    match written {
+        Ok(true) => {
+            if is_last {
+                info!(schedule, backfill = id, error, "finished a backfill");
+            }
+        }
+        Ok(false) => not_continued.push((id, Cause::Busy)),
+        Err(error) if error.is_locked() => {
+            debug!(schedule, backfill = id, %error, "another transaction blocks the jobs of this backfill");
+            not_continued.push((id, Cause::Busy));
+        }
+        Err(error) if concerns_all(shared, &error) => return Err(error),
+        Err(error) => {
+            warn!(schedule, backfill = id, %error, "cannot continue this backfill; trying again after 1, 2, 4 … 60 s");
+            not_continued.push((id, Cause::Failed));
+            if error.is_silence() {
+                // The others might wait just as long.
+                return Err(error);
+            }
+        }
     }
-    Ok(written)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -89,6 +89,53 @@ async fn a_large_backfill_goes_in_batches_and_one_that_is_too_large_says_so() {
     );
 }
 
+/// A trigger of the operator raises an error that says nothing about the data. There are as many of these backfills as
+/// a host lists at once.
+#[tokio::test]
+async fn backfills_that_cannot_be_continued_do_not_delay_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for name in ["bad", "good"] {
+        let sql = format!("'{name}', 'test.nobody-has-this', cron => '0 * * * *'");
+        schedule(&client, &sql).await;
+    }
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF NEW.source = 'schedule:bad' THEN
+                     RAISE EXCEPTION 'the stock is closed';
+                 END IF;
+                 RETURN NEW;
+             END
+             $$;
+             CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse();
+             SELECT rouse.backfill_schedule('bad', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
+             FROM generate_series(1, 10);
+             SELECT rouse.backfill_schedule('good', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')",
+        )
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT finished_at IS NOT NULL FROM rouse.backfill WHERE schedule = 'good'",
+    )
+    .await;
+    let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
+    assert_eq!(one::<i64>(&client, unfinished).await, 10);
+    client
+        .batch_execute("DROP TRIGGER refuse ON rouse.job")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT bool_and(finished_at IS NOT NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_backfill_of_impossible_times_is_refused() {
     let db = TestDb::new().await;

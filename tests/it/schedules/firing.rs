@@ -205,7 +205,7 @@ async fn an_expression_that_only_a_host_can_check_shows_its_error() {
     }
     assert!(
         store
-            .due_schedules(10, None, &[])
+            .due_schedules(10, None, &[], &[])
             .await
             .unwrap()
             .schedules
@@ -241,14 +241,18 @@ async fn the_next_due_time_of_all_schedules_is_known_to_the_millisecond() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     assert_eq!(
-        store.due_schedules(10, None, &[]).await.unwrap().next_in,
+        store
+            .due_schedules(10, None, &[], &[])
+            .await
+            .unwrap()
+            .next_in,
         None
     );
     schedule(&client, "'a', 'x', cron => '* * * * *'").await;
     schedule(&client, "'b', 'x', cron => '0 0 1 1 *'").await;
     fire_due(&store).await;
     let next_in = store
-        .due_schedules(10, None, &[])
+        .due_schedules(10, None, &[], &[])
         .await
         .unwrap()
         .next_in
@@ -299,14 +303,14 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         let set = format!("UPDATE rouse.schedule SET next_at = {next_at} WHERE name = '{name}'");
         client.batch_execute(&set).await.unwrap();
     }
-    let now = store.due_schedules(1, None, &[]).await.unwrap().now;
+    let now = store.due_schedules(1, None, &[], &[]).await.unwrap().now;
     let minute_ago = now - Duration::from_secs(60);
     for (since, max, expected) in [
         (None, 10, vec!["new", "old", "recent"]),
         (Some(minute_ago), 10, vec!["new", "recent"]),
         (Some(minute_ago), 1, vec!["new"]),
     ] {
-        let due = store.due_schedules(max, since, &[]).await.unwrap();
+        let due = store.due_schedules(max, since, &[], &[]).await.unwrap();
         let names: Vec<&str> = due
             .schedules
             .iter()
@@ -315,9 +319,13 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         assert_eq!(names, expected);
     }
     // Those that a host could not fire are left out, unless they have changed since.
-    let all = store.due_schedules(10, None, &[]).await.unwrap().schedules;
+    let all = store
+        .due_schedules(10, None, &[], &[])
+        .await
+        .unwrap()
+        .schedules;
     let except: Vec<i64> = all.iter().take(2).map(|due| due.revision).collect();
-    let due = store.due_schedules(1, None, &except).await.unwrap();
+    let due = store.due_schedules(1, None, &except, &[]).await.unwrap();
     assert_eq!(due.schedules[0].schedule.name, "recent");
     client
         .batch_execute(
@@ -325,7 +333,7 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         )
         .await
         .unwrap();
-    let due = store.due_schedules(1, None, &except).await.unwrap();
+    let due = store.due_schedules(1, None, &except, &[]).await.unwrap();
     assert_eq!(due.schedules[0].schedule.name, "old");
 }
 

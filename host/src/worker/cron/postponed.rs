@@ -1,16 +1,16 @@
-//! Schedules that this host could not fire. They are tried again after a growing wait. Until then they are not listed,
-//! so that they do not keep others from being fired.
+//! Schedules that this host could not fire, and backfills that it could not continue. They are tried again after a
+//! growing wait. Until then they are left out, so that they do not delay others.
 //!
 //! A schedule is identified by its revision: once it has changed, for instance because another host has fired it, it is
-//! listed at once.
+//! no longer left out. A backfill is identified by its id.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Why a schedule could not be fired.
+/// Why a schedule could not be fired, or a backfill could not be continued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// Another host was faster, or another transaction has locked the schedule or what its job needs.
+    /// Another host was faster, or another transaction has locked it or what its jobs need.
     Busy,
     /// An error, which may be permanent.
     Failed,
@@ -26,7 +26,7 @@ impl Cause {
     }
 }
 
-/// The schedules that are tried later, by revision.
+/// The schedules or the backfills that are tried later, by revision or id.
 #[derive(Debug, Default)]
 pub(super) struct Postponed(HashMap<i64, Postponement>);
 
@@ -37,10 +37,10 @@ struct Postponement {
 }
 
 impl Postponed {
-    /// The revisions of the schedules that are not tried yet.
-    pub(super) fn revisions(&self, now: Instant) -> Vec<i64> {
+    /// Those that are not tried yet.
+    pub(super) fn waiting(&self, now: Instant) -> Vec<i64> {
         let waiting = self.0.iter().filter(|(_, one)| one.until > now);
-        waiting.map(|(revision, _)| *revision).collect()
+        waiting.map(|(key, _)| *key).collect()
     }
 
     /// The time until the next one is tried again; `None` if there is none.
@@ -49,16 +49,16 @@ impl Postponed {
         waits.min().map(|at| at.saturating_duration_since(now))
     }
 
-    /// Notes which schedules a round could not fire. `listed_at`: the time for which the round requested
-    /// [`revisions`](Self::revisions).
-    pub(super) fn note(&mut self, not_fired: &[(i64, Cause)], listed_at: Instant, now: Instant) {
+    /// Notes which of them a round could not fire or continue. `listed_at`: the time for which the round requested
+    /// [`waiting`](Self::waiting).
+    pub(super) fn note(&mut self, failed: &[(i64, Cause)], listed_at: Instant, now: Instant) {
         let mut next = HashMap::new();
-        for (revision, cause) in not_fired {
+        for (key, cause) in failed {
             let (first, longest) = cause.waits();
-            let last = self.0.get(revision);
+            let last = self.0.get(key);
             let wait = last.map_or(first, |last| (last.wait * 2).clamp(first, longest));
             let until = now + wait;
-            next.insert(*revision, Postponement { until, wait });
+            next.insert(*key, Postponement { until, wait });
         }
         // The round has tried the others, or they have changed.
         self.0.retain(|_, one| one.until > listed_at);
@@ -86,9 +86,9 @@ mod tests {
             for wait in expected {
                 postponed.note(&[(1, cause)], now, now);
                 assert_eq!(postponed.next_in(now), Some(wait * MS));
-                assert_eq!(postponed.revisions(now + (wait - 1) * MS), [1]);
+                assert_eq!(postponed.waiting(now + (wait - 1) * MS), [1]);
                 now += wait * MS;
-                assert!(postponed.revisions(now).is_empty(), "it is tried again");
+                assert!(postponed.waiting(now).is_empty(), "it is tried again");
             }
         }
     }
@@ -101,9 +101,9 @@ mod tests {
         // The first one is tried again, and fired. The second one is not listed yet.
         let later = start + 500 * MS;
         postponed.note(&[(3, Cause::Busy)], later, later);
-        let mut revisions = postponed.revisions(later);
-        revisions.sort_unstable();
-        assert_eq!(revisions, [2, 3]);
+        let mut waiting = postponed.waiting(later);
+        waiting.sort_unstable();
+        assert_eq!(waiting, [2, 3]);
         assert_eq!(postponed.next_in(later), Some(20 * MS));
     }
 }
