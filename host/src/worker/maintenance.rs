@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::Shared;
@@ -36,12 +37,20 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         flows = leftovers(&shared, Leftover::Flows, flows).await;
         gate_keys = leftovers(&shared, Leftover::GateKeys, gate_keys).await;
         schedules(&shared).await;
-        let next_at = tokio::time::Instant::now() + again;
-        let missing = || tokio::time::timeout_at(next_at, shared.missing_partitions.notified());
-        while missing().await.is_ok() {
+        let next_at = Instant::now() + again;
+        while notified_before(next_at, &shared.missing_partitions).await {
             create_missing_partitions(&shared).await;
         }
     }
+}
+
+/// Waits for a notification until this time. A notification that is there only then does not count: otherwise, writes
+/// that fail again and again would delay the next round for as long as they do.
+async fn notified_before(at: Instant, notify: &Notify) -> bool {
+    Instant::now() < at
+        && tokio::time::timeout_at(at.into(), notify.notified())
+            .await
+            .is_ok()
 }
 
 /// Creates the partitions that writes have found missing.
@@ -173,5 +182,20 @@ async fn schedules(shared: &Shared) {
                 break;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn partitions_that_stay_missing_do_not_delay_the_next_round() {
+        let missing = Notify::new();
+        missing.notify_one();
+        let now = Instant::now();
+        assert!(notified_before(now + PARTITIONS_EVERY, &missing).await);
+        missing.notify_one();
+        assert!(!notified_before(now, &missing).await);
     }
 }
