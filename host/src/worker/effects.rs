@@ -179,7 +179,13 @@ async fn commit(
             }
             CommitError::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
             CommitError::Recorded => unreachable!("an outcome records no step"),
-            CommitError::NoPartition => prepare_partitions(shared).await,
+            CommitError::NoPartition => {
+                if !prepare_partitions(shared).await {
+                    // As in the settler, the tries end with the lease.
+                    let (id, fence) = (one.settlement.id, one.settlement.fence);
+                    shared.leases.give_up(id, fence);
+                }
+            }
             CommitError::Refused(why) => {
                 return Err(RunEnd::SettlementRefused(format!(
                     "Postgres cannot store its result, or the jobs that it enqueues: {why}"
@@ -212,15 +218,23 @@ async fn commit(
     }
 }
 
-/// Creates today's partition of the history. If that fails, or if there was nothing to create, waits.
-async fn prepare_partitions(shared: &Shared) {
-    match shared.store.prepare_partitions().await {
+/// Creates today's partition of the history. If that fails, or if there was nothing to create, waits. Returns false if
+/// there was nothing to create.
+async fn prepare_partitions(shared: &Shared) -> bool {
+    let is_missing = match shared.store.prepare_partitions().await {
         // Another worker may have created it, or the partition that is missing is one that nobody can create.
-        Ok(0) => debug!("no partition of the history was missing"),
-        Ok(_) => return,
-        Err(error) => warn!(%error, "cannot create today's partition of the history"),
-    }
+        Ok(0) => {
+            debug!("no partition of the history was missing");
+            false
+        }
+        Ok(_) => return true,
+        Err(error) => {
+            warn!(%error, "cannot create today's partition of the history");
+            true
+        }
+    };
     tokio::time::sleep(RETRY_AFTER).await;
+    is_missing
 }
 
 /// Looks up whether an outcome was committed. `None` if it was not, and the worker still holds the job; its lease then
@@ -323,7 +337,9 @@ impl AttemptJournal {
                 }
                 CommitError::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
                 CommitError::Refused(why) => return Err(SqlRefusal::Refused(why)),
-                CommitError::NoPartition => prepare_partitions(&self.shared).await,
+                CommitError::NoPartition => {
+                    prepare_partitions(&self.shared).await;
+                }
                 CommitError::Locked(error) => {
                     debug!(job.id = self.id.0, %error, "another transaction blocks a step with effects; trying again");
                     tokio::time::sleep(settler::retry_after(locked)).await;

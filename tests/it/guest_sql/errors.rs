@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use super::shop::{Shop, call};
 use crate::support::database::connect;
-use crate::support::worker::show;
+use crate::support::worker::{lease, show};
 
 /// Holds the lock of a row in a transaction of its own.
 async fn lock(shop: &Shop, sql: &str) -> Client {
@@ -80,7 +80,7 @@ async fn a_settlement_that_postgres_refuses_fails_the_job_at_once_as_without_eff
 }
 
 #[tokio::test]
-async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses() {
+async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses_until_its_lease_ends() {
     let shop = Shop::open().await;
     shop.sql(
         "CREATE SEQUENCE public.tries;
@@ -92,7 +92,11 @@ async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses() {
          CREATE TRIGGER miss BEFORE INSERT ON rouse.finished FOR EACH ROW EXECUTE FUNCTION public.miss()",
     )
     .await;
-    let worker = shop.start().await;
+    let settings = Settings {
+        overrides: lease("sql.run", 2),
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
     let line = json!([{"sql": call("add_line", json!([1, 1]))}]);
     let id = shop.enqueue(line).await;
     shop.until("SELECT is_called FROM public.tries").await;
@@ -100,6 +104,9 @@ async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses() {
     shop.until("SELECT last_value >= 6 FROM public.tries").await;
     let took = started_at.elapsed();
     assert!(took > Duration::from_millis(500), "{took:?}");
+    // The lease is not renewed forever: another attempt starts.
+    let again = format!("SELECT attempt > 1 FROM rouse.job WHERE id = {id}");
+    shop.until(&again).await;
     // Locks the table before its partitions, as readers of the history do.
     shop.sql("BEGIN; LOCK TABLE rouse.finished IN ACCESS EXCLUSIVE MODE; DROP TRIGGER miss ON rouse.finished; COMMIT")
         .await;
