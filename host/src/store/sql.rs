@@ -55,8 +55,6 @@ pub struct Effects<'a> {
     pub calls: &'a [Vec<CheckedCall<'a>>],
     /// The limits of the handler.
     pub limits: &'a SqlLimits,
-    /// True to wait for up to 250 ms if the job of an outcome is locked, instead of 20 ms.
-    pub is_patient: bool,
 }
 
 /// A call to a statement that fits the database.
@@ -66,7 +64,12 @@ pub type CheckedCall<'a> = (&'a CheckedStatement, &'a SqlCall);
 #[derive(Debug, Clone, Copy)]
 pub enum FencedWrite<'a> {
     /// The outcomes of attempts that have succeeded.
-    Outcomes(&'a [&'a Settlement]),
+    Outcomes {
+        /// The outcomes.
+        settlements: &'a [&'a Settlement],
+        /// True to wait for up to 250 ms, instead of 20 ms, if another transaction has locked one of the jobs.
+        is_patient: bool,
+    },
     /// The result of a step, as JSON.
     Step {
         /// The job.
@@ -212,7 +215,6 @@ impl Store {
             write,
             calls,
             limits,
-            is_patient,
         } = effects;
         let (incarnation, key) = (worker.incarnation.0, worker.key());
         // The fence.
@@ -223,7 +225,10 @@ impl Store {
         let (fence, mut fence_params): (&str, Vec<(&(dyn ToSql + Sync), Type)>);
         fence_params = vec![(&incarnation, Type::INT8), (&key, Type::BYTEA)];
         match &write {
-            FencedWrite::Outcomes(all) => {
+            FencedWrite::Outcomes {
+                settlements: all,
+                is_patient,
+            } => {
                 settlements = all.iter().map(|one| (*one).into()).collect();
                 jobs = all.iter().flat_map(|one| new_jobs(one)).collect();
                 if settlements.len() > 1 {
@@ -232,7 +237,7 @@ impl Store {
                 fence = include_str!("sql/settle_with_effects.sql");
                 fence_params.push((&settlements, lists.array_type("settlement")));
                 fence_params.push((&jobs, lists.array_type("new_job")));
-                fence_params.push((&is_patient, Type::BOOL));
+                fence_params.push((is_patient, Type::BOOL));
             }
             FencedWrite::Step {
                 id: job,

@@ -130,10 +130,12 @@ async fn commit(
         };
         let checked = [checked];
         let effects = Effects {
-            write: FencedWrite::Outcomes(&[&one.settlement]),
+            write: FencedWrite::Outcomes {
+                settlements: &[&one.settlement],
+                is_patient: locked > 0,
+            },
             calls: &checked,
             limits: &granted.limits,
-            is_patient: locked > 0,
         };
         let committed = {
             let _turn = match locked {
@@ -319,7 +321,6 @@ impl AttemptJournal {
                 },
                 calls: &checked,
                 limits: &granted.limits,
-                is_patient: true,
             };
             let committed = self.shared.store.commit_effects(&statements.login, effects);
             let failure = match committed.await {

@@ -245,10 +245,12 @@ impl Committer {
         let committed = self.shared.store.commit_effects(
             &self.statements.login,
             Effects {
-                write: FencedWrite::Outcomes(&settlements),
+                write: FencedWrite::Outcomes {
+                    settlements: &settlements,
+                    is_patient: false,
+                },
                 calls: &calls,
                 limits: &part[0].handler.sql().expect(CHECKED).limits,
-                is_patient: false,
             },
         );
         Ok(committed.await?.has_releases)
