@@ -52,7 +52,7 @@ pub struct RunningOn {
     /// The attempts, longest first: the columns of the view `rouse.top`, and `running_s`.
     pub attempts: Vec<Value>,
     /// The number of running jobs, of all workers, that were examined.
-    pub examined: i64,
+    pub examined_count: i64,
 }
 
 impl Store {
@@ -81,13 +81,13 @@ impl Store {
         Ok(allowed(response)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The running attempts of this worker, at most `limit`, found by examining at most `examine` running jobs of all
-    /// workers. `None` if the login may not read them.
+    /// The running attempts of this worker, at most `limit`, found by examining at most `max_examined` running jobs of
+    /// all workers. `None` if the login may not read them.
     pub async fn running_on(
         &self,
         worker_id: &str,
         limit: i64,
-        examine: i64,
+        max_examined: i64,
     ) -> Result<Option<RunningOn>, StoreError> {
         let response = self
             .query(
@@ -95,14 +95,14 @@ impl Store {
                 &[
                     (&worker_id, Type::TEXT),
                     (&limit, Type::INT8),
-                    (&examine, Type::INT8),
+                    (&max_examined, Type::INT8),
                 ],
             )
             .await;
         Ok(allowed(response)?.map(|rows| {
             let row = rows.first().expect("the query returns one row");
             RunningOn {
-                examined: row.get(0),
+                examined_count: row.get(0),
                 attempts: row.get(1),
             }
         }))

@@ -292,7 +292,7 @@ async fn running(ui: &Ui, worker_id: &str) -> Result<RunningAttempts, Problem> {
     Ok(RunningAttempts {
         longest: found.attempts,
         has_more,
-        examined_only: Some(found.examined).filter(|it| *it >= RUNNING_EXAMINED),
+        examined_only: Some(found.examined_count).filter(|it| *it >= RUNNING_EXAMINED),
     })
 }
 

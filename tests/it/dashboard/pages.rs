@@ -462,7 +462,7 @@ async fn the_running_jobs_of_a_worker_are_found_among_a_limited_number() {
         let running = db.store().running_on(worker, 10, examine).await.unwrap();
         let running = running.expect("the superuser may read it");
         let ids = running.attempts.iter().map(|it| it["id"].as_i64().unwrap());
-        (ids.collect::<Vec<_>>(), running.examined)
+        (ids.collect::<Vec<_>>(), running.examined_count)
     };
     assert_eq!(found("w-1", 10).await, (vec![ids[0]], 2));
     assert_eq!(found("w-2", 10).await, (vec![ids[1]], 2));
