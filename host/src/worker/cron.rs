@@ -98,8 +98,8 @@ impl Looks {
     }
 }
 
-/// Fires what is due, and continues backfills. Returns the time until the next round: none at all if something was
-/// fired, continued or postponed, because there may be more.
+/// Fires what is due, and continues backfills. Returns the time until the next round: zero if something was fired,
+/// continued or postponed, because there may be more.
 async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, StoreError> {
     let started_at = Instant::now();
     let since = hints.looks.since(started_at);

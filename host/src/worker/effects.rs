@@ -97,7 +97,8 @@ async fn turn<'a>(
 }
 
 /// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends. Once
-/// the worker stops, the lease is no longer renewed. `is_locked`: notified when another transaction has locked the job.
+/// the worker stops, the lease is no longer renewed. `is_locked`: notified when another transaction has locked the job,
+/// or a key of a job that the attempt enqueues.
 ///
 /// # Errors
 /// If nothing was committed: how the attempt has ended instead.

@@ -34,8 +34,8 @@ const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 /// How often a login that has had no response is checked.
 const UNAVAILABLE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// The maximum number of logins that are checked at the same time. A login that does not answer takes up to 15 s, and
-/// the others do not wait for it.
+/// The maximum number of logins that are checked at the same time. A login that does not answer takes up to 15 s for
+/// each step of a check; if there are more of these than this, the others wait for them.
 const LOGINS_AT_ONCE: usize = 16;
 
 /// The statements of all handlers of one worker.
