@@ -487,10 +487,11 @@ $$;
 
 -- Deletes flows of which no job is kept. Looks at the next 1,000 flows after this id; `reached` is the id of the last
 -- one, or null if there are no more. For workers; those of a limited login that may not do maintenance delete nothing.
--- Served by flow_pkey, job_flow and finished_flow.
+-- Served by flow_pkey, job_flow and finished_flow, with a plan that does not depend on statistics (as in
+-- rouse.maintain_gate_keys).
 CREATE OR REPLACE FUNCTION rouse.maintain_flows(p_worker bigint, p_key bytea, p_after bigint, OUT reached bigint, OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     ids       bigint[];
     -- The jobs of younger flows are kept, whatever their retention is.
@@ -502,11 +503,12 @@ BEGIN
     END IF;
     ids := ARRAY(SELECT f.id FROM rouse.flow AS f WHERE f.id > p_after ORDER BY f.id LIMIT 1000);
     DELETE FROM rouse.flow AS w
-    WHERE w.id = ANY (ARRAY(
-        SELECT f.id FROM unnest(ids) AS next(id) JOIN rouse.flow AS f ON f.id = ANY (ARRAY[next.id])
-        WHERE f.requested_at < now() - make_interval(days => keep_days)
-          AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = f.id) AND NOT EXISTS (SELECT FROM rouse.finished AS e WHERE e.flow = f.id)
-        FOR UPDATE OF f SKIP LOCKED));
+    WHERE w.ctid = ANY (ARRAY(
+        SELECT f.ctid FROM rouse.flow AS f
+        WHERE f.id > p_after AND f.id <= ids[cardinality(ids)] AND f.requested_at < now() - make_interval(days => keep_days)
+          AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.flow = f.id OFFSET 0)
+          AND NOT EXISTS (SELECT FROM rouse.finished AS e WHERE e.flow = f.id OFFSET 0)
+        ORDER BY f.id FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;
     reached := ids[1000];
 END

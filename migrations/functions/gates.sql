@@ -925,34 +925,39 @@ END
 $$;
 
 -- Deletes keys of gates that have no effect any more (rouse.gate_key). Looks at the next 10,000 keys after this one,
--- {gate, key}; null: the first ones. `reached` is the last one, or null if there are no more. Neither producers nor
--- claims wait for it. Served by the primary keys.
+-- {gate, key}; null: the first ones. `reached` is the last one, or null if there are no more. It waits for neither
+-- producers nor claims, and holds the locks of the deleted keys until it commits. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.maintain_gate_keys(p_worker bigint, p_key bytea, p_after text[], OUT reached text[], OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    at    timestamptz := clock_timestamp();
-    gates text[];
-    keys  text[];
+    at      timestamptz := clock_timestamp();
+    gates   text[];
+    keys    text[];
+    last    integer;
+    -- The rows of those that have no effect.
+    useless tid[];
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
     FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
           WHERE (k.gate, k.key) > (coalesce(p_after[1], ''), coalesce(p_after[2], ''))
           ORDER BY k.gate, k.key LIMIT 10000) AS k;
-    IF cardinality(gates) = 10000 THEN
-        reached := ARRAY[gates[10000], keys[10000]];
+    last := cardinality(gates);
+    IF last = 10000 THEN
+        reached := ARRAY[gates[last], keys[last]];
     END IF;
-    -- Locks those that have no effect, without waiting for producers.
-    SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
-    FROM (SELECT k.gate, k.key FROM unnest(gates, keys) AS next(gate, key)
-          JOIN rouse.gate_key AS k ON k.gate = next.gate AND k.key = next.key
-          WHERE k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job)
-          FOR UPDATE OF k SKIP LOCKED) AS k;
+    -- Locks them, without waiting for producers. The plan does not depend on statistics: nothing is joined, and OFFSET 0
+    -- keeps the condition about the job from becoming a join.
+    useless := ARRAY(
+        SELECT k.ctid FROM rouse.gate_key AS k
+        WHERE (k.gate, k.key) > (coalesce(p_after[1], ''), coalesce(p_after[2], '')) AND (k.gate, k.key) <= (gates[last], keys[last])
+          AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job OFFSET 0)
+        ORDER BY k.gate, k.key FOR UPDATE SKIP LOCKED);
     -- Again, with a new snapshot: a producer may have renewed a key before it was locked, and the old snapshot does not
     -- contain its job.
-    DELETE FROM rouse.gate_key AS k USING unnest(gates, keys) AS g(gate, key)
-    WHERE k.gate = g.gate AND k.key = g.key AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job);
+    DELETE FROM rouse.gate_key AS k
+    WHERE k.ctid = ANY (useless) AND k.until < at AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = k.job OFFSET 0);
     GET DIAGNOSTICS deleted = ROW_COUNT;
 END
 $$;

@@ -160,7 +160,7 @@ BEGIN
     PERFORM FROM (
         SELECT s.id, s.fence, true AS is_own FROM unnest(p_reports) AS s
         CROSS JOIN LATERAL (
-            SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
+            SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND j.worker = p_worker) AS j
         UNION
         SELECT e.id, e.fence, false FROM unnest(p_ended, p_ended_fences) AS e(id, fence)
         ORDER BY id) AS asked
@@ -173,7 +173,7 @@ BEGIN
         SELECT s.id, s.fence, s.percent, s.step, at
         FROM unnest(p_reports) AS s
         CROSS JOIN LATERAL (
-            SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
+            SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND j.worker = p_worker) AS j
         ORDER BY s.id
         ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, percent = excluded.percent, step = excluded.step, at = excluded.at
         RETURNING p.job)
@@ -201,7 +201,7 @@ BEGIN
     SELECT s.id, s.fence, p_worker, abs(s.cpu_us), abs(s.memory_bytes), abs(s.host_calls), abs(s.bytes_in), abs(s.bytes_out), at
     FROM unnest(p_usages) AS s
     CROSS JOIN LATERAL (
-        SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
+        SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND j.worker = p_worker) AS j
     -- In the same order for all workers, so that two workers that both believe that they hold a job do not deadlock.
     ORDER BY s.id
     ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, worker = excluded.worker, cpu_us = excluded.cpu_us,
@@ -221,8 +221,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    at       timestamptz := clock_timestamp();
-    asked    integer := cardinality(p_lines);
+    at           timestamptz := clock_timestamp();
+    asked        integer := cardinality(p_lines);
     -- Its own attempts.
     own_jobs     bigint[];
     own_attempts integer[];

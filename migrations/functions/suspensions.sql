@@ -323,10 +323,11 @@ $$;
 
 -- Deletes signals to jobs that have ended. Looks at the next 10,000 signals after this id; `reached` is the id of the
 -- last one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that may
--- not do maintenance delete nothing. Served by the primary keys.
+-- not do maintenance delete nothing. Served by the primary keys, with a plan that does not depend on statistics (as in
+-- rouse.maintain_gate_keys).
 CREATE OR REPLACE FUNCTION rouse.maintain_signals(p_worker bigint, p_key bytea, p_after bigint, OUT reached bigint, OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     ids bigint[];
 BEGIN
@@ -336,10 +337,11 @@ BEGIN
     END IF;
     ids := ARRAY(SELECT s.id FROM rouse.signal AS s WHERE s.id > p_after ORDER BY s.id LIMIT 10000);
     DELETE FROM rouse.signal AS g
-    WHERE g.id = ANY (ARRAY(
-        SELECT s.id FROM unnest(ids) AS next(id) JOIN rouse.signal AS s ON s.id = ANY (ARRAY[next.id])
-        WHERE s.at < now() - interval '1 hour' AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)
-        FOR UPDATE OF s SKIP LOCKED));
+    WHERE g.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM rouse.signal AS s
+        WHERE s.id > p_after AND s.id <= ids[cardinality(ids)] AND s.at < now() - interval '1 hour'
+          AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job OFFSET 0)
+        ORDER BY s.id FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;
     reached := ids[10000];
 END

@@ -35,6 +35,10 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'),
          ARRAY(SELECT ROW(s.id, s.fence, s.state, 1, s.result::jsonb, s.error::jsonb, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::rouse.settlement
                FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS s(id, fence, state, result, error)), '{}', $6)";
+    const REPORT: &str = "SELECT * FROM rouse.report((SELECT max(incarnation) FROM rouse.worker), sha256('key'),
+         ARRAY(SELECT ROW(r.id, $1, 50, 'half')::rouse.progress_report FROM unnest($2::bigint[]) AS r(id)), '{}', '{}')";
+    const REPORT_USAGE: &str = "SELECT 1::bigint FROM rouse.report_usage((SELECT max(incarnation) FROM rouse.worker), sha256('key'),
+         ARRAY(SELECT ROW(r.id, $1, 1, 1, 1, 1, 1)::rouse.attempt_usage FROM unnest($2::bigint[]) AS r(id)))";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
     const ORPHANS: &str = "SELECT id FROM rouse.orphans((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL, $2, NULL, 3, 10000)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
@@ -61,6 +65,10 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("claimed", rows));
     let (_, rows) = run(client, RENEW, &[&&ids[..], &&fences[..], &&ten_leases[..]]).await;
     read.push(("renew", rows));
+    let (_, rows) = run(client, REPORT, &[&FENCE, &ids]).await;
+    read.push(("report", rows));
+    let (_, rows) = run(client, REPORT_USAGE, &[&FENCE, &ids]).await;
+    read.push(("report_usage", rows));
     client
         .batch_execute(
             "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE state = 'running'",
@@ -416,6 +424,51 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
         .await
         .unwrap();
     client.batch_execute(claim).await.unwrap();
+}
+
+/// Comparing each of them with all others would take a minute.
+#[tokio::test]
+async fn leftovers_are_deleted_in_moments_even_if_there_were_none_when_the_plans_were_made() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    client
+        .batch_execute(
+            "ANALYZE rouse.gate_key, rouse.signal, rouse.flow, rouse.job;
+             SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+             SET statement_timeout = '10s'",
+        )
+        .await
+        .unwrap();
+    let delete = async |function: &str, after: &str| -> i32 {
+        let sql = format!(
+            "SELECT deleted FROM rouse.{function}((SELECT max(incarnation) FROM rouse.worker), sha256('key'), {after})"
+        );
+        client.query_one(&sql, &[]).await.unwrap().get(0)
+    };
+    let calls = [
+        ("maintain_gate_keys", "NULL", 10_000),
+        ("maintain_signals", "0", 10_000),
+        ("maintain_flows", "0", 1_000),
+    ];
+    // The session keeps the plans of the last calls.
+    for _ in 0..10 {
+        for (function, after, _) in calls {
+            assert_eq!(delete(function, after).await, 0, "{function}");
+        }
+    }
+    backlog(&other).await;
+    other
+        .batch_execute(
+            "INSERT INTO rouse.gate_key (gate, key, until) SELECT 'rate', 't' || n, '-infinity' FROM generate_series(1, 20000) AS n;
+             INSERT INTO rouse.signal (job, name, payload, at)
+             SELECT -n, 'go', 'null', now() - interval '1 day' FROM generate_series(1, 20000) AS n;
+             INSERT INTO rouse.flow (requested_at, jobs) SELECT now() - interval '1 year', 1 FROM generate_series(1, 20000)",
+        )
+        .await
+        .unwrap();
+    for (function, after, deleted) in calls {
+        assert_eq!(delete(function, after).await, deleted, "{function}");
+    }
 }
 
 /// Counts, reschedules, completes, purges: the admin actions.
