@@ -24,8 +24,8 @@ END
 $$;
 DO $$
 BEGIN
-    IF (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('taker_comes_or_goes', 'taker_changes')) < 2 THEN
-        -- One of the triggers may have been missing for a while.
+    IF (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('taker_comes_or_goes', 'taker_changes') AND tgenabled = 'O') < 2 THEN
+        -- One of the triggers may have been missing or disabled for a while.
         LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
         DELETE FROM rouse.taker;
         INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, limited, login)

@@ -33,15 +33,24 @@ BEGIN
     RETURN NULL;
 END
 $$;
-CREATE OR REPLACE TRIGGER fair_share_added AFTER INSERT ON rouse.queue
-    FOR EACH ROW EXECUTE FUNCTION rouse._queue_changed();
-CREATE OR REPLACE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
-    FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s, old.max_in_flight,
-                        old.dispatch)
-                       IS DISTINCT FROM
-                       (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s, new.max_in_flight,
-                        new.dispatch))
-    EXECUTE FUNCTION rouse._queue_changed();
+-- No CREATE OR REPLACE: see wake.sql.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.queue'::regclass AND tgname = 'fair_share_added') THEN
+        CREATE TRIGGER fair_share_added AFTER INSERT ON rouse.queue
+            FOR EACH ROW EXECUTE FUNCTION rouse._queue_changed();
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.queue'::regclass AND tgname = 'fair_share_changed') THEN
+        CREATE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
+            FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s,
+                                old.max_in_flight, old.dispatch)
+                               IS DISTINCT FROM
+                               (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s,
+                                new.max_in_flight, new.dispatch))
+            EXECUTE FUNCTION rouse._queue_changed();
+    END IF;
+END
+$$;
 
 -- Sets how a queue is shared; null: unchanged. Returns the settings. They apply to jobs that are enqueued after the
 -- change, and within seconds to those that already wait in lanes of their own. Leaves a record.

@@ -726,8 +726,15 @@ BEGIN
     RETURN NULL;
 END
 $$;
-CREATE OR REPLACE TRIGGER gate_changed AFTER INSERT OR UPDATE OR DELETE ON rouse.gate
-    FOR EACH ROW EXECUTE FUNCTION rouse._gate_changed();
+-- No CREATE OR REPLACE: see wake.sql.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.gate'::regclass AND tgname = 'gate_changed') THEN
+        CREATE TRIGGER gate_changed AFTER INSERT OR UPDATE OR DELETE ON rouse.gate
+            FOR EACH ROW EXECUTE FUNCTION rouse._gate_changed();
+    END IF;
+END
+$$;
 
 -- The reason why these settings are not valid for a gate; null: they are valid.
 CREATE OR REPLACE FUNCTION rouse._wrong_gate(p_gate rouse.gate) RETURNS text

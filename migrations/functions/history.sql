@@ -46,24 +46,19 @@ BEGIN
 END
 $$;
 
--- Partitions inherit row triggers, but not TRUNCATE triggers: rouse.prepare_partitions creates those. Disabled triggers
--- are enabled again when these definitions are applied.
+-- Partitions inherit row triggers, but not TRUNCATE triggers: rouse.prepare_partitions creates those. No CREATE OR
+-- REPLACE: see wake.sql.
 DO $$
 DECLARE
-    parent   text;
-    disabled record;
+    parent text;
 BEGIN
     FOREACH parent IN ARRAY ARRAY['finished', 'payload', 'attempt', 'step', 'record'] LOOP
         IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = format('rouse.%I', parent)::regclass AND tgname = 'keep_rows') THEN
             EXECUTE format('CREATE TRIGGER keep_rows BEFORE UPDATE OR DELETE ON rouse.%I FOR EACH ROW EXECUTE FUNCTION rouse._keep_history()', parent);
         END IF;
-        EXECUTE format('CREATE OR REPLACE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', parent);
-    END LOOP;
-    FOR disabled IN
-        SELECT c.relname, t.tgname FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
-        WHERE c.relnamespace = 'rouse'::regnamespace AND t.tgfoid = 'rouse._keep_history'::regproc AND t.tgenabled <> 'O'
-    LOOP
-        EXECUTE format('ALTER TABLE ONLY rouse.%I ENABLE TRIGGER %I', disabled.relname, disabled.tgname);
+        IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = format('rouse.%I', parent)::regclass AND tgname = 'keep_table') THEN
+            EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', parent);
+        END IF;
     END LOOP;
 END
 $$;

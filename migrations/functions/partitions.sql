@@ -151,8 +151,16 @@ BEGIN
     RETURN NULL;
 END
 $$;
-CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
-    FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._ensure_retention_partitions();
+-- No CREATE OR REPLACE: see wake.sql.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.queue'::regclass AND tgname = 'queue_has_partitions') THEN
+        CREATE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
+            FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL)
+            EXECUTE FUNCTION rouse._ensure_retention_partitions();
+    END IF;
+END
+$$;
 
 -- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more
 -- than that retention. Partitions of attempts and records are dropped once no older finished job is left, and those of

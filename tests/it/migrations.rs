@@ -307,7 +307,7 @@ async fn catalog(client: &Client) -> Vec<String> {
         SELECT format('constraint %s %s %s', n.conrelid::regclass, n.conname, pg_get_constraintdef(n.oid)) FROM pg_constraint AS n
         WHERE n.connamespace = 'rouse'::regnamespace
         UNION ALL
-        SELECT format('trigger %s', pg_get_triggerdef(t.oid)) FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+        SELECT format('trigger %s %s', pg_get_triggerdef(t.oid), t.tgenabled) FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
         WHERE c.relnamespace = 'rouse'::regnamespace AND NOT t.tgisinternal
         UNION ALL
         SELECT format('type %s %s', e.enumtypid::regtype, string_agg(e.enumlabel, ' ' ORDER BY e.enumsortorder)) FROM pg_enum AS e GROUP BY e.enumtypid

@@ -222,6 +222,14 @@ async fn objects_that_were_dropped_revoked_or_changed_are_named_and_restored() {
             "trigger wake on rouse.job is missing",
         ),
         (
+            "ALTER TABLE rouse.job DISABLE TRIGGER wake",
+            "trigger wake on rouse.job was changed",
+        ),
+        (
+            "DROP TRIGGER gate_changed ON rouse.gate",
+            "trigger gate_changed on rouse.gate is missing",
+        ),
+        (
             "GRANT EXECUTE ON FUNCTION rouse.drop_partitions(interval) TO PUBLIC",
             "EXECUTE on function rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer) for PUBLIC was added",
         ),

@@ -111,6 +111,29 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
     assert!(jobs > 10, "{jobs}");
 }
 
+/// Such a transaction has one of these locks on each table to which it has written. A lock of the functions that
+/// conflicts with it would also block all writers until the functions have been applied.
+#[tokio::test]
+async fn functions_are_applied_while_transactions_that_have_written_are_open() {
+    let db = TestDb::new().await;
+    let (writer, client) = (db.client().await, db.client().await);
+    let tables = "SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class AS c
+                  WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+                    AND c.relname NOT IN ('migration', 'definitions')";
+    let tables: String = client.query_one(tables, &[]).await.unwrap().get(0);
+    writer
+        .batch_execute(&format!("BEGIN; LOCK TABLE {tables} IN ROW EXCLUSIVE MODE"))
+        .await
+        .unwrap();
+    client
+        .batch_execute("DROP FUNCTION rouse.cancel(bigint)")
+        .await
+        .unwrap();
+    let report = run(&db.url()).await.unwrap();
+    assert_eq!(report.applied, ["functions"]);
+    assert_eq!(report.waited_for, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn a_migration_that_cannot_lock_in_time_names_the_holders_and_changes_nothing() {
     let db = TestDb::new().await;

@@ -35,7 +35,7 @@ BEGIN
                 GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
                 RAISE EXCEPTION 'functions of an earlier release cannot be dropped: other objects depend on them'
                     USING ERRCODE = 'dependent_objects_still_exist',
-                          DETAIL = regexp_replace(dependents, '"([^"]*)~"', '\1', 'g'),
+                          DETAIL = regexp_replace(dependents, '"([^"]*)~"', E'\\1', 'g'),
                           HINT = 'Drop these objects, run `rouse migrate`, and create them again.';
         END;
     END IF;

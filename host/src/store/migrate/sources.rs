@@ -139,7 +139,8 @@ pub const ALL: Sources<'static> = Sources {
         "contract",
         "find",
         "wait",
-        "why"
+        "why",
+        "triggers"
     ),
     privileges: sources!("comments", "grants"),
 };
