@@ -30,7 +30,8 @@ fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
 async fn run_end(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
     let handler = handlers.handler(name);
     let run = attempt(&sandbox(), &handler, job(payload), AbortHandle::new()).await;
-    (run.end, run.used.is_some())
+    let has_memory = run.used.is_some_and(|used| used.memory_bytes_peak > 0);
+    (run.end, has_memory)
 }
 
 fn refused(end: RunEnd) -> String {

@@ -22,7 +22,7 @@ pub struct Settlement {
     pub fence: Fence,
     /// The time from the claim to the actual start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
-    /// The usage of the attempt, and the module. `None` if no guest ran.
+    /// The usage of the attempt, and the module. `None` if it ended before its payload was checked.
     pub guest_run: Option<GuestRun>,
     /// The handler that ran, if the job names another one.
     pub handler: Option<String>,
@@ -46,7 +46,7 @@ impl Settlement {
     }
 }
 
-/// The guest that ran.
+/// The guest that ran, or whose schema the payload does not match.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestRun {
     /// The resources that it used.

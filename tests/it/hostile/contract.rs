@@ -132,6 +132,8 @@ async fn the_cpu_time_of_a_check_is_that_of_its_attempt_and_has_the_same_limit()
         let run = attempt(&small, &handler, job(r#"{"a": 7}"#), AbortHandle::new());
         let run = timeout(TIMEOUT, run).await.expect("the check ends");
         assert_eq!(run.end, RunEnd::OutOfCpu { limit }, "{name}");
+        let used = run.used.expect("the check has used CPU time");
+        assert!(used.cpu > limit, "{name}: {used:?}");
     }
 
     let handlers = Handlers::with(&[("output.wasm", &files[1].1)]).await;

@@ -51,7 +51,7 @@ pub struct RunReport {
     pub end: RunEnd,
     /// The time from the call to [`Sandbox::run`] to the end.
     pub wall: Duration,
-    /// The resources that it used; `None` if no guest ran.
+    /// The resources that it used; `None` if it ended before its payload was checked.
     pub used: Option<Usage>,
     /// The jobs that it enqueues, if it has succeeded or calls them.
     pub jobs: Vec<NewJob>,
@@ -158,7 +158,10 @@ impl Sandbox {
                 .refuse_payload(handler, &job.payload, &abort, &meter)
                 .await
         {
-            return RunReport::without_guest(end);
+            return RunReport {
+                used: Some(meter.usage()),
+                ..RunReport::without_guest(end)
+            };
         }
         let _ticking = self.ticker.tick();
 

@@ -44,12 +44,12 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             }
         };
         match check_payload(shared, &claim, &started).await {
-            Ok(checked) => members.push(Member {
+            (None, usage) => members.push(Member {
                 claim,
                 started,
-                checked,
+                checked: usage.cpu,
             }),
-            Err(end) => settle_end(shared, claim, started, None, end).await,
+            (Some(end), usage) => settle_end(shared, claim, started, Some(usage), end).await,
         }
         tokio::task::consume_budget().await;
     }
@@ -81,15 +81,13 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     delay
 }
 
-/// Checks the payload of a job. Returns the CPU time of the check, which is limited for each job alone.
-///
-/// # Errors
-/// The end of a job whose payload the handler does not accept.
+/// Checks the payload of a job. Returns the end of the job if the handler does not accept it, and the usage of the check,
+/// which is limited for each job alone.
 async fn check_payload(
     shared: &Shared,
     claim: &Claim,
     started: &Started,
-) -> Result<Duration, RunEnd> {
+) -> (Option<RunEnd>, Usage) {
     let handler = &started.terms.handler;
     let payload = claim.job.payload.0.as_bytes();
     let meter = Arc::<Meter>::default();
@@ -97,10 +95,7 @@ async fn check_payload(
         .sandbox
         .refuse_payload(handler, payload, &started.abort, &meter)
         .await;
-    match refused {
-        Some(end) => Err(end),
-        None => Ok(meter.usage().cpu),
-    }
+    (refused, meter.usage())
 }
 
 /// True if one handler that takes batches runs all of them.
