@@ -140,7 +140,7 @@ DECLARE
     lengths integer[] := ARRAY(SELECT days FROM rouse._own_retentions() ORDER BY days);
 BEGIN
     IF cardinality(lengths) > 4 THEN
-        RAISE EXCEPTION 'rouse: queues have % different retentions; at most 4 are allowed', cardinality(lengths)
+        RAISE EXCEPTION 'rouse: with queue %, queues would have % different retentions; at most 4 are allowed', NEW.name, cardinality(lengths)
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = format('Each has its own partitions. Use an existing one: %s days.',
                                 array_to_string(ARRAY(

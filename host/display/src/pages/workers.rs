@@ -169,8 +169,9 @@ fn attempts(chrome: &Chrome, running: &RunningAttempts) -> Markup {
             h2 { "Running" }
             @if running.has_more {
                 p class="soft" {
-                    "Only the " (running.longest.len()) " that have run longest; those of all workers: "
+                    "Only the " (running.longest.len()) " that have run longest are listed. "
                     code { "rouse top --limit 1000" }
+                    " lists those of all workers."
                 }
             }
             @if let Some(examined) = running.examined_only {
