@@ -5,7 +5,7 @@ use tokio_postgres::Transaction;
 use super::error::{Login, allowed, owned, sql};
 use super::ledger::record;
 use super::set_aside::set_aside;
-use super::{LOCK_WAIT, MigrateError, Migration, ROLES, ROLES_SQL, Sources, in_force};
+use super::{LOCK_WAIT, MigrateError, Migration, ROLES, ROLES_SQL, Source, Sources, in_force};
 
 /// Applies `migrations`, and the definitions if they are needed; on the `first` run also the roles and the ledger.
 pub(super) async fn apply(
@@ -56,24 +56,28 @@ pub(super) async fn apply(
         record(transaction, migration).await?;
     }
     if definitions {
-        set_aside(transaction, sources).await?;
-        for source in sources.functions {
-            transaction
-                .batch_execute(source.sql)
-                .await
-                .map_err(sql(source.name))?;
-        }
+        set_aside(transaction, sources.functions).await?;
+        apply_each(transaction, sources.functions).await?;
         transaction
             .batch_execute(include_str!("drop_vanished.sql"))
             .await
             .map_err(sql("drop vanished functions"))?;
-        for source in sources.privileges {
-            transaction
-                .batch_execute(source.sql)
-                .await
-                .map_err(sql(source.name))?;
-        }
+        apply_each(transaction, sources.privileges).await?;
         in_force::record(transaction, sources).await?;
+    }
+    Ok(())
+}
+
+/// Applies these sources, in order.
+pub(super) async fn apply_each(
+    transaction: &Transaction<'_>,
+    sources: &[Source],
+) -> Result<(), MigrateError> {
+    for source in sources {
+        transaction
+            .batch_execute(source.sql)
+            .await
+            .map_err(sql(source.name))?;
     }
     Ok(())
 }

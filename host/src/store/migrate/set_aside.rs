@@ -9,13 +9,14 @@ use std::collections::HashSet;
 
 use tokio_postgres::Transaction;
 
+use super::apply::apply_each;
 use super::error::sql;
-use super::{DEFINITIONS, MigrateError, Sources};
+use super::{MigrateError, Source};
 
 /// Sets functions aside, in preparation for applying the sources.
 pub(super) async fn set_aside(
     transaction: &Transaction<'_>,
-    sources: Sources<'_>,
+    sources: &[Source],
 ) -> Result<(), MigrateError> {
     let rows = transaction
         .query_typed(include_str!("functions.sql"), &[])
@@ -28,16 +29,16 @@ pub(super) async fn set_aside(
     let functions: Vec<(u32, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let all: Vec<&str> = functions
         .iter()
-        .map(|(_, statement)| statement.as_str())
-        .chain(sources.functions.iter().map(|source| source.sql))
+        .map(|(_, statement)| &**statement)
         .collect();
     transaction
         .batch_execute(&format!(
             "SAVEPOINT signatures; SET LOCAL check_function_bodies = off; {}",
-            all.join(";\n")
+            all.join("; ")
         ))
         .await
-        .map_err(sql(DEFINITIONS))?;
+        .map_err(sql("set functions aside"))?;
+    apply_each(transaction, sources).await?;
     let rows = transaction
         .query_typed(include_str!("replaceable.sql"), &[])
         .await
@@ -46,12 +47,12 @@ pub(super) async fn set_aside(
     let others: Vec<&str> = functions
         .iter()
         .filter(|(function, _)| !replaceable.contains(function))
-        .map(|(_, statement)| statement.as_str())
+        .map(|(_, statement)| &**statement)
         .collect();
     transaction
         .batch_execute(&format!(
             "ROLLBACK TO SAVEPOINT signatures; RELEASE SAVEPOINT signatures; {}",
-            others.join(";\n")
+            others.join("; ")
         ))
         .await
         .map_err(sql("set functions aside"))
