@@ -400,8 +400,8 @@ BEGIN
 END
 $$;
 
--- Pauses a queue, and returns the time at which it was paused. Every claim that starts after the commit skips jobs of the
--- queue. Claimed jobs continue, and jobs can still be enqueued.
+-- Pauses a queue, and returns the time at which it was paused. Every claim that starts after the commit skips jobs of
+-- the queue. Claimed jobs continue, and jobs can still be enqueued.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column

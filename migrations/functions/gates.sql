@@ -954,8 +954,8 @@ BEGIN
     IF last = 10000 THEN
         reached := ARRAY[gates[last], keys[last]];
     END IF;
-    -- Locks them, without waiting for producers. The plan does not depend on statistics: nothing is joined, and OFFSET 0
-    -- keeps the condition about the job from becoming a join.
+    -- Locks them, without waiting for producers. The plan does not depend on statistics: nothing is joined, and
+    -- OFFSET 0 keeps the condition about the job from becoming a join.
     useless := ARRAY(
         SELECT k.ctid FROM rouse.gate_key AS k
         WHERE (k.gate, k.key) > (coalesce(p_after[1], ''), coalesce(p_after[2], '')) AND (k.gate, k.key) <= (gates[last], keys[last])

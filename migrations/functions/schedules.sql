@@ -315,8 +315,8 @@ BEGIN
 END
 $$;
 
--- Pauses a schedule, and returns the time at which it was paused. Nothing is enqueued for times that are due while it is
--- paused; jobs that it has enqueued run.
+-- Pauses a schedule, and returns the time at which it was paused. Nothing is enqueued for times that are due while it
+-- is paused; jobs that it has enqueued run.
 CREATE OR REPLACE FUNCTION rouse.pause_schedule(name text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column

@@ -115,8 +115,8 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, wait = NULL,
             lane = CASE WHEN has_inboxes THEN rouse._shared_lane(j.lane) ELSE j.lane END,
-            -- At most a year and a day from now. A time in the past means now, and does not count as time waited; workers
-            -- also look only for jobs that became due since their last look.
+            -- At most a year and a day from now. A time in the past means now: it does not count as time waited, and
+            -- workers look only for jobs that have become due since their last look.
             available_at = greatest(at, least(
                 coalesce(s.retry_at, at + least(greatest(s.delay_ms, 0), 31622400000) * interval '1 millisecond'), at + interval '366 days')),
             memory_bytes = nullif(least(coalesce(s.next_memory_bytes, j.memory_bytes, 0), 1099511627776), 0)

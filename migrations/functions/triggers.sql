@@ -1,5 +1,5 @@
--- Enables the triggers of Rouse that somebody has disabled. Only then it locks their tables. Triggers that call functions
--- of other schemas belong to others.
+-- Enables the triggers of Rouse that somebody has disabled. A table is locked only if it has such a trigger. Triggers
+-- that call functions of other schemas are not Rouse's.
 DO $$
 DECLARE
     disabled record;

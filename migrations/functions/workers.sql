@@ -220,10 +220,10 @@ END
 $$;
 
 -- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and
--- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder. If the
--- last heartbeat is more than 10 s in the future, the clock has been set back, and the holder may be alive or dead. It
--- counts as alive, because a live worker would otherwise lose its attempts: the heartbeat then counts as sent now, and
--- `incarnation` is null: call again. An error would undo this. rouse.forget_worker has the same rule.
+-- the same login, takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder. If
+-- the last heartbeat is more than 10 s in the future, the clock has been set back, and the holder may be alive or dead.
+-- It counts as alive, because a live worker would otherwise lose its attempts: the heartbeat then counts as sent now,
+-- and `incarnation` is null: call again. An error would undo this. rouse.forget_worker has the same rule.
 --
 -- Two hosts that share an id and a key would take the id from each other for as long as their supervisors restart them,
 -- and each takeover costs every running job an attempt. So the replaced host reports that it was still alive

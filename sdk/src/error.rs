@@ -65,8 +65,8 @@ impl Error {
     }
 
     /// Sets the class: a short word to filter by, for instance `smtp_timeout`. It is stored as `guest_kind`, and
-    /// `rouse job ls --kind smtp_timeout` finds it. By convention, kinds are in snake_case, and those for invalid values
-    /// start with `invalid_`, as in Rouse and its SDK.
+    /// `rouse job ls --kind smtp_timeout` finds it. By convention, kinds are in snake_case, and those for invalid
+    /// values start with `invalid_`, as in Rouse and its SDK.
     #[must_use]
     pub fn kind(mut self, kind: impl Into<Cow<'static, str>>) -> Self {
         self.kind = kind.into();

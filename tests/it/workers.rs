@@ -546,8 +546,8 @@ async fn a_report_that_lies_in_the_future_does_not_show_that_two_hosts_share_an_
     register().await.expect("it has the key");
 }
 
-/// It may be alive, and would lose its attempts. If it has died, nobody else may correct this, because it may be the only
-/// worker.
+/// It may be alive, and would lose its attempts. If it has died, nobody else may correct this, because it may be the
+/// only worker.
 #[tokio::test]
 async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten_90_seconds_later() {
     let db = TestDb::new().await;

@@ -49,8 +49,8 @@ enum Call {
 }
 
 impl RetryAll {
-    /// The number of jobs in a batch of a command. Each job is retried in a subtransaction, and beyond 64 of them in one
-    /// transaction, the snapshots of all other transactions become slower (`PGPROC_MAX_CACHED_SUBXIDS`).
+    /// The number of jobs in a batch of a command. Each job is retried in a subtransaction, and beyond 64 of them in
+    /// one transaction, the snapshots of all other transactions become slower (`PGPROC_MAX_CACHED_SUBXIDS`).
     pub const BATCH: i32 = 60;
 
     /// Nothing is retried before the first [`Self::go_on`]. `limit`: the maximum number of jobs in a batch. Without

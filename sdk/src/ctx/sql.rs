@@ -156,8 +156,8 @@ impl Tx {
     /// Adds an effect, like [`Ctx::sql`].
     ///
     /// # Errors
-    /// If the parameters are neither a tuple nor a list (kind `sql_refused`, permanent). The host checks them at the end
-    /// of the step.
+    /// If the parameters are neither a tuple nor a list (kind `sql_refused`, permanent). The host checks them at the
+    /// end of the step.
     pub fn sql(&mut self, statement: impl AsRef<str>, params: impl Serialize) -> Result<()> {
         self.effects.push(call(statement.as_ref(), &params)?);
         Ok(())

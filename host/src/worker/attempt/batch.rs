@@ -81,8 +81,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     delay
 }
 
-/// Checks the payload of a job. Returns the end of the job if the handler does not accept it, and the usage of the check,
-/// which is limited for each job alone.
+/// Checks the payload of a job. Returns the end of the job if the handler does not accept it, and the usage of the
+/// check, which is limited for each job alone.
 async fn check_payload(
     shared: &Shared,
     claim: &Claim,

@@ -119,7 +119,7 @@ impl Steps {
         let calls_max = self.limits.calls;
         if self.calls + more > calls_max {
             return Err(format!(
-                "an attempt may read and record steps, waits and results of other jobs at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep what it has read"
+                "an attempt may read and record steps, waits and results of other jobs at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep what was read"
             ));
         }
         let bytes_max = self.limits.bytes_read;
