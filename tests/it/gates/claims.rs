@@ -349,7 +349,7 @@ async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
 
 /// A lane behind several gates waits for each of them in its own way.
 #[tokio::test]
-async fn a_claim_tells_for_how_long_each_gate_of_a_lane_is_closed() {
+async fn a_claim_reports_how_long_each_gate_keeps_a_lane_closed() {
     let (db, client) = gate("'few', 'max_concurrent', max => 2").await;
     set_gate(&client, "'all', 'max_concurrent', max => 2").await;
     set_gate(&client, "'hour', 'throttle', max => 2, period => '1 hour'").await;

@@ -2,8 +2,8 @@
 //! sources: their result, the names of their parameters, or their defaults differ.
 //!
 //! Such a function is renamed, to its name and `~`, before the sources are applied, so that no definition can refer to
-//! it by mistake; `drop_vanished.sql` drops it afterwards. Which functions these are, only Postgres can tell. So the
-//! sources are applied twice: first in a savepoint, with all functions set aside, only to compare the signatures.
+//! it by mistake; `drop_vanished.sql` drops it afterwards. Only Postgres can determine which functions these are. So
+//! the sources are applied twice: first in a savepoint, with all functions set aside, only to compare the signatures.
 
 use std::collections::HashSet;
 
