@@ -214,7 +214,7 @@ async fn a_log_line_that_is_too_large_for_one_call_traps() {
         panic!("a trap");
     };
     assert!(
-        message.contains("too much data to the host in one call (at most 8388608 bytes are allowed: hostcall_bytes"),
+        message.contains("too much data to the host in one call (at most 8388608 bytes are allowed: limits.hostcall_bytes"),
         "{message}"
     );
 }
@@ -225,7 +225,7 @@ async fn a_guest_that_hoards_handles_is_stopped() {
     let RunEnd::Trapped { message, .. } = run(body).await.end else {
         panic!("a trap");
     };
-    assert!(message.contains("table"), "{message}");
+    assert!(message.contains("limits.handles"), "{message}");
 }
 
 #[tokio::test]
