@@ -225,7 +225,7 @@ async fn a_guest_that_hoards_handles_is_stopped() {
     let RunEnd::Trapped { message, .. } = run(body).await.end else {
         panic!("a trap");
     };
-    assert!(message.contains("limits.handles"), "{message}");
+    assert!(message.contains("limits.resources"), "{message}");
 }
 
 #[tokio::test]
