@@ -20,6 +20,18 @@ use crate::support::TestDb;
 use crate::support::database::{connect, refusal};
 use crate::support::worker::{TestWorker, until_true};
 
+/// A trigger of the operator refuses the jobs of the schedule `bad`, with an error that says nothing about the data.
+const REFUSE_JOBS_OF_BAD: &str = "
+    CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.source = 'schedule:bad' THEN
+            RAISE EXCEPTION 'the stock is closed';
+        END IF;
+        RETURN NEW;
+    END
+    $$;
+    CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse()";
+
 /// Calls `rouse.schedule` with `sql` as its arguments.
 async fn schedule(client: &Client, sql: &str) -> String {
     let sql = format!("SELECT rouse.schedule({sql})");

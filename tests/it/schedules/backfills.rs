@@ -2,7 +2,7 @@
 
 use rouse::worker::Settings;
 
-use super::{one, schedule, shown};
+use super::{REFUSE_JOBS_OF_BAD, one, schedule, shown};
 use crate::support::TestDb;
 use crate::support::database::refusal;
 use crate::support::worker::{TestWorker, until_true};
@@ -99,18 +99,10 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
         let sql = format!("'{name}', 'test.nobody-has-this', cron => '0 * * * *'");
         schedule(&client, &sql).await;
     }
+    client.batch_execute(REFUSE_JOBS_OF_BAD).await.unwrap();
     client
         .batch_execute(
-            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-             BEGIN
-                 IF NEW.source = 'schedule:bad' THEN
-                     RAISE EXCEPTION 'the stock is closed';
-                 END IF;
-                 RETURN NEW;
-             END
-             $$;
-             CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse();
-             SELECT rouse.backfill_schedule('bad', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
+            "SELECT rouse.backfill_schedule('bad', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
              FROM generate_series(1, 10);
              SELECT rouse.backfill_schedule('good', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')",
         )

@@ -7,7 +7,10 @@ use rouse::store::{ScheduleDecision, Store};
 use rouse::worker::Settings;
 use tokio::sync::Barrier;
 
-use super::{decided, due, fire_due, make_due, one, outcomes, schedule, shown, this_minute, write};
+use super::{
+    REFUSE_JOBS_OF_BAD, decided, due, fire_due, make_due, one, outcomes, schedule, shown,
+    this_minute, write,
+};
 use crate::support::claims::claim;
 use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
@@ -226,20 +229,7 @@ async fn schedules_that_a_transaction_has_locked_do_not_delay_others() {
 async fn a_schedule_whose_job_cannot_be_enqueued_for_an_unknown_reason_does_not_delay_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    client
-        .batch_execute(
-            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-             BEGIN
-                 IF NEW.source = 'schedule:bad' THEN
-                     RAISE EXCEPTION 'the stock is closed';
-                 END IF;
-                 RETURN NEW;
-             END
-             $$;
-             CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse()",
-        )
-        .await
-        .unwrap();
+    client.batch_execute(REFUSE_JOBS_OF_BAD).await.unwrap();
     let cron = this_minute(&client).await;
     for name in ["bad", "good"] {
         let sql = format!("'{name}', 'noop', cron => '{cron}', overlap => 'allow'");
