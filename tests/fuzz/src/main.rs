@@ -91,7 +91,10 @@ fn main() -> Result<()> {
     thread::spawn(move || {
         loop {
             thread::sleep(Duration::from_secs(1));
-            let took = start.elapsed().as_secs() - CASE_STARTED.load(Ordering::Relaxed);
+            let took = start
+                .elapsed()
+                .as_secs()
+                .saturating_sub(CASE_STARTED.load(Ordering::Relaxed));
             if took > CASE_SECONDS_MAX {
                 eprintln!("a case has not ended after {took} s");
                 process::abort();
