@@ -19,7 +19,8 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
       AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at > lost.at)
       AND NOT EXISTS (
           SELECT FROM rouse.worker AS w
-          WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
+          -- Only a lookup can serve the first condition (claim.sql).
+          WHERE w.incarnation = ANY (ARRAY[lost.worker]) AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
 $$;
 
 -- The lanes from which this worker may adopt, of those given: its login permits them, and their queues are not paused.

@@ -59,7 +59,8 @@ BEGIN
     IF NOT made.created THEN
         SELECT * INTO limits FROM rouse._limits_of(p_worker);
         IF FOUND AND NOT pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') AND NOT EXISTS (
-            SELECT FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane
+            SELECT FROM rouse.job AS j
+            CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.tags FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
             WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)
               AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) THEN
             RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', limits.login, made.id, quote_literal(options ->> 'unique_key')

@@ -140,8 +140,7 @@ BEGIN
     END IF;
     own := (coalesce(nullif(own, ''), '{}')::jsonb || jsonb_build_object('worker', chosen::text))::text;
     inbox := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
-    PERFORM FROM rouse.lane AS l WHERE l.id = inbox AND l.closed_at IS NULL;
-    IF FOUND THEN
+    IF rouse._is_open(inbox) THEN
         RETURN inbox;
     END IF;
     IF NOT rouse._has_room_for_keyed_lane(true) THEN
@@ -161,14 +160,14 @@ DECLARE
     own    text;
     shared bigint;
 BEGIN
-    SELECT l.queue, l.handler, l.priority, l.tags, l.key INTO inbox FROM rouse.lane AS l WHERE l.id = p_lane AND l.worker IS NOT NULL LIMIT 1;
-    IF NOT FOUND THEN
+    -- Without `worker` in the condition: with it, a plan could read all inboxes (lane_inbox).
+    SELECT l.queue, l.handler, l.priority, l.tags, l.key, l.worker INTO inbox FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+    IF inbox.worker IS NULL THEN
         RETURN p_lane;
     END IF;
     own := coalesce(nullif((inbox.key::jsonb - 'worker')::text, '{}'), '');
     shared := rouse._lane_id(inbox.handler, inbox.queue, inbox.priority::text, inbox.tags, own);
-    PERFORM FROM rouse.lane AS l WHERE l.id = shared AND l.closed_at IS NULL;
-    IF NOT FOUND THEN
+    IF NOT rouse._is_open(shared) THEN
         INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, divided_by, refuses)
         VALUES (shared, inbox.queue, inbox.handler, inbox.priority, inbox.tags, own,
                 CASE WHEN own = '' THEN rouse._divided_by(inbox.queue, inbox.handler) END, CASE WHEN own = '' THEN rouse._contract_of_lane(inbox.handler) END);
@@ -251,7 +250,11 @@ BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.worker = p_worker LIMIT 1;
     IF FOUND THEN
         PERFORM rouse._move_to_shared(
-            ARRAY(SELECT i.id FROM (SELECT DISTINCT l.id, l.priority FROM rouse.lane AS l WHERE l.worker = p_worker) AS i ORDER BY i.priority, i.id),
+            -- OFFSET 0: otherwise, a plan could read the whole catalog, in the order of lane_id.
+            ARRAY(SELECT i.id
+                  FROM (SELECT DISTINCT o.id, o.priority
+                        FROM (SELECT l.id, l.priority FROM rouse.lane AS l WHERE l.worker = p_worker OFFSET 0) AS o) AS i
+                  ORDER BY i.priority, i.id),
             1000, NULL, NULL);
     END IF;
 END
@@ -284,8 +287,10 @@ BEGIN
     WITH inboxes AS MATERIALIZED (
         -- Includes closed inboxes: a producer may have found one open. rouse.maintain_lanes opens retired inboxes that
         -- have jobs.
-        SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker FROM rouse.lane AS l
-        WHERE l.worker IS NOT NULL AND (l.closed_at IS NULL OR l.closed_at > clock_timestamp() - interval '1 day')),
+        SELECT DISTINCT l.id, l.queue, l.handler, l.priority, l.tags, l.worker
+        -- OFFSET 0: otherwise, a plan could read the whole catalog, in the order of lane_id.
+        FROM (SELECT * FROM rouse.lane AS o WHERE o.worker IS NOT NULL OFFSET 0) AS l
+        WHERE l.closed_at IS NULL OR l.closed_at > clock_timestamp() - interval '1 day'),
     takers AS MATERIALIZED (
         SELECT k.queue, k.handler, k.tags, t.workers
         FROM (SELECT DISTINCT i.queue, i.handler, i.tags FROM inboxes AS i) AS k CROSS JOIN LATERAL rouse._takers(k.queue, k.handler, k.tags) AS t)
@@ -293,10 +298,11 @@ BEGIN
     FROM inboxes AS i JOIN takers AS t ON t.queue = i.queue AND t.handler = i.handler AND t.tags = i.tags
     WHERE NOT i.worker = ANY (coalesce(t.workers, '{}'))
       AND (p_inbox IS NULL OR (i.priority, i.id) >= (SELECT p.priority, p.id FROM inboxes AS p WHERE p.id = p_inbox))
-      -- Handled later, after the jobs that were moved.
+      -- Handled later, after the jobs that were moved. Not EXISTS: a plan could then read all queued jobs, and compare
+      -- their lanes.
       AND (i.id = p_inbox
-           OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL)
-           OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL));
+           OR (SELECT true FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
+           OR (SELECT true FROM rouse.job AS j WHERE j.lane = i.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 1));
     IF inboxes IS NOT NULL THEN
         SELECT m.moved, m.late, m.last_inbox, m.last_turn
         INTO recover_direct.moved, recover_direct.late, recover_direct.inbox, recover_direct.turn

@@ -136,7 +136,8 @@ BEGIN
         PERFORM FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT l AS lane FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS its
         CROSS JOIN LATERAL rouse._gates_of(j, its.lane) AS o
-        JOIN rouse.gate_key AS k ON k.gate = o.gate AND k.key = o.key AND k.job = j.id
+        -- Only a lookup can serve these conditions (claim.sql).
+        JOIN rouse.gate_key AS k ON k.gate = ANY (ARRAY[o.gate]) AND k.key = ANY (ARRAY[o.key]) AND k.job = j.id
         WHERE j.id = p_id ORDER BY o.gate FOR NO KEY UPDATE OF k;
     END IF;
 END

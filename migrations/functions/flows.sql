@@ -220,7 +220,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
             FROM rouse.finished AS f WHERE f.flow = flow.id) AS e
         ORDER BY e.name COLLATE "C", e.job DESC),
     waited AS MATERIALIZED (
-        SELECT DISTINCT d.chain FROM latest AS e JOIN rouse.dependency AS d ON d.job = ANY (ARRAY[e.job]) WHERE e.blockers IS NOT NULL),
+        -- OFFSET 0: otherwise, a plan could read all dependencies, in the order of their chains (dependency_chain).
+        SELECT DISTINCT d.chain FROM latest AS e CROSS JOIN LATERAL (SELECT d.chain FROM rouse.dependency AS d WHERE d.job = e.job OFFSET 0) AS d
+        WHERE e.blockers IS NOT NULL),
     ended AS MATERIALIZED (
         -- As rouse._live_job, without a call for each.
         SELECT w.chain FROM waited AS w
@@ -334,15 +336,17 @@ BEGIN
         at := clock_timestamp();
         PERFORM rouse._ensure_partitions(at);
         queued := ARRAY(
-            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY j.id DESC LIMIT max FOR UPDATE SKIP LOCKED);
+            -- By the negated id: otherwise, a plan could read all jobs in this order.
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'queued' ORDER BY -j.id LIMIT max FOR UPDATE SKIP LOCKED);
         INSERT INTO rouse.record (at, job, event, who, detail)
         SELECT at, q.id, 'cancelled', session_user, jsonb_build_object('flow', cancel_flow.id) FROM unnest(queued) AS q(id);
         chains := rouse._end_queued(queued, 'cancelled', NULL, NULL, at);
         PERFORM rouse._chains_ended(chains, array_fill(false, ARRAY[cardinality(chains)]));
         running := ARRAY(
-            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state = 'running' LIMIT max - cardinality(queued) FOR UPDATE SKIP LOCKED);
+            -- Not = 'running': a plan could then read all running jobs (job_lease).
+            SELECT j.id FROM rouse.job AS j WHERE j.flow = cancel_flow.id AND j.state <> 'queued' LIMIT max - cardinality(queued) FOR UPDATE SKIP LOCKED);
         IF queued = '{}' AND running = '{}' THEN
-            running := ARRAY(SELECT min(j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING min(j.id) IS NOT NULL);
+            running := ARRAY(SELECT -max(-j.id) FROM rouse.job AS j WHERE j.flow = cancel_flow.id HAVING count(*) > 0);
         END IF;
         cancelled := cardinality(queued);
         FOREACH one IN ARRAY running LOOP
@@ -452,7 +456,8 @@ BEGIN
     PERFORM rouse._check_flow('delete_flow', delete_flow.id);
     LOOP
         SELECT array_agg(j.id) FILTER (WHERE j.state = 'running'), coalesce(array_agg(j.id) FILTER (WHERE j.state = 'queued'), '{}') INTO running, queued
-        FROM (SELECT j.id, j.state FROM rouse.job AS j WHERE j.flow = delete_flow.id ORDER BY j.id FOR UPDATE) AS j;
+        -- As in rouse.cancel_flow.
+        FROM (SELECT j.id, j.state FROM rouse.job AS j WHERE j.flow = delete_flow.id ORDER BY -j.id DESC FOR UPDATE) AS j;
         IF running IS NOT NULL THEN
             RAISE EXCEPTION 'rouse: flow % cannot be deleted: job % is running', delete_flow.id, running[1]
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('SELECT rouse.cancel_flow(%s) stops it.', delete_flow.id);
@@ -466,7 +471,8 @@ BEGIN
         FROM (
             SELECT coalesce(f.chain, f.id) AS chain FROM rouse.finished AS f WHERE f.flow = delete_flow.id
             UNION SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.flow = delete_flow.id) AS its
-        JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[its.chain])
+        -- OFFSET 0: otherwise, a plan could read all dependencies, in the order of their jobs (dependency_job).
+        CROSS JOIN LATERAL (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = its.chain OFFSET 0) AS d
         WHERE NOT d.job = ANY (queued) LIMIT 11);
     IF waiting <> '{}' THEN
         RAISE EXCEPTION 'rouse: flow % cannot be deleted: % for it', delete_flow.id, rouse._those_that_wait(waiting)

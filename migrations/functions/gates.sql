@@ -530,12 +530,13 @@ BEGIN
         SET starts = CASE WHEN excluded.starts IS NOT NULL THEN (
                 SELECT array_agg(s.at ORDER BY s.n)
                 FROM unnest(k.starts || excluded.starts) WITH ORDINALITY AS s(at, n),
-                     (SELECT g.period_ms * interval '1 millisecond' AS period FROM rouse.gate AS g WHERE g.name = k.gate) AS g
+                     -- With the collation of k.gate, the primary key could not serve the condition.
+                     (SELECT g.period_ms * interval '1 millisecond' AS period FROM rouse.gate AS g WHERE g.name = k.gate COLLATE "default") AS g
                 WHERE s.at > p_at - g.period AND s.at <= p_at + g.period) END,
             until = CASE WHEN excluded.starts IS NOT NULL THEN excluded.until ELSE excluded.until + (
                 SELECT CASE WHEN k.until > p_at AND k.until <= p_at + 2 * g.burst::double precision / g.max * g.period_ms * interval '1 millisecond'
                        THEN k.until - p_at ELSE '0' END
-                FROM rouse.gate AS g WHERE g.name = k.gate) END
+                FROM rouse.gate AS g WHERE g.name = k.gate COLLATE "default") END
         RETURNING k.gate, k.key, k.starts, k.until),
     -- The keys that have no room for another start.
     used_up AS (
@@ -899,7 +900,7 @@ $$;
 -- Returns whether it has changed a gate; if not, it writes nothing and takes no lock, because hosts call this whenever
 -- they start. Otherwise it waits up to 5 s for other changes to gates. Leaves a record for each change.
 CREATE OR REPLACE FUNCTION rouse.declare_gates(p_worker bigint, p_key bytea, p_handler text, p_gates jsonb) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     -- Such a gate applies to all queues. A login that is limited to some queues may be permitted all handlers, but must
     -- not limit the jobs of other queues.

@@ -189,12 +189,20 @@ BEGIN
 END
 $$;
 
+-- True if the catalog has an open row of this lane. Served by lane_id: the aggregate hides the condition of lane_key
+-- from the planner; otherwise, a plan could read all open lanes.
+CREATE OR REPLACE FUNCTION rouse._is_open(p_lane bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce((SELECT bool_or(l.closed_at IS NULL) FROM rouse.lane AS l WHERE l.id = p_lane), false);
+END
+$$;
+
 -- Adds a closed lane to the catalog again, for a job that is put there by its id. Served by lane_id.
 CREATE OR REPLACE FUNCTION rouse._open_lane(p_lane bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM rouse.lane AS l WHERE l.id = p_lane AND l.closed_at IS NULL;
-    IF NOT FOUND THEN
+    IF NOT rouse._is_open(p_lane) THEN
         INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker, divided_by, refuses)
         SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.key, l.worker, l.divided_by, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
     END IF;
@@ -234,8 +242,9 @@ BEGIN
         SELECT l.id, bool_and(l.closed_at IS NOT NULL) AS is_closed
         FROM rouse.lane AS l
         GROUP BY l.id
-        HAVING EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL)
-            OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL)
+        -- Not EXISTS: a plan could then read all queued jobs, and compare their lanes.
+        HAVING (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
+            OR (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 1)
             OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
     seen AS (
         -- A new position in the catalog makes workers read again the lanes that they have dropped.
@@ -250,8 +259,9 @@ BEGIN
     WHERE l.closed_at IS NULL AND l.id IN (
         SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id
         HAVING max(o.used_at) < at - interval '1 day'
+            -- As in rouse._known.
             OR max(o.used_at) < at - interval '2 hours' AND bool_or(o.worker IS NOT NULL AND NOT EXISTS (
-                   SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND w.stopped_at IS NULL AND w.dead_at IS NULL)));
+                   SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND coalesce(w.stopped_at, w.dead_at) IS NULL)));
     GET DIAGNOSTICS closed = ROW_COUNT;
 
     -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. In
@@ -260,7 +270,8 @@ BEGIN
     WITH gone AS (
         DELETE FROM rouse.lane AS l
         WHERE l.closed_at IS NOT NULL
-          AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
+          -- Not EXISTS: a plan could then read all open lanes for each closed one.
+          AND (l.id IN (SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL)
                OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
         RETURNING l.queue, l.used_at),
     -- The queue stays in the catalog, with the time of its last use.

@@ -30,6 +30,9 @@ $$;
 --                       server. p_writers: the result of the last call; empty if there was none
 --   releases            releases have been pending for more than a second (rouse.continue_releases; served by
 --                       pending_release_due)
+--
+-- Sorts nothing: otherwise, if the statistics say that no job waits, a plan could read and sort all that do
+-- (job_waiting).
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
     p_orphaned_since timestamptz, p_due_since timestamptz, p_writers bigint[],
@@ -37,7 +40,7 @@ CREATE OR REPLACE FUNCTION rouse.peek(
     OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean, OUT paused text[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 DECLARE
     at             timestamptz := clock_timestamp();
     orphaned_since timestamptz := coalesce(p_orphaned_since, '-infinity');
@@ -129,13 +132,14 @@ $$;
 -- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns their number, and the number of
 -- milliseconds until the next one is due (null: there is none). A due job that is locked is left to a later call: it
 -- does not count as the next one, because the worker would then not wait at all. `p_since`: only jobs that became due
--- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due.
+-- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due. Sorts nothing, as
+-- rouse.peek.
 CREATE OR REPLACE FUNCTION rouse.promote(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_tell boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
     since timestamptz := coalesce(p_since, '-infinity');

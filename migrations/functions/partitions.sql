@@ -284,23 +284,33 @@ BEGIN
 END
 $$;
 
+-- Deletes progress and usage that were reported more than an hour ago, unless the attempt still runs. Served by the
+-- primary key of rouse.job.
+CREATE OR REPLACE FUNCTION rouse._delete_stale_reports() RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+BEGIN
+    -- Only lookups can serve such conditions (claim.sql).
+    DELETE FROM rouse.progress AS p
+    WHERE p.at < clock_timestamp() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[p.job]) AND j.fence = p.fence);
+    DELETE FROM rouse.running AS r
+    WHERE r.at < clock_timestamp() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[r.job]) AND j.fence = r.fence);
+END
+$$;
+
 -- rouse.drop_partitions for workers, with keep_days of rouse.limits, because hosts do not have a retention of their
 -- own. Workers of a limited login that may not do maintenance drop nothing. Also removes stale progress and usage of
 -- attempts whose worker is dead.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         dropped := 0;
         in_use := 0;
         RETURN;
     END IF;
-    DELETE FROM rouse.progress AS p
-    WHERE p.at < clock_timestamp() - interval '1 hour'
-      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = p.job AND j.fence = p.fence);
-    DELETE FROM rouse.running AS r
-    WHERE r.at < clock_timestamp() - interval '1 hour'
-      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = r.job AND j.fence = r.fence);
+    PERFORM rouse._delete_stale_reports();
     SELECT d.dropped, d.in_use INTO dropped, in_use FROM rouse.drop_partitions(rouse._default_retention()) AS d;
 END
 $$;

@@ -381,7 +381,9 @@ BEGIN
     END IF;
     merged := (SELECT e.id FROM rouse._enqueue(
         made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,
-        coalesce(p_schedule.source, 'schedule:' || p_schedule.name), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
+        -- With the collation of the name, all comparisons in rouse._enqueue would have it, and no index would serve
+        -- them.
+        coalesce(p_schedule.source, 'schedule:' || p_schedule.name COLLATE "default"), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
         p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false) AS e);
     IF merged <> made THEN
         UPDATE rouse.schedule_run AS r SET job = merged WHERE r.id = run;

@@ -194,7 +194,8 @@ BEGIN
     LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
     LEFT JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
-    LEFT JOIN rouse.job AS j ON NOT g.in_claims AND j.id = k.job
+    -- Only a lookup can serve this condition (claim.sql).
+    LEFT JOIN rouse.job AS j ON NOT g.in_claims AND j.id = ANY (ARRAY[k.job])
     -- For singleton and debounce, the same as in rouse._pass_gates.
     WHERE CASE
         WHEN g.kind = 'max_concurrent' THEN r.jobs > 0 OR w.jobs > 0

@@ -412,7 +412,7 @@ CREATE OR REPLACE FUNCTION rouse.why(id bigint)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 3
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     now    timestamptz := clock_timestamp();

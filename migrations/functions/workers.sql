@@ -24,8 +24,9 @@ DECLARE
     worker_row record;
     is_limited boolean;
 BEGIN
+    -- coalesce hides the condition of worker_live from the planner: otherwise, a plan could read all live workers.
     SELECT w.limited INTO is_limited FROM rouse.worker AS w
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND coalesce(w.stopped_at, w.dead_at) IS NULL
       AND (w.login = session_user OR p_any_login);
     IF FOUND THEN
         RETURN is_limited;
@@ -196,7 +197,8 @@ DECLARE
     at     timestamptz := clock_timestamp();
     queues text[];
 BEGIN
-    UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
+    -- As in rouse._known.
+    UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
     -- Its shards are free. A lease that one of its claims holds expires on its own, so that nothing waits.
     WITH free AS MATERIALIZED (SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker FOR UPDATE SKIP LOCKED)
@@ -241,7 +243,7 @@ CREATE OR REPLACE FUNCTION rouse.register(
     p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
     p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[], p_stats jsonb DEFAULT NULL,
     OUT incarnation bigint, OUT heartbeat_ms bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at         timestamptz;
@@ -312,7 +314,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
 -- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in
 -- host/src/store.rs).
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
     WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL);
@@ -326,7 +328,7 @@ $$;
 -- call that waited longer would still be waiting when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
     dead_worker bigint;
@@ -355,7 +357,7 @@ BEGIN
     FROM (SELECT a.incarnation FROM rouse.worker AS a
           WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
           FOR NO KEY UPDATE SKIP LOCKED) AS ahead
-    WHERE w.incarnation = ahead.incarnation;
+    WHERE w.incarnation = ANY (ARRAY[ahead.incarnation]);
     -- Workers that another session is expiring are left to that session. Served by worker_live.
     FOR dead_worker IN
         SELECT w.incarnation FROM rouse.worker AS w
@@ -370,7 +372,7 @@ $$;
 
 -- Reports that the worker has stopped. Its remaining claims are free at once. Waits for locks as a heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._expire_worker(p_worker);
@@ -521,7 +523,7 @@ $$;
 
 -- The open challenges of this incarnation, without those that are too old to wait for. Served by challenge_open.
 CREATE OR REPLACE FUNCTION rouse.challenges(p_worker bigint, p_key bytea) RETURNS TABLE (nonce uuid, handler text)
-LANGUAGE plpgsql SECURITY DEFINER ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER ROWS 10 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
@@ -534,7 +536,7 @@ $$;
 
 -- Answers a challenge, once. Returns false if the challenge is not this worker's, or has already been answered.
 CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, p_nonce uuid, p_answer jsonb) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._check_size('answer_challenge', pg_column_size(p_answer), 65536);
