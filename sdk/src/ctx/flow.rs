@@ -237,8 +237,8 @@ impl Ctx {
     ///
     /// # Errors
     /// If the called job has not succeeded (kind `call_failed`, permanent; its error is in the details), and if its
-    /// result does not match `T` (kind `result_mismatch`); otherwise as for [`enqueue`](Self::enqueue).
-    /// [`Job::after`] is refused.
+    /// result does not match `T` (kind `result_mismatch`) or is missing (kind `no_result`, permanent); otherwise as for
+    /// [`enqueue`](Self::enqueue). [`Job::after`] is refused.
     pub fn call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<T> {
         Ok(self.try_call(job)??)
     }
@@ -266,9 +266,7 @@ impl Ctx {
     /// As for [`call`](Self::call), without `call_failed`.
     pub fn try_call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<Result<T, Failure>> {
         let mut ends = self.call_all([job])?;
-        ends.pop().ok_or_else(|| {
-            Error::permanent("the host has not returned the result of the call").kind("job_refused")
-        })
+        ends.pop().ok_or_else(|| no_result(0, 1))
     }
 
     /// Like [`try_call`](Self::try_call), for several jobs that run in parallel: waits until all of them have ended,
@@ -308,15 +306,7 @@ impl Ctx {
         if calls.is_empty() {
             return Ok(Vec::new());
         }
-        let ends = self.world.call(calls)?;
-        let ends = ends
-            .into_iter()
-            .zip(handlers)
-            .map(|(end, handler)| match end {
-                Ok(json) => read(format_args!("the result of {handler}"), &json).map(Ok),
-                Err(error) => Ok(Err(Failure::from_call(handler, &error))),
-            })
-            .collect::<Result<_>>()?;
+        let ends = read_ends(handlers, self.world.call(calls)?)?;
         waits.into_iter().for_each(StartedStep::done);
         Ok(ends)
     }
@@ -342,5 +332,45 @@ impl Ctx {
             "{what} within a step: later attempts skip the step, and would lose it; move it after the step"
         );
         Err(Error::permanent(why).kind("in_step"))
+    }
+}
+
+/// The ends of the calls of these handlers, in the same order.
+fn read_ends<T: DeserializeOwned>(
+    handlers: Vec<String>,
+    ends: Vec<Result<Vec<u8>, Vec<u8>>>,
+) -> Result<Vec<Result<T, Failure>>> {
+    if ends.len() != handlers.len() {
+        return Err(no_result(ends.len(), handlers.len()));
+    }
+    ends.into_iter()
+        .zip(handlers)
+        .map(|(end, handler)| match end {
+            Ok(json) => read(format_args!("the result of {handler}"), &json).map(Ok),
+            Err(error) => Ok(Err(Failure::from_call(handler, &error))),
+        })
+        .collect()
+}
+
+/// The host has broken its contract.
+fn no_result(results: usize, calls: usize) -> Error {
+    let why = format_args!("the host returned {results} results for {calls} calls");
+    Error::permanent(why).kind("no_result")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_needs_a_result() {
+        let handlers = || vec!["shop.price".to_owned(), "shop.charge".to_owned()];
+        let end = |json: &str| Ok(json.as_bytes().to_vec());
+        let ends = read_ends::<u64>(handlers(), vec![end("1"), end("2")]).unwrap();
+        assert_eq!(ends, [Ok(1), Ok(2)]);
+        for ends in [vec![], vec![end("1")], vec![end("1"), end("2"), end("3")]] {
+            let error = read_ends::<u64>(handlers(), ends).unwrap_err();
+            assert_eq!((&*error.kind, error.permanent), ("no_result", true));
+        }
     }
 }
