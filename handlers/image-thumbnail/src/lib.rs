@@ -176,14 +176,15 @@ fn denied(action: &str, path: &str, error: io::Error) -> Error {
         ErrorKind::StorageFull | ErrorKind::Interrupted | ErrorKind::ResourceBusy => {
             Error::retryable(message)
         }
-        kind => Error::permanent(format_args!(
-            "{message}. Check that it exists, and that rouse.toml grants its directory to image.thumbnail and the grants of the job include it"
-        ))
-        .kind(if kind == ErrorKind::NotFound {
-            "file_not_found"
-        } else {
-            "file_denied"
-        }),
+        kind => {
+            let error = Error::permanent(format_args!(
+                "{message}. Check that it exists, and that rouse.toml grants its directory to image.thumbnail and the grants of the job include it"
+            ));
+            match kind {
+                ErrorKind::NotFound => error.kind("file_not_found"),
+                _ => error.kind("file_denied"),
+            }
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 //! Checks reference pages against the code: the functions that users may call, metrics, kinds of errors and SQLSTATEs.
+//! Also checks the kinds in the READMEs of the handlers.
 //!
 //! Unit tests of the host check the tables of docs/reference/configuration.md and docs/reference/cli.md.
 
@@ -60,6 +61,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     }
     faults.extend(errors(root)?);
     faults.extend(guest_kinds(root)?);
+    faults.extend(kinds_of_handlers(root)?);
     if !faults.is_empty() {
         bail!("{}", faults.join("; "));
     }
@@ -116,6 +118,32 @@ fn guest_kinds(root: &Path) -> Result<BTreeSet<String>> {
     let missing = of_sdk.iter().filter(|kind| !listed.contains(&***kind));
     faults.extend(missing.map(|kind| format!("{ERRORS} does not list {kind}, a kind of the SDK")));
     Ok(faults)
+}
+
+/// Kinds of handlers that their READMEs lack.
+fn kinds_of_handlers(root: &Path) -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for readme in files(&root.join("handlers"), "md", true)? {
+        let mut code = String::new();
+        for file in files(&readme.with_file_name("src"), "rs", true)? {
+            // Tests imitate errors of the host.
+            if !file.ends_with("tests.rs") {
+                code += &read(file)?;
+            }
+        }
+        let page = read(&readme)?;
+        let name = readme.strip_prefix(root).unwrap_or(&readme).display();
+        let missing = unlisted_kinds(&code, &page);
+        faults.extend(missing.map(|kind| format!("{name} does not list {kind}")));
+    }
+    Ok(faults)
+}
+
+/// The kinds that code gives to errors and a page does not mention.
+fn unlisted_kinds<'a>(code: &'a str, page: &str) -> impl Iterator<Item = &'a str> {
+    given_kinds(code)
+        .into_iter()
+        .filter(move |kind| !page.contains(&format!("`{kind}`")))
 }
 
 /// The kinds that code gives to errors, except in comments.
@@ -259,6 +287,9 @@ mod tests {
         let page = "| `early` | x |\n### Kinds of the SDK\n\n| `a` | x |\n| `b_c`, `d` | `e` |\n\n\
                     ## Next\n\n| `f` | x |\n";
         assert_eq!(listed_kinds(page), BTreeSet::from(["a", "b_c", "d"]));
+        let page = "`in-step` and no_parent";
+        let missing: Vec<&str> = unlisted_kinds(code, page).collect();
+        assert_eq!(missing, ["no_parent"]);
     }
 
     #[test]
