@@ -252,6 +252,27 @@ impl StoreError {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
+    /// True if Postgres rolled the transaction back because of concurrent ones: the same call may work at once.
+    pub fn is_conflict(&self) -> bool {
+        let conflicts = [
+            SqlState::T_R_SERIALIZATION_FAILURE,
+            SqlState::T_R_DEADLOCK_DETECTED,
+        ];
+        self.code().is_some_and(|code| conflicts.contains(code))
+    }
+
+    /// True if the same call about another job or queue may work now. An outage, a full disk and a login without the
+    /// necessary roles concern all calls.
+    pub fn concerns_one_call(&self) -> bool {
+        self.code().is_some_and(|code| {
+            // 25 invalid transaction state; 42 access rules, and functions that do not exist.
+            let concerns_all = self.is_transient()
+                || code.code().starts_with("25")
+                || code.code().starts_with("42");
+            !concerns_all || self.is_conflict() || *code == SqlState::QUERY_CANCELED
+        })
+    }
+
     /// What a call has waited for until its timeout, as text. `None` if it has failed for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {

@@ -112,6 +112,84 @@ async fn a_subcommand_accepts_several_jobs_and_a_refusal_does_not_stop_the_other
 }
 
 #[tokio::test]
+async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflicts_are_tried_again()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = scratch("anywhere");
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        ids.push(enqueue(&client, "no.such", json!({})).await.to_string());
+    }
+    let run = async |args: &[&str]| rouse_in(&db, args, &folder).await;
+    let [a, b, c, d] = [&ids[0], &ids[1], &ids[2], &ids[3]].map(String::as_str);
+    // Retries of a are refused, the first two of b meet other transactions, and those of c always do. Sequences keep
+    // their values when a transaction is rolled back.
+    let sql = format!(
+        "CREATE SEQUENCE public.tries_of_b;
+         CREATE SEQUENCE public.tries_of_c;
+         CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+         BEGIN
+             IF NEW.retried_from = {a} THEN
+                 RAISE EXCEPTION 'the stock is closed';
+             ELSIF NEW.retried_from = {b} AND nextval('public.tries_of_b') < 3 THEN
+                 RAISE EXCEPTION 'b is in use' USING ERRCODE = 'serialization_failure';
+             ELSIF NEW.retried_from = {c} AND nextval('public.tries_of_c') > 0 THEN
+                 RAISE EXCEPTION 'c is in use' USING ERRCODE = 'deadlock_detected';
+             END IF;
+             RETURN NEW;
+         END
+         $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON rouse.job FOR EACH ROW EXECUTE FUNCTION public.refuse();
+         CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             RAISE EXCEPTION 'it is still needed';
+         END
+         $$"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    run(&["job", "cancel", a, b, c, d]).await.exits(0);
+
+    let retried = run(&["job", "retry", a, b, c, d, "--json"]).await;
+    retried
+        .exits(1)
+        .prints(&format!("{a}: the stock is closed"));
+    retried.prints(&format!("{c}: c is in use"));
+    let lines: Vec<Value> = retried
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3, "{}", retried.text());
+    assert_eq!(lines[0]["retried_from"].to_string(), *b);
+    assert_eq!(lines[1]["retried_from"].to_string(), *d);
+    assert_eq!(lines[2], json!({"done": 2, "refused": 2}));
+    let tries = "SELECT last_value FROM public.tries_of_c";
+    let tries: i64 = client.query_one(tries, &[]).await.unwrap().get(0);
+    assert_eq!(tries, 3);
+
+    // A single job is reported as an error of the command.
+    let single = run(&["job", "retry", a]).await;
+    single.exits(1).prints("the stock is closed");
+
+    let [b, d] = [&lines[0]["id"], &lines[1]["id"]].map(Value::to_string);
+    let sql = format!(
+        "CREATE TRIGGER keep BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN (NEW.id = {b}) EXECUTE FUNCTION public.keep()"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    for verb in ["cancel", "delete"] {
+        let other = enqueue(&client, "no.such", json!({})).await.to_string();
+        let ended = run(&["job", verb, &b, &other]).await;
+        ended.exits(1).prints(&format!("{b}: it is still needed"));
+        ended.prints(&format!("job {other} is cancelled"));
+        ended.prints("1 of 2 jobs done, 1 refused");
+    }
+    // The highest code is returned.
+    let mixed = run(&["job", "cancel", &b, "999999", &d]).await;
+    mixed.exits(3).prints(&format!("job {d} is cancelled"));
+}
+
+#[tokio::test]
 async fn the_readme_of_noop_shows_its_result() {
     let db = TestDb::new().await;
     let client = db.client().await;

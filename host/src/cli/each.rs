@@ -1,11 +1,18 @@
 //! Applies one operation to several items. A refused item does not stop the others, and a summary counts all of them.
 
+use std::fmt;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::text::as_json;
+use super::text::{as_json, plain};
+use crate::store::StoreError;
+
+/// The maximum number of tries for one item, if concurrent transactions make Postgres roll the changes back.
+const TRIES_MAX: u32 = 3;
+
+/// An error that is not a refusal.
+const EXIT_ERROR: u8 = 1;
 
 /// The result for one item.
 pub(super) struct Done {
@@ -23,12 +30,13 @@ pub(super) struct Refusal {
     pub(super) why: String,
 }
 
-/// Applies `act` to each item in order. `plural` names the items in the summary. The exit code is 0, or the highest
-/// code of a refusal.
+/// Applies `act` to each item in order; again if a concurrent transaction made Postgres roll the change back. `plural`
+/// names the items in the summary. The exit code is 0, or the highest code of a refusal. With several items, an error
+/// that does not concern the others counts as a refusal too.
 ///
 /// # Errors
 /// The first error that is not a refusal; later items are not tried.
-pub(super) async fn each<T>(
+pub(super) async fn each<T: fmt::Display>(
     all: &[T],
     plural: &str,
     in_json: bool,
@@ -37,27 +45,38 @@ pub(super) async fn each<T>(
     let (mut done, mut code) = (0, 0);
     let several = all.len() > 1;
     for item in all {
-        let acted = match several {
-            true => act(item).await.with_context(|| {
-                format!("{done} of {} {plural} were done before this", all.len())
-            })?,
-            false => act(item).await?,
+        let mut tries = 1;
+        let acted = loop {
+            match act(item).await {
+                Err(error) if tries < TRIES_MAX && is_conflict(&error) => tries += 1,
+                acted => break acted,
+            }
         };
-        match acted {
-            Ok(Done { text, json }) => {
+        let refusal = match acted {
+            Ok(Ok(Done { text, json })) => {
                 done += 1;
                 match in_json {
                     true => println!("{}", as_json(json)),
                     false => println!("{text}"),
                 }
+                continue;
             }
-            Err(refusal) => {
-                code = code.max(refusal.code);
-                // Messages of the database may already start with `rouse: `.
-                let why = refusal.why.strip_prefix("rouse: ");
-                eprintln!("rouse: {}", why.unwrap_or(&refusal.why));
+            Ok(Err(refusal)) => refusal,
+            Err(error) if several && concerns_one_call(&error) => Refusal {
+                code: EXIT_ERROR,
+                why: format!("{}: {error:#}", plain(&item.to_string())),
+            },
+            Err(error) if several => {
+                let total = all.len();
+                let before = format!("{done} of {total} {plural} were done before this");
+                return Err(error.context(before));
             }
-        }
+            Err(error) => return Err(error),
+        };
+        code = code.max(refusal.code);
+        // Messages of the database may already start with `rouse: `.
+        let why = refusal.why.strip_prefix("rouse: ");
+        eprintln!("rouse: {}", why.unwrap_or(&refusal.why));
     }
     let refused = all.len() - done;
     if several {
@@ -70,4 +89,14 @@ pub(super) async fn each<T>(
         }
     }
     Ok(ExitCode::from(code))
+}
+
+fn is_conflict(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<StoreError>();
+    error.is_some_and(StoreError::is_conflict)
+}
+
+fn concerns_one_call(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<StoreError>();
+    error.is_some_and(StoreError::concerns_one_call)
 }
