@@ -228,6 +228,35 @@ async fn parents_are_listed_by_name_with_their_ends() {
 }
 
 #[tokio::test]
+async fn a_page_of_parents_ends_once_their_results_reach_a_mebibyte() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let mut after = serde_json::Map::new();
+    for name in ["a", "b", "c", "d"] {
+        let id = enqueue(&client, "x", json!(1)).await;
+        after.insert(name.into(), id.into());
+    }
+    let sql = "SELECT rouse.enqueue('sum', after => $1)";
+    let after = Value::Object(after);
+    client.query_one(sql, &[&after]).await.unwrap();
+    let large = json!("x".repeat(600 << 10)).to_string();
+    for job in claim(&store, 9).await {
+        settle(&store, &job, result(&large), Vec::new()).await;
+    }
+    let sum = claim_one(&store).await;
+    for (after, names) in [
+        (None, &["a", "b"][..]),
+        (Some("b"), &["c", "d"]),
+        (Some("d"), &[]),
+    ] {
+        let ends = store.parent_ends(sum.id, sum.fence, after).await;
+        let ends = ends.unwrap().unwrap();
+        let found: Vec<&str> = ends.iter().map(|end| end.name.as_str()).collect();
+        assert_eq!(found, names, "after {after:?}");
+    }
+}
+
+#[tokio::test]
 async fn waits_of_another_workers_job_are_refused() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
