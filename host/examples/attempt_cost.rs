@@ -166,6 +166,7 @@ fn job(payload: Vec<u8>) -> JobInput {
         max_attempts: 5,
         requested_at_ms: 1_700_000_000_000,
         payload,
+        payload_checked: None,
         memory_bytes: None,
         clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),

@@ -349,6 +349,7 @@ pub(crate) fn job(payload: &str) -> JobInput {
         max_attempts: 5,
         requested_at_ms: 0,
         payload: payload.into(),
+        payload_checked: None,
         memory_bytes: None,
         clock: rouse::sandbox::DatabaseClock::from_host(),
         trace: rouse::traces::AttemptTrace::default(),

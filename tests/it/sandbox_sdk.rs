@@ -102,6 +102,7 @@ async fn a_guest_receives_all_properties_of_its_job() {
         max_attempts: 7,
         requested_at_ms: 1_700_000_000_123,
         payload: r#"{"ü":[1,null]}"#.into(),
+        payload_checked: None,
         memory_bytes: None,
         clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),

@@ -99,6 +99,7 @@ pub async fn once(
         max_attempts: TRIES,
         requested_at_ms: now_ms(),
         payload: call.payload,
+        payload_checked: None,
         memory_bytes: None,
         clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),

@@ -80,18 +80,23 @@ async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Du
         .settings
         .traces
         .attempt(&traced(shared, &claim, &started.terms.handler));
-    run_traced(shared, claim, started, trace).await
+    run_traced(shared, claim, started, None, trace).await
 }
 
-/// Runs the attempt, passes its outcome on, and records it in `trace`.
+/// Runs the attempt, passes its outcome on, and records it in `trace`. `checked`: the CPU time of the check of its
+/// payload, if that was done before.
 async fn run_traced(
     shared: &Arc<Shared>,
     mut claim: Claim,
     started: Started,
+    checked: Option<Duration>,
     trace: AttemptTrace,
 ) -> Duration {
     let payload = std::mem::take(&mut claim.job.payload.0);
-    let input = input(&claim, &started.terms.policy, payload, trace.clone());
+    let input = JobInput {
+        payload_checked: checked,
+        ..input(&claim, &started.terms.policy, payload, trace.clone())
+    };
     let sandbox = &shared.sandbox;
     let Started { abort, journal, .. } = &started;
     let run = sandbox.run(
@@ -374,6 +379,7 @@ fn input(claim: &Claim, policy: &Policy, payload: String, trace: AttemptTrace) -
         max_attempts: max_attempts(job, policy),
         requested_at_ms: unix_ms(job.requested_at),
         payload: payload.into_bytes(),
+        payload_checked: None,
         memory_bytes: memory_bytes(job),
         clock: DatabaseClock {
             at: job.claimed_at,

@@ -69,6 +69,7 @@ impl Host {
             max_attempts: 1,
             requested_at_ms: 0,
             payload: PAYLOAD.into(),
+            payload_checked: None,
             memory_bytes: None,
             clock: DatabaseClock::from_host(),
             trace: AttemptTrace::default(),

@@ -145,6 +145,24 @@ async fn the_cpu_time_of_a_check_is_that_of_its_attempt_and_has_the_same_limit()
     assert!(used.cpu > limit, "{used:?}");
 }
 
+/// As in a batch whose jobs run again one by one.
+#[tokio::test]
+async fn a_payload_that_was_checked_before_is_not_checked_again_and_the_check_counts() {
+    let handlers = Handlers::with(&[("hostile.wasm", &doubling("input_schema"))]).await;
+    let handler = handlers.handler("test.doubling");
+    let checked = Duration::from_secs(60);
+    let input = JobInput {
+        payload_checked: Some(checked),
+        ..job(r#"{"a": 7}"#)
+    };
+    let run = attempt(&sandbox(), &handler, input, AbortHandle::new());
+    let run = timeout(TIMEOUT, run).await.expect("the attempt ends");
+    // Another check would refuse it.
+    assert_eq!(run.end, RunEnd::Returned(br#"{"a": 7}"#.into()));
+    let used = run.used.expect("a guest ran");
+    assert!(used.cpu > checked, "{used:?}");
+}
+
 /// Gives each of the jobs 1 to `jobs` the payload of the first as its outcome, reports progress, and waits.
 fn settles(jobs: usize, output_schema: &str) -> Vec<u8> {
     let manifest = format!(

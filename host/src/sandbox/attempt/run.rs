@@ -36,6 +36,9 @@ pub struct JobInput {
     pub requested_at_ms: i64,
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
+    /// The CPU time of the check of the payload, if the caller has checked it ([`Sandbox::refuse_payload`]). It counts
+    /// as that of the attempt, which does not check the payload again. A batch ignores it.
+    pub payload_checked: Option<Duration>,
     /// The memory that it may use, in bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
     /// The database's clock.
@@ -153,11 +156,19 @@ impl Sandbox {
         }
         let _permit = permit;
         let meter = Arc::new(Meter::default());
-        if others.is_empty()
-            && let Some(end) = self
-                .refuse_payload(handler, &job.payload, &abort, &meter)
-                .await
-        {
+        let refused = match job.payload_checked {
+            // The caller has checked the payloads of a batch, and counts the CPU time of each with its job.
+            _ if !others.is_empty() => None,
+            Some(cpu) => {
+                meter.add_cpu(cpu);
+                None
+            }
+            None => {
+                let payload = &job.payload;
+                self.refuse_payload(handler, payload, &abort, &meter).await
+            }
+        };
+        if let Some(end) = refused {
             return RunReport {
                 used: Some(meter.usage()),
                 ..RunReport::without_guest(end)

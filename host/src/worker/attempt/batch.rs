@@ -66,7 +66,12 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
         }
     }
     let started_at = Instant::now();
-    for Member { claim, started, .. } in members {
+    for member in members {
+        let Member {
+            claim,
+            started,
+            checked,
+        } = member;
         let timeout = started.terms.policy.timeout;
         if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
             // Other slots, and other workers, can run the job.
@@ -75,7 +80,7 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             // The trace of the batch has already recorded that the job was enqueued.
             let traced = traced(shared, &claim, &started.terms.handler);
             let trace = shared.settings.traces.attempt_again(&traced);
-            delay = run_traced(shared, claim, started, trace).await;
+            delay = run_traced(shared, claim, started, Some(checked), trace).await;
         }
     }
     delay
