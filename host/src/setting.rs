@@ -292,7 +292,7 @@ mod tests {
     }
 
     fn table(text: &str) -> Overlay<Sizes> {
-        toml::from_str(text).unwrap()
+        toml::from_str::<table::Unchecked<Sizes>>(text).unwrap().0
     }
 
     #[test]

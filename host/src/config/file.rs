@@ -33,7 +33,7 @@ use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
 use crate::sandbox::{Limits, PublicKey};
-use crate::setting::table::{self, Table};
+use crate::setting::table::{self, Table, Unchecked};
 use crate::setting::{Entry, Overlay};
 use crate::worker::QueueOrder;
 use fair_table::FairTable;
@@ -251,7 +251,7 @@ impl Table for File {
             "pin" => self.pin = Some(map.next_value()?),
             "trusted_keys" => self.trusted_keys = map.next_value::<TrustedKeys>()?.0,
             "http_ca_file" => self.http_ca_file = Some(map.next_value()?),
-            "limits" => self.limits = map.next_value()?,
+            "limits" => self.limits = map.next_value::<Unchecked<_>>()?.0,
             "secrets" => self.secrets = map.next_value()?,
             "sources" => self.sources = map.next_value()?,
             "fair_share" => self.fair_share = map.next_value()?,

@@ -7,6 +7,16 @@ use std::time::Duration;
 use super::{Number, Settable, Setting, setting};
 
 /// What one table of `rouse.toml` sets. Every key may be left out.
+///
+/// Programs set values with [`set`](Self::set), which checks them. They cannot read an overlay from text, because its
+/// values would not be checked:
+///
+/// ```compile_fail,E0277
+/// use rouse::sandbox::Limits;
+/// use rouse::setting::Overlay;
+///
+/// let limits: Overlay<Limits> = toml::from_str("memory_mb = 0").unwrap();
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overlay<T> {
     numbers: BTreeMap<&'static str, Number>,

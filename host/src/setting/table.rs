@@ -51,9 +51,13 @@ impl<T: Settable> Table for Overlay<T> {
     }
 }
 
-impl<'de, T: Settable> Deserialize<'de> for Overlay<T> {
+/// The numbers of a table whose bounds are not checked yet ([`Overlay::check`]): messages name the table, and only its
+/// reader knows the name.
+pub(crate) struct Unchecked<T>(pub(crate) Overlay<T>);
+
+impl<'de, T: Settable> Deserialize<'de> for Unchecked<T> {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        read(input)
+        read(input).map(Self)
     }
 }
 

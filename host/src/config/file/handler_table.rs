@@ -15,7 +15,7 @@ use super::secret_table::SecretUseTable;
 use super::sql_table::SqlTable;
 use crate::job::is_pattern;
 use crate::sandbox::{Instances, Limits, ModuleBinding, StateQuota};
-use crate::setting::table::{self, Table};
+use crate::setting::table::{self, Table, Unchecked};
 use crate::setting::{Entry, Overlay};
 use crate::worker::Policy;
 
@@ -158,13 +158,13 @@ impl Table for HandlerTable {
             "module" => self.module = Some(map.next_value::<Bindings>()?.0),
             "version_min" => self.version_min = Some(map.next_value::<OldestVersion>()?.0),
             "instances" => self.instances = Some(map.next_value()?),
-            "limits" => self.limits = map.next_value()?,
+            "limits" => self.limits = map.next_value::<Unchecked<_>>()?.0,
             "dirs" => self.dirs = map.next_value::<List<_>>()?.0,
             "http" => self.http = map.next_value::<List<_>>()?.0,
             "secrets" => self.secrets = map.next_value::<List<_>>()?.0,
             "env" => self.env = Some(map.next_value()?),
             "settings" => self.settings = Some(map.next_value()?),
-            "state" => self.state = Some(map.next_value()?),
+            "state" => self.state = Some(map.next_value::<Unchecked<_>>()?.0),
             "sql" => self.sql = Some(map.next_value()?),
             "fine_clocks" => self.fine_clocks = Some(map.next_value()?),
             "enqueue" => self.enqueue = Some(map.next_value::<Patterns>()?.0),
