@@ -5,9 +5,14 @@
 //! here: the limit often has room for a single job, and the rounds end before any lane has used up its credit. The
 //! lanes of one key share its position. (`docs/decisions/closed-lanes-open-by-share.md`)
 
+mod sharing;
+mod waiting;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
+use self::sharing::Sharing;
+use self::waiting::Waiting;
 use crate::Class;
 
 /// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
@@ -19,12 +24,6 @@ const OPENED_MAX: usize = 8;
 /// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
 /// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
 const OPENED_BY_SWEEP: usize = 256;
-
-/// The number of parts of a turn: the usage of a member is counted in whole parts, so that it can be a key.
-const PARTS: f64 = 1_000_000.0;
-/// If one limit has more members than this, all start again with the usage of the foremost one: most of them appear
-/// only once.
-const MEMBERS_MAX: usize = 32_768;
 
 /// The closed lanes of a worker. `L` is the id of a lane, `K` a limit, `S` a member that shares limits with others, `T`
 /// a time.
@@ -77,27 +76,6 @@ struct Closed<K, S, T> {
     number: Number,
     /// True if it is known to have jobs.
     has_jobs: bool,
-}
-
-/// The lanes of one class that wait for a limit.
-#[derive(Debug)]
-struct Waiting<L, S> {
-    /// The lanes that go first, in the order in which they were closed.
-    first: BTreeSet<(Number, L)>,
-    /// The lanes of each member, in the order in which they were closed.
-    members: HashMap<S, MemberLanes<L>>,
-    /// The members by their usage, and among equals by their first closing.
-    order: BTreeMap<(u64, Number), S>,
-    /// The number of lanes above.
-    len: usize,
-    /// The lanes that are not known to have jobs, in the order in which they were closed.
-    idle: BTreeSet<(Number, L)>,
-}
-
-#[derive(Debug)]
-struct MemberLanes<L> {
-    had: u64,
-    lanes: BTreeSet<(Number, L)>,
 }
 
 impl<L, K, S, T> Default for Closings<L, K, S, T> {
@@ -557,128 +535,6 @@ where
             .collect();
         first.reverse();
         first
-    }
-}
-
-impl<L, S> Default for Waiting<L, S> {
-    fn default() -> Self {
-        Self {
-            first: BTreeSet::new(),
-            members: HashMap::new(),
-            order: BTreeMap::new(),
-            len: 0,
-            idle: BTreeSet::new(),
-        }
-    }
-}
-
-impl<L: Copy + Ord, S: Clone + Eq + Hash> Waiting<L, S> {
-    /// Adds a lane that is known to have jobs. `had`: the usage of its member.
-    fn join(&mut self, lane: L, waiter: &Waiter<S>, number: Number, had: u64) {
-        self.len += 1;
-        if waiter.goes_first {
-            self.first.insert((number, lane));
-            return;
-        }
-        self.change(&waiter.member, |member| {
-            // If it has other lanes, the member keeps its position.
-            if member.lanes.is_empty() {
-                member.had = had;
-            }
-            member.lanes.insert((number, lane));
-        });
-    }
-
-    fn leave(&mut self, lane: L, waiter: &Waiter<S>, number: Number) {
-        self.len -= 1;
-        if waiter.goes_first {
-            self.first.remove(&(number, lane));
-            return;
-        }
-        self.change(&waiter.member, |member| {
-            member.lanes.remove(&(number, lane));
-        });
-    }
-
-    /// Changes the lanes of a member, or its usage, and with that its position.
-    fn change(&mut self, member: &S, change: impl FnOnce(&mut MemberLanes<L>)) {
-        let mut lanes = self.members.remove(member).unwrap_or(MemberLanes {
-            had: 0,
-            lanes: BTreeSet::new(),
-        });
-        if let Some(key) = lanes.sort_key() {
-            self.order.remove(&key);
-        }
-        change(&mut lanes);
-        if let Some(key) = lanes.sort_key() {
-            self.order.insert(key, member.clone());
-            self.members.insert(member.clone(), lanes);
-        }
-    }
-
-    /// Up to this many lanes, in order: those that go first, then the first lane of each member, then the second of
-    /// each.
-    fn first(&self, lanes: usize) -> Vec<L> {
-        let first = self.first.iter().map(|(_, lane)| *lane);
-        let mut first: Vec<L> = first.take(lanes).collect();
-        let members = self.order.values().take(lanes);
-        let members: Vec<&MemberLanes<L>> = members.filter_map(|it| self.members.get(it)).collect();
-        for nth in 0..lanes {
-            let nth_lanes = members
-                .iter()
-                .filter_map(|member| member.lanes.iter().nth(nth));
-            first.extend(nth_lanes.map(|(_, lane)| *lane));
-        }
-        first.truncate(lanes);
-        first
-    }
-}
-
-impl<L: Ord> MemberLanes<L> {
-    /// `None` without lanes.
-    fn sort_key(&self) -> Option<(u64, Number)> {
-        let (number, _) = self.lanes.first()?;
-        Some((self.had, *number))
-    }
-}
-
-/// The usage of a limit by the members that share it, in [`PARTS`] of a turn.
-#[derive(Debug)]
-struct Sharing<S> {
-    /// The usage that the last served member had before it was served. A new member starts with it, so that nothing is
-    /// saved up.
-    clock: u64,
-    had: HashMap<S, u64>,
-}
-
-impl<S> Default for Sharing<S> {
-    fn default() -> Self {
-        Self {
-            clock: 0,
-            had: HashMap::new(),
-        }
-    }
-}
-
-impl<S: Clone + Eq + Hash> Sharing<S> {
-    fn had(&self, member: &S) -> u64 {
-        let had = self.had.get(member).copied().unwrap_or(0);
-        had.max(self.clock)
-    }
-
-    fn take(&mut self, member: &S, turns: f64) {
-        self.clock = self.had(member);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "above zero; it saturates"
-        )]
-        let had = self.clock.saturating_add((turns * PARTS) as u64);
-        self.had.insert(member.clone(), had);
-        if self.had.len() > MEMBERS_MAX {
-            self.clock = self.had.values().copied().max().unwrap_or(0);
-            self.had.clear();
-        }
     }
 }
 
