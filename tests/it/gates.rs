@@ -10,6 +10,7 @@ mod merged;
 mod model;
 mod operators;
 mod sabotage;
+mod throttles;
 mod waiting;
 
 use std::sync::Arc;

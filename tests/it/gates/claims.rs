@@ -1,4 +1,4 @@
-//! Gates in claims: `max_concurrent` and `throttle`.
+//! Claims behind gates.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::worker::{SOMEBODY_WAITS, until_true};
 use super::{enqueue, gate, number, on_eight_workers, set_gate};
 
 /// Claims on eight workers at the same time.
-async fn claim_at_once(db: &TestDb) -> Vec<(Store, Vec<ClaimedJob>)> {
+pub(super) async fn claim_at_once(db: &TestDb) -> Vec<(Store, Vec<ClaimedJob>)> {
     on_eight_workers(db, |store| async move {
         let jobs = claim(&store, 100).await;
         (store, jobs)
@@ -22,7 +22,7 @@ async fn claim_at_once(db: &TestDb) -> Vec<(Store, Vec<ClaimedJob>)> {
 }
 
 /// The number of jobs of each tenant.
-fn by_tenant(claimed: &[(Store, Vec<ClaimedJob>)]) -> BTreeMap<String, usize> {
+pub(super) fn by_tenant(claimed: &[(Store, Vec<ClaimedJob>)]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for job in claimed.iter().flat_map(|(_, jobs)| jobs) {
         *counts
@@ -32,7 +32,7 @@ fn by_tenant(claimed: &[(Store, Vec<ClaimedJob>)]) -> BTreeMap<String, usize> {
     counts
 }
 
-fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
+pub(super) fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
     let counts = expected
         .iter()
         .map(|(key, count)| ((*key).to_owned(), *count));
@@ -142,117 +142,6 @@ async fn a_crash_leaks_nothing() {
     let done = settlement(&adopted.claimed[0], result("1"));
     store.settle(&[&done], Locked::Wait).await.unwrap();
     assert_eq!(claim(&store, 10).await.len(), 1);
-}
-
-#[tokio::test]
-async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
-    let (db, client) =
-        gate("'rate', 'throttle', handler => 'a', key => '{tenant}', max => 5, period => '1 hour'")
-            .await;
-    for tenant in ["x", "y"] {
-        for _ in 0..20 {
-            enqueue(&client, "a", &format!(", tenant => '{tenant}'")).await;
-        }
-    }
-    let claimed = claim_at_once(&db).await;
-    assert_eq!(by_tenant(&claimed), counts(&[("x", 5), ("y", 5)]));
-    // Their ends do not change anything.
-    for (store, jobs) in &claimed {
-        for job in jobs {
-            let done = settlement(job, result("1"));
-            store.settle(&[&done], Locked::Wait).await.unwrap();
-        }
-    }
-    assert!(by_tenant(&claim_at_once(&db).await).is_empty());
-    // Two of the starts leave the period.
-    let later = "UPDATE rouse.gate_key SET starts[1:2] = ARRAY[starts[1] - interval '1 hour', starts[2] - interval '1 hour'] WHERE key = 'x'";
-    client.batch_execute(later).await.unwrap();
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("x", 2)]));
-    let starts = "SELECT sum(cardinality(starts))::bigint FROM rouse.gate_key";
-    assert_eq!(
-        number(&client, starts).await,
-        10,
-        "starts of earlier periods are forgotten"
-    );
-}
-
-#[tokio::test]
-async fn a_burst_may_start_at_once_and_then_as_many_as_the_rate_permits() {
-    let (db, client) = gate("'rate', 'throttle', max => 60, period => '1 hour', burst => 10").await;
-    for _ in 0..40 {
-        enqueue(&client, "a", ", tenant => 't'").await;
-    }
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
-    let passes = async |minutes: i32| {
-        let later =
-            format!("UPDATE rouse.gate_key SET until = until - interval '{minutes} minutes'");
-        client.batch_execute(&later).await.unwrap();
-    };
-    passes(3).await;
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 3)]));
-    passes(600).await;
-    assert_eq!(
-        by_tenant(&claim_at_once(&db).await),
-        counts(&[("t", 10)]),
-        "a long pause gives no more than one burst"
-    );
-}
-
-#[tokio::test]
-async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
-    let (db, client) = gate("'rate', 'throttle', max => 10, period => '1 day', burst => 10").await;
-    for _ in 0..40 {
-        enqueue(&client, "a", ", tenant => 't'").await;
-    }
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[("t", 10)]));
-    // An empty bucket is full after a minute, not after a day.
-    set_gate(
-        &client,
-        "'rate', 'throttle', max => 10, period => '1 minute', burst => 10",
-    )
-    .await;
-    let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
-    assert!((55..=60).contains(&number(&client, rest).await));
-    // At 10 % of the rate, it takes ten minutes: nothing more starts at once.
-    set_gate(
-        &client,
-        "'rate', 'throttle', max => 1, period => '1 minute', burst => 10",
-    )
-    .await;
-    assert!((550..=600).contains(&number(&client, rest).await));
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
-    // With a smaller burst, an empty bucket is full earlier. It does not become full at once.
-    set_gate(
-        &client,
-        "'rate', 'throttle', max => 1, period => '1 minute', burst => 3",
-    )
-    .await;
-    assert!((150..=180).contains(&number(&client, rest).await));
-    assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
-}
-
-/// The claim meets the change to the keys, and has read the gate before.
-#[tokio::test]
-async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_permits() {
-    let (db, client) = gate("'rate', 'throttle', max => 2, period => '1 day', burst => 2").await;
-    for _ in 0..5 {
-        enqueue(&client, "a", "").await;
-    }
-    let store = db.worker().await;
-    assert_eq!(claim(&store, 1).await.len(), 1);
-    let mut other = db.client().await;
-    let changing = other.transaction().await.unwrap();
-    // Starts that are not forgotten count as having just been made.
-    let change = "SELECT rouse.set_gate('rate', 'throttle', max => 2, period => '1 day')";
-    changing.query(change, &[]).await.unwrap();
-    let claiming = {
-        let store = store.clone();
-        tokio::spawn(async move { claim(&store, 9).await.len() })
-    };
-    until_true(&client, SOMEBODY_WAITS).await;
-    changing.commit().await.unwrap();
-    assert_eq!(claiming.await.unwrap(), 0);
-    assert_eq!(claim(&store, 9).await.len(), 0);
 }
 
 #[tokio::test]
@@ -663,60 +552,4 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
     assert_eq!(number(&client, waits).await, 0);
     operator.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(claim(&store, 1).await.len(), 1);
-}
-
-/// The starts then lie in the future. Without a limit, they would count until the clock has caught up.
-#[tokio::test]
-async fn starts_count_for_two_periods_at_most_if_the_clock_is_set_back() {
-    let (db, client) =
-        gate("'rate', 'throttle', handler => 'a', max => 1, period => '1 minute'").await;
-    for _ in 0..3 {
-        enqueue(&client, "a", "").await;
-    }
-    let store = db.worker().await;
-    assert_eq!(claim(&store, 9).await.len(), 1);
-    let back = async |by: &str| {
-        let sql = format!(
-            "UPDATE rouse.gate_key SET starts = ARRAY(SELECT s.at + interval '{by}' FROM unnest(starts) AS s(at)), until = until + interval '{by}'"
-        );
-        client.batch_execute(&sql).await.unwrap();
-    };
-    back("30 seconds").await;
-    assert_eq!(claim(&store, 9).await.len(), 0, "it still counts");
-    back("1 hour").await;
-    assert_eq!(claim(&store, 9).await.len(), 1);
-    assert_eq!(claim(&store, 9).await.len(), 0, "the new start counts");
-    let sql = "SELECT cardinality(starts)::bigint FROM rouse.gate_key";
-    assert_eq!(number(&client, sql).await, 1, "the old one is forgotten");
-}
-
-/// The time at which the bucket is full then lies too far in the future. Without a limit, the key would be closed until
-/// the clock has caught up.
-#[tokio::test]
-async fn a_bucket_is_full_if_the_clock_is_set_back_by_more_than_its_burst_takes() {
-    // An empty bucket is full after two minutes.
-    let (db, client) =
-        gate("'rate', 'throttle', handler => 'a', max => 1, period => '1 minute', burst => 2")
-            .await;
-    for _ in 0..5 {
-        enqueue(&client, "a", "").await;
-    }
-    let store = db.worker().await;
-    assert_eq!(claim(&store, 9).await.len(), 2);
-    let back = async |by: &str| {
-        let sql = format!("UPDATE rouse.gate_key SET until = until + interval '{by}'");
-        client.batch_execute(&sql).await.unwrap();
-    };
-    back("90 seconds").await;
-    assert_eq!(claim(&store, 9).await.len(), 0, "it still counts");
-    back("1 hour").await;
-    assert_eq!(claim(&store, 1).await.len(), 1);
-    let rest = "SELECT (extract(epoch FROM until - clock_timestamp()))::bigint FROM rouse.gate_key";
-    let rest = number(&client, rest).await;
-    assert!(
-        (30..=60).contains(&rest),
-        "only the new start counts: {rest}"
-    );
-    assert_eq!(claim(&store, 9).await.len(), 1);
-    assert_eq!(claim(&store, 9).await.len(), 0, "the new starts count");
 }
