@@ -34,7 +34,6 @@ DECLARE
     delay   numeric := (options ->> 'delay_ms')::numeric;
     after   jsonb;
     made    record;
-    limits  rouse.worker_login;
 BEGIN
     SELECT jsonb_object_agg(d.name, jsonb_build_object('job', p_own[-(d.job #>> '{}')::bigint], 'on_failure', d.on_failure)) INTO after
     FROM rouse._dependencies_of(options -> 'after') AS d;
@@ -50,24 +49,41 @@ BEGIN
         rouse._both_grants(p_parent.grants, nullif(options -> 'grants', 'null')),
         (options ->> 'lease')::interval, (options ->> 'timeout')::interval, (options ->> 'job_timeout')::interval, after,
         CASE WHEN p_job.kind = 'next' THEN p_parent.flow END, CASE WHEN p_job.kind = 'next' THEN p_parent.flow_name END,
-        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin, false, p_job.trace);
+        CASE WHEN p_job.kind = 'next' THEN coalesce(p_parent.chain, p_parent.id) END, p_origin, false, p_job.trace, p_worker);
     IF p_job.kind = 'next' AND NOT made.created THEN
         RAISE EXCEPTION 'rouse: job % cannot be continued: job % has the unique key %', p_parent.id, made.id, quote_literal(options ->> 'unique_key')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A limited login does not receive results of jobs that its workers could not run.
-    IF NOT made.created THEN
-        SELECT * INTO limits FROM rouse._limits_of(p_worker);
-        IF FOUND AND NOT pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') AND NOT EXISTS (
-            SELECT FROM rouse.job AS j
-            CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.tags FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l
-            WHERE j.id = made.id AND rouse._matches_any(l.queue, limits.queues) AND rouse._matches_any(l.handler, limits.handlers)
-              AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) THEN
-            RAISE EXCEPTION 'rouse: login % may not use job %, which has the unique key %', limits.login, made.id, quote_literal(options ->> 'unique_key')
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
-        END IF;
-    END IF;
     RETURN made.id;
+END
+$$;
+
+-- Rejects a job of an attempt that would give way to the job p_id, if the login of its worker is limited and its workers
+-- could not run that job: the attempt would receive the result of that job, or replace its arguments. `p_unique_key`:
+-- the key that both have; null: a gate has merged them. The role rouse_enqueuer may use any job. Served by primary
+-- keys, finished_id and lane_id.
+CREATE OR REPLACE FUNCTION rouse._check_merged(p_worker bigint, p_id bigint, p_unique_key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    limits rouse.worker_login;
+    lane   record;
+BEGIN
+    SELECT * INTO limits FROM rouse._limits_of(p_worker);
+    IF NOT FOUND OR pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
+        RETURN;
+    END IF;
+    -- A gate with a period may have let through a job that has ended.
+    SELECT l.queue, l.handler, l.tags INTO lane FROM rouse.lane AS l
+    WHERE l.id = coalesce((SELECT j.lane FROM rouse.job AS j WHERE j.id = p_id), (SELECT f.lane FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1))
+    LIMIT 1;
+    -- False also if the job is no longer kept.
+    IF (rouse._matches_any(lane.queue, limits.queues) AND rouse._matches_any(lane.handler, limits.handlers)
+        AND NOT EXISTS (SELECT FROM unnest(lane.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) IS NOT TRUE THEN
+        RAISE EXCEPTION 'rouse: login % may not use job %, %', limits.login, p_id,
+            coalesce('which has the unique key ' || quote_literal(p_unique_key),
+                     'with which a gate would merge a job' || CASE WHEN lane.queue IS NULL THEN '' ELSE format(' for handler %L; it is in queue %L', lane.handler, lane.queue) END)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
+    END IF;
 END
 $$;
 

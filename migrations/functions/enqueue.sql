@@ -281,12 +281,13 @@ $$;
 -- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the
 -- functions of producers, under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key
 -- of the payload if it is in rouse.payload already. `p_may_refuse`: a gate may refuse the job with an error; otherwise
--- it gives way without one. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
+-- it gives way without one. `p_worker`: the worker whose attempt enqueues the job. Waits for a transaction that is
+-- enqueuing the same key. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
     p_job_timeout interval, p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
-    p_may_refuse boolean DEFAULT true, p_trace text DEFAULT NULL, OUT id bigint, OUT created boolean, OUT differs text[])
+    p_may_refuse boolean DEFAULT true, p_trace text DEFAULT NULL, p_worker bigint DEFAULT NULL, OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -335,6 +336,10 @@ BEGIN
     IF FOUND AND p_chain IS NULL THEN
         passed := rouse._pass_gates(p_id, coalesce(p_queue, 'default'), p_handler, p_tenant, p_source, p_payload, at, p_may_refuse, p_run_at);
         IF passed.live IS NOT NULL THEN
+            -- Before the earlier job is moved to the lane of this one.
+            IF p_worker IS NOT NULL THEN
+                PERFORM rouse._check_merged(p_worker, passed.live, NULL);
+            END IF;
             IF passed.replaced THEN
                 PERFORM rouse._replace_queued(
                     passed.live, lane_id, p_payload, p_bytes, p_source, p_max_attempts, p_grants, lease, timeout, at, passed.run_at,
@@ -395,6 +400,9 @@ BEGIN
         CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS new_lane
         WHERE j.unique_key = key AND coalesce(j.tenant, '') = coalesce(p_tenant, '');
         IF FOUND THEN
+            IF p_worker IS NOT NULL THEN
+                PERFORM rouse._check_merged(p_worker, _enqueue.id, p_unique_key);
+            END IF;
             PERFORM rouse._open_gates(p_id, gates, keys);
             RETURN;
         END IF;

@@ -444,6 +444,98 @@ async fn jobs_of_a_limited_login_are_limited_also_if_they_commit_with_effects() 
 }
 
 #[tokio::test]
+async fn a_gate_does_not_let_a_limited_login_replace_jobs_outside_its_limits() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_merged").await;
+    limit(
+        &client,
+        "login, worker_ids, queues, handlers",
+        "'logins_merged', '{w}', '{mail}', '{x,last,late,first}'",
+    )
+    .await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_gate('last', 'singleton', handler => 'last', on_conflict => 'replace');
+             SELECT rouse.set_gate('late', 'debounce', handler => 'late', period => '1 hour');
+             SELECT rouse.set_gate('first', 'singleton', handler => 'first', during => 'period', period => '1 hour')",
+        )
+        .await
+        .unwrap();
+    enqueue_sql(&client, "'x', queue => 'mail'").await;
+    let store = login.worker("w", &["mail"]).await;
+    let job = claim(&store, 1).await.remove(0);
+    client
+        .batch_execute("UPDATE rouse.worker SET key_hash = sha256('k')")
+        .await
+        .unwrap();
+    let (worker, id, fence) = (store.incarnation().unwrap().0, job.id.0, job.fence.0);
+    let settle_with = |children: &[&str]| {
+        let children: Vec<String> = children
+            .iter()
+            .map(|handler| {
+                format!(
+                    r#"jsonb_populate_record(NULL::rouse.new_job, '{{"parent": {id}, "kind": "child", "handler": "{handler}", "payload": {{"n": 2}}}}')"#
+                )
+            })
+            .collect();
+        let children = children.join(", ");
+        format!(
+            r#"SELECT id FROM rouse.settle({worker}, 'k',
+                ARRAY[jsonb_populate_record(NULL::rouse.settlement, '{{"id": {id}, "fence": {fence}, "state": "succeeded", "result": 1}}')],
+                ARRAY[{children}], false)"#
+        )
+    };
+    let rows = async |table: &str| -> Vec<String> {
+        let sql = format!("SELECT t::text FROM rouse.{table} AS t ORDER BY 1");
+        let rows = client.query(&sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    let hostile = login.client().await;
+    for handler in ["last", "late", "first"] {
+        for (outside, queue) in [
+            ("queue => 'billing'", "billing"),
+            ("queue => 'mail', tags => '{gpu}'", "mail"),
+        ] {
+            let other =
+                enqueue_sql(&client, &format!("'{handler}', '{{\"n\": 1}}', {outside}")).await;
+            let before = (rows("job").await, rows("gate_key").await);
+            let error = refusal(&hostile, &settle_with(&[handler])).await;
+            let why = format!(
+                "22023: rouse: login logins_merged may not use job {other}, with which a gate would merge a job for handler \
+                 '{handler}'; it is in queue '{queue}'"
+            );
+            assert!(error.starts_with(&why), "{error}");
+            assert_eq!((rows("job").await, rows("gate_key").await), before);
+            client
+                .batch_execute(&format!(
+                    "SELECT rouse.cancel({other}); DELETE FROM rouse.gate_key"
+                ))
+                .await
+                .unwrap();
+        }
+    }
+    // Its own jobs may give way to jobs within its limits, also to one that has ended.
+    let ended = enqueue_sql(&client, "'first', queue => 'mail'").await;
+    client
+        .batch_execute(&format!("SELECT rouse.complete({ended})"))
+        .await
+        .unwrap();
+    let earlier = enqueue_sql(&client, "'last', '{\"n\": 1}', queue => 'mail'").await;
+    let settled = hostile
+        .query_one(&settle_with(&["first", "last"]), &[])
+        .await
+        .unwrap();
+    assert_eq!(settled.get::<_, i64>(0), id);
+    let jobs = client
+        .query("SELECT id, payload::text FROM rouse.job", &[])
+        .await
+        .unwrap();
+    let jobs: Vec<(i64, String)> = jobs.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(jobs, [(earlier, r#"{"n": 2}"#.to_owned())]);
+}
+
+#[tokio::test]
 async fn a_limited_login_is_notified_only_of_its_queues() {
     let db = TestDb::new().await;
     let client = db.client().await;
