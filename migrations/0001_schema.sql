@@ -178,6 +178,9 @@ CREATE TABLE rouse.limits (
     -- The maximum depth to which these jobs may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
+    -- The maximum number of incarnations of workers that a limited login has registered and that are still listed. They
+    -- are listed until they are forgotten, so a login could otherwise fill the database with them.
+    incarnations_max      integer NOT NULL DEFAULT 100000 CHECK (incarnations_max > 0),
     -- The response to an enqueue for an unknown handler, once a contract is published: an error, a notice, or silence.
     -- Null means a notice. A handler is unknown if it has no contract and no live worker has it.
     unknown_handlers      text CHECK (unknown_handlers IN ('error', 'notice', 'silence')),
@@ -236,6 +239,8 @@ CREATE TABLE rouse.worker (
 );
 -- A worker id is unique among live workers.
 CREATE UNIQUE INDEX worker_live ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
+-- Counts the listed incarnations of a limited login. No column of it changes with a heartbeat.
+CREATE INDEX worker_of_limited ON rouse.worker (login) WHERE limited AND forgotten_at IS NULL;
 
 -- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads
 -- of them. A trigger copies it from rouse.worker (functions/direct.sql). In rouse.worker, each heartbeat writes a

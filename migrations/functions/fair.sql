@@ -125,15 +125,27 @@ END
 $$;
 
 -- rouse.set_fair_share, called by a worker whose settings declare a fair share. A limited worker may do so for its own
--- queues only. Waits up to 5 s for other changes to queues and gates, as rouse.declare_gates does.
+-- queues only. It adds no queue if there are already lanes_max of them, because nothing removes them. Waits up to 5 s for other changes to queues and gates, as rouse.declare_gates does.
 CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
     p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    is_limited boolean := rouse._known(p_worker, p_key);
+    most       integer;
 BEGIN
-    IF rouse._known(p_worker, p_key) AND rouse._permitted_queues(p_worker, ARRAY[p_queue]) IS NULL THEN
+    IF is_limited AND rouse._permitted_queues(p_worker, ARRAY[p_queue]) IS NULL THEN
         RAISE EXCEPTION 'rouse.declare_fair_share: login % may not serve queue %', session_user, quote_literal(left(p_queue, 140))
             USING ERRCODE = 'RW006', HINT = 'Its queues are listed in rouse.worker_login.';
+    END IF;
+    -- The bound of rouse._queue_changed, which comes after the weights have been written.
+    PERFORM rouse._check_size('declare_fair_share', octet_length(p_weights::text), 1048576);
+    IF is_limited AND NOT EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = p_queue) THEN
+        SELECT l.lanes_max INTO most FROM rouse.limits AS l WHERE l.only_row;
+        IF (SELECT count(*) FROM (SELECT FROM rouse.queue AS q LIMIT most) AS q) >= most THEN
+            RAISE EXCEPTION 'rouse.declare_fair_share: queue % cannot be added: there are already % queues', quote_literal(left(p_queue, 140)), most
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'Let an operator set its fair share, or raise lanes_max in rouse.limits.';
+        END IF;
     END IF;
     PERFORM rouse.set_fair_share(p_queue, p_policy, p_fair_key, p_quantum, p_weights, p_default_weight, p_starvation, p_max_in_flight, p_charge);
 END

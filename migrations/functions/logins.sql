@@ -28,12 +28,13 @@ $$;
 
 -- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the
 -- limits until the registration has committed: a concurrent change is either visible here, or sees the new row of
--- rouse.worker.
+-- rouse.worker. Concurrent registrations of a login may slightly exceed incarnations_max. Served by worker_of_limited.
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     limits rouse.worker_login;
     wrong  text;
+    most   integer;
 BEGIN
     LOCK TABLE rouse.worker_login IN SHARE MODE;
     SELECT * INTO limits FROM rouse._limits();
@@ -58,6 +59,13 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: login % may not register tag %', session_user, wrong
             USING ERRCODE = 'RW006',
                   HINT = format('Its tags are %s (rouse.worker_login).', coalesce(nullif(array_to_string(limits.tags, ', '), ''), 'none'));
+    END IF;
+    SELECT l.incarnations_max INTO most FROM rouse.limits AS l WHERE l.only_row;
+    IF (SELECT count(*) FROM (SELECT FROM rouse.worker AS w WHERE w.login = session_user AND w.limited AND w.forgotten_at IS NULL LIMIT most) AS w)
+       >= most THEN
+        RAISE EXCEPTION 'rouse.register: login % has already registered % incarnations of workers that are still listed, the maximum', session_user, most
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Forget those that have ended (`rouse workers forget ID`), or raise incarnations_max in rouse.limits.';
     END IF;
     RETURN true;
 END

@@ -95,12 +95,13 @@ END
 $$;
 
 -- A host serves at most 10,000 handlers (host/src/sandbox/catalog), with names of up to 128 characters and less than
--- 400 bytes for each.
+-- 400 bytes for each. The total is checked first, because the other checks read every handler.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     wrong text;
 BEGIN
+    PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
     IF p_capabilities IS NULL OR jsonb_typeof(p_capabilities) <> 'object'
        OR EXISTS (SELECT FROM jsonb_each(p_capabilities) AS c WHERE jsonb_typeof(c.value) <> 'object') THEN
         RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
@@ -112,7 +113,10 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: capabilities: % is not a handler name', quote_literal(left(wrong, 140))
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Lower-case words (also with digits, - and _) joined by dots, at most 128 characters.';
     END IF;
-    PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
+    IF (SELECT count(*) FROM jsonb_object_keys(p_capabilities)) > 10000 THEN
+        RAISE EXCEPTION 'rouse.register: capabilities have % handlers; at most 10000 are allowed', (SELECT count(*) FROM jsonb_object_keys(p_capabilities))
+            USING ERRCODE = 'program_limit_exceeded';
+    END IF;
     SELECT format('capabilities of handler %s: %s', c.key, of.wrong) INTO wrong
     FROM jsonb_each(p_capabilities) AS c
     CROSS JOIN LATERAL (SELECT CASE
@@ -157,10 +161,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     wrong text;
 BEGIN
+    PERFORM rouse._check_size(p_name, pg_column_size(p_stats), 65536);
     IF jsonb_typeof(p_stats) <> 'object' THEN
         RAISE EXCEPTION 'rouse.%: stats must be an object, not %', p_name, left(p_stats::text, 140) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM rouse._check_size(p_name, pg_column_size(p_stats), 65536);
     wrong := CASE
         WHEN NOT rouse._is_count(p_stats -> 'failed') THEN 'failed must be a count'
         WHEN jsonb_typeof(p_stats -> 'fair') <> 'array' THEN 'fair must be a list'

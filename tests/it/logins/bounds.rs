@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use rouse::job::{Fence, Outcome};
-use rouse::store::{JsonText, Listener, Locked, Notification, WorkerKey};
+use rouse::job::{FairPolicy, Fence, Outcome};
+use rouse::store::{JsonText, Listener, Locked, NewFairShare, Notification, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{Login, claimed, ids, refusal};
+use super::{Login, claimed, ids, limit, refusal, serving};
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, settlement};
 use crate::support::database::{self, connect, registration};
@@ -129,6 +129,17 @@ async fn values_reported_by_a_worker_are_bounded() {
             "bytes",
         ),
         (
+            register(
+                "'h'",
+                "'v'",
+                "(SELECT jsonb_object_agg('h' || n, '{}'::jsonb) FROM generate_series(1, 10001) AS n)",
+                "1",
+                "'{}'",
+                "'{}'",
+            ),
+            "capabilities have 10001 handlers",
+        ),
+        (
             register("'h'", "'v'", "'{}'", "2000000000", "'{}'", "'{}'"),
             "slots",
         ),
@@ -220,6 +231,61 @@ async fn values_reported_by_a_worker_are_bounded() {
             "{condition}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_limited_login_adds_no_more_queues_and_incarnations_than_the_limits_permit() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_many").await;
+    limit(
+        &client,
+        "login, worker_ids, queues",
+        "'logins_many', '{*}', '{*}'",
+    )
+    .await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name) VALUES ('mail');
+             UPDATE rouse.limits SET incarnations_max = 2, lanes_max = (SELECT count(*) FROM rouse.queue)",
+        )
+        .await
+        .unwrap();
+    let share = NewFairShare {
+        policy: Some(FairPolicy::Drr),
+        ..Default::default()
+    };
+    let first = login.worker("w-1", &[]).await;
+    first.declare_fair_share("mail", &share).await.unwrap();
+    let error = first.declare_fair_share("new", &share).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "54000", "{error}");
+    let why = "queue 'new' cannot be added";
+    assert!(error.to_string().contains(why), "{error}");
+    first.unregister().await.unwrap();
+    login.worker("w-2", &[]).await;
+    // The ended one counts too, because it is still listed.
+    let third = login.store();
+    let error = third.register(&serving("w-3", &[])).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "54000", "{error}");
+    let why = "login logins_many has already registered 2 incarnations of workers";
+    assert!(error.to_string().contains(why), "{error}");
+    // Other logins do not count.
+    db.worker().await;
+    client
+        .batch_execute("SELECT rouse.forget_worker('w-1')")
+        .await
+        .unwrap();
+    third.register(&serving("w-3", &[])).await.unwrap();
+    worker_with(&client, "k").await;
+    // Before anything of them is written.
+    let weights = format!(
+        "SELECT rouse.declare_fair_share({}, 'k', 'mail', NULL, NULL, NULL,
+                                         (SELECT jsonb_object_agg(n, 1) FROM generate_series(1, 200000) AS n), NULL, NULL, NULL, NULL)",
+        third.incarnation().unwrap().0
+    );
+    let error = refusal(&login.client().await, &weights).await;
+    let why = "54000: rouse.declare_fair_share: ";
+    assert!(error.starts_with(why), "{error}");
 }
 
 #[tokio::test]
