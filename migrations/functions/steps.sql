@@ -95,6 +95,27 @@ BEGIN
 END
 $$;
 
+-- Rejects steps of a job beyond what any host allows (settable.rs in host/src/sandbox): 100,000 steps, most of which have
+-- one row, and the others two or a few; and 64 MiB of results, apart from the headers of their rows. `p_rows` and
+-- `p_bytes`: what the call adds. Counting reads all rows of the job, so only some calls count: all that add 1 MiB, and
+-- one in about 1,000 of those that add a small row. A job can thus exceed the bounds, by about 1 MiB and 1,000 rows on
+-- average. Served by step_job.
+CREATE OR REPLACE FUNCTION rouse._check_steps(p_job bigint, p_rows integer, p_bytes bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    recorded record;
+BEGIN
+    IF random() * 1048576 > p_rows * 1024::bigint + p_bytes THEN
+        RETURN;
+    END IF;
+    SELECT count(*) AS rows, coalesce(sum(pg_column_size(s.result)), 0) AS bytes INTO recorded FROM rouse.step AS s WHERE s.job = p_job;
+    IF recorded.rows + p_rows > 250000 OR recorded.bytes + p_bytes > 68157440 THEN
+        RAISE EXCEPTION 'rouse: job % has % rows of recorded steps with % bytes; at most 250000 rows and 68157440 bytes are stored',
+            p_job, recorded.rows, recorded.bytes USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+END
+$$;
+
 -- Records the result of a step. Returns false if it is already recorded, and null if the job is not this worker's under
 -- this fence. The row lock keeps the job from being settled or adopted until this has committed, so that no attempt
 -- reads a result of an attempt whose lease had ended. Served by the primary key and step_job.
@@ -102,9 +123,10 @@ CREATE OR REPLACE FUNCTION rouse._record_step(p_worker bigint, p_id bigint, p_fe
 LANGUAGE plpgsql AS $$
 DECLARE
     at             timestamptz := clock_timestamp();
+    bytes          integer := octet_length(p_result::text);
     attempt_number integer;
 BEGIN
-    PERFORM rouse._check_size('record_step', octet_length(p_result::text), 8388608);
+    PERFORM rouse._check_size('record_step', bytes, 8388608);
     SELECT j.attempt INTO attempt_number FROM rouse.job AS j
     WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -114,6 +136,7 @@ BEGIN
     IF FOUND THEN
         RETURN false;
     END IF;
+    PERFORM rouse._check_steps(p_id, 1, bytes);
     INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
     VALUES (p_id, p_name, p_result, attempt_number, p_worker, at, at);
     RETURN true;

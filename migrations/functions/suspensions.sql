@@ -48,6 +48,10 @@ DECLARE
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
     has_inboxes := FOUND;
+    -- What they wait for is stored with the job, the attempt and the step.
+    PERFORM rouse._check_size('settle', pg_column_size(s.result), 8388608),
+            rouse._check_steps(s.id, greatest(jsonb_array_length(coalesce(calls_of -> s.id::text, '[]')), 1), 0)
+    FROM unnest(p_settlements) AS s WHERE s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL;
     -- The lock that conflicts with those of senders.
     PERFORM FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
     WHERE s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'signal' FOR UPDATE OF j;
@@ -210,6 +214,8 @@ BEGIN
         ELSE
             RETURN;
         END IF;
+        -- Its payload is bounded by rouse.signal.
+        PERFORM rouse._check_steps(p_id, 1, 0);
         INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, p_step, result, attempt, p_worker, at, at);
     END IF;
     IF octet_length(result::text) > 1024 THEN

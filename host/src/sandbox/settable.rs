@@ -86,6 +86,7 @@ impl Settable for Limits {
             |of| U64(&mut of.random_bytes),
             "Random bytes of one request",
         ),
+        // Postgres stores as many (`_check_steps` in migrations/functions/steps.sql).
         Setting::new(
             "steps",
             0..=100_000,
@@ -98,7 +99,7 @@ impl Settable for Limits {
             |of| Usize(&mut of.step_bytes),
             "Result of one step",
         ),
-        // A later attempt reads them all when it starts.
+        // A later attempt reads them all when it starts. Postgres stores as many, too.
         Setting::new(
             "steps_bytes",
             2..=64 << 20,

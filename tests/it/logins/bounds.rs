@@ -289,6 +289,78 @@ async fn a_limited_login_adds_no_more_queues_and_incarnations_than_the_limits_pe
 }
 
 #[tokio::test]
+async fn the_recorded_steps_of_a_job_are_bounded() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let ids = [
+        enqueue(&client, "x", json!({})).await,
+        enqueue(&client, "x", json!({})).await,
+    ];
+    let claimed = claim(&store, 2).await;
+    assert_eq!(claimed.len(), ids.len());
+    worker_with(&client, "k").await;
+    let worker = store.incarnation().unwrap().0;
+    let [many, large] = [0, 1].map(|n| (claimed[n].id.0, claimed[n].fence.0));
+    // A call that adds a mebibyte always counts.
+    let record = |(id, fence): (i64, i64), name: &str| {
+        format!(
+            "SELECT rouse.record_step({worker}, 'k', {id}, {fence}, '{name}', to_json(repeat('x', 1048576)))"
+        )
+    };
+    let add = |(id, _): (i64, i64), rows: i64, result: &str| {
+        format!(
+            "INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at)
+             SELECT {id}, 's' || n, v.result, 1, {worker}, now(), now()
+             FROM generate_series(1, {rows}) AS n CROSS JOIN (SELECT {result} AS result OFFSET 0) AS v"
+        )
+    };
+    client
+        .batch_execute(&add(many, 249_999, "json '1'"))
+        .await
+        .unwrap();
+    client.query_one(&record(many, "last"), &[]).await.unwrap();
+    let error = refusal(&client, &record(many, "one too many")).await;
+    let why = format!(
+        "54000: rouse: job {} has 250000 rows of recorded steps",
+        many.0
+    );
+    assert!(error.starts_with(&why), "{error}");
+    // One in about 1,000 of the small calls counts.
+    let (id, fence) = many;
+    for sql in [
+        format!(
+            "SELECT count(rouse.record_step({worker}, 'k', {id}, {fence}, 'small' || n, '1')) FROM generate_series(1, 20000) AS n"
+        ),
+        format!(
+            "SELECT count(*) FROM generate_series(1, 20000) AS n
+             CROSS JOIN LATERAL rouse.take_signal({worker}, 'k', {id}, {fence}, 'wait' || n, 'name', '-infinity')"
+        ),
+        format!(
+            r#"SELECT rouse.settle({worker}, 'k', ARRAY[jsonb_populate_record(NULL::rouse.settlement, jsonb_build_object(
+                   'id', {id}, 'fence', {fence}, 'state', 'queued',
+                   'result', jsonb_build_object('kind', 'signal', 'step', 's', 'name', repeat('x', 9000000))))], '{{}}', false)"#
+        ),
+    ] {
+        let error = refusal(&client, &sql).await;
+        assert!(error.starts_with("54000"), "{sql}: {error}");
+    }
+    // Text that Postgres cannot compress.
+    let noise = "(SELECT to_json(string_agg(left(encode(sha512(n::text::bytea), 'base64'), 76), '')) FROM generate_series(1, 110000) AS n)";
+    client.batch_execute(&add(large, 7, noise)).await.unwrap();
+    client.query_one(&record(large, "last"), &[]).await.unwrap();
+    client
+        .batch_execute(&add(large, 2, noise).replace("'s' || n", "'t' || n"))
+        .await
+        .unwrap();
+    let error = refusal(&client, &record(large, "one too many")).await;
+    let why = format!(
+        "54000: rouse: job {} has 10 rows of recorded steps",
+        large.0
+    );
+    assert!(error.starts_with(&why), "{error}");
+}
+
+#[tokio::test]
 async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_the_key() {
     let db = TestDb::new().await;
     let client = db.client().await;
