@@ -71,7 +71,8 @@ BEGIN
                   HINT = 'A tag contains letters, digits and _ . : - ; or is key=value; at most 128 characters.';
     END IF;
     required := p_tags;
-    IF cardinality(p_tags) > 1 THEN
+    -- Arrays with other lower bounds are not equal.
+    IF cardinality(p_tags) > 1 OR array_lower(p_tags, 1) <> 1 THEN
         SELECT array_agg(DISTINCT tag ORDER BY tag) INTO required FROM unnest(p_tags) AS tag;
         SELECT l.id, l.divided_by INTO known, divided FROM rouse.lane AS l
         WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = required AND l.key = ''

@@ -82,6 +82,22 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
 }
 
 #[tokio::test]
+async fn the_order_and_the_bounds_of_an_array_of_tags_make_no_other_lane() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for tags in ["[0:0]={gpu}", "{gpu}", "[-3:-3]={gpu}", "{gpu,gpu}"] {
+        enqueue_sql(&client, &format!("'x', tags => '{tags}'")).await;
+    }
+    for tags in ["[0:1]={b,a}", "{a,b}", "{b,a}"] {
+        enqueue_sql(&client, &format!("'x', tags => '{tags}'")).await;
+    }
+    let sql = "SELECT l.tags::text, (SELECT count(*) FROM rouse.job AS j WHERE j.lane = l.id) FROM rouse.lane AS l ORDER BY 1";
+    let lanes = client.query(sql, &[]).await.unwrap();
+    let lanes: Vec<(String, i64)> = lanes.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(lanes, [("{a,b}".to_owned(), 3), ("{gpu}".to_owned(), 4)]);
+}
+
+#[tokio::test]
 async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its_next_job() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
