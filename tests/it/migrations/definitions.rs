@@ -73,8 +73,8 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuse
 }
 
 /// Functions as an older host may have left them: with a different body, fewer or more parameters, different names of
-/// parameters, another result, other columns, or a default that was removed since; and one that no longer exists. The
-/// view has had fewer columns.
+/// parameters, another result, other columns, or a default that was removed since; and some that no longer exist, with
+/// views that call them or whose rows they return. The view `backlog` has had fewer columns.
 const OLD: Source = Source {
     name: "functions/old",
     sql: "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
@@ -87,6 +87,8 @@ const OLD: Source = Source {
               LANGUAGE sql AS 'SELECT 1, 1';
           CREATE OR REPLACE FUNCTION rouse.gone() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
           CREATE OR REPLACE VIEW rouse.gone_too AS SELECT rouse.gone() AS one;
+          CREATE OR REPLACE FUNCTION rouse.gone_rows() RETURNS SETOF rouse.gone_too LANGUAGE sql AS 'SELECT 1::bigint';
+          CREATE OR REPLACE VIEW rouse.gone_last AS SELECT r.one FROM rouse.gone_rows() AS r;
           CREATE OR REPLACE VIEW rouse.backlog AS SELECT d.queue FROM rouse.depth() AS d;
           GRANT EXECUTE ON FUNCTION rouse.cancel(bigint), rouse.gone() TO PUBLIC",
 };
@@ -169,6 +171,26 @@ async fn a_users_view_of_a_function_that_changes_is_named_and_never_dropped() {
     // The view that it reads has more columns now, which come from the new function.
     let rows = client.query("SELECT queue FROM mine.queues", &[]).await;
     assert_eq!(rows.unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn a_users_view_of_a_view_that_vanishes_is_named_and_never_dropped() {
+    let db = TestDb::unmigrated().await;
+    migrate_with(&db.url(), OLD_SOURCES, TIMEOUT).await.unwrap();
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE SCHEMA mine; CREATE VIEW mine.ones AS SELECT g.one FROM rouse.gone_last AS g",
+        )
+        .await
+        .unwrap();
+    let error = run(&db.url()).await.unwrap_err().to_string();
+    assert!(error.contains("view mine.ones"), "{error}");
+    let sql = "SELECT one FROM mine.ones";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1, "nothing was changed");
+    client.batch_execute("DROP VIEW mine.ones").await.unwrap();
+    assert_eq!(run(&db.url()).await.unwrap().applied, ["functions"]);
 }
 
 #[tokio::test]
