@@ -15,7 +15,7 @@ use super::reach::warn_unless_unreachable;
 use crate::store::{Deletion, Leftover};
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
-/// The wait after an error, or if a partition could not be dropped because a query was reading it.
+/// The wait after an error, and the first one if a partition could not be dropped because a query was reading it.
 const PARTITIONS_RETRY: Duration = Duration::from_secs(60);
 /// The wait after the creation of a missing partition: writes that still fail are repeated several times a second.
 const MISSING_PAUSE: Duration = Duration::from_secs(1);
@@ -29,8 +29,9 @@ const MANY: i32 = 100;
 /// Maintains the partitions and the catalog until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let (mut signals, mut flows, mut gate_keys) = (None, None, None);
+    let mut retry = PARTITIONS_RETRY;
     loop {
-        let again = partitions(&shared).await;
+        let again = partitions(&shared, &mut retry).await;
         lanes(&shared).await;
         dependencies(&shared).await;
         signals = leftovers(&shared, Leftover::Signals, signals).await;
@@ -73,7 +74,7 @@ async fn create_missing_partitions(shared: &Shared) {
 }
 
 /// Creates and drops partitions. Returns the wait before the next time.
-async fn partitions(shared: &Shared) -> Duration {
+async fn partitions(shared: &Shared, retry: &mut Duration) -> Duration {
     let _permit = shared.calls.patient.acquire().await;
     let made = shared.store.prepare_partitions().await;
     let dropped = shared.store.maintain_partitions().await;
@@ -85,11 +86,7 @@ async fn partitions(shared: &Shared) -> Duration {
                     dropped, in_use, "maintained the partitions of the history"
                 );
             }
-            if in_use > 0 {
-                PARTITIONS_RETRY
-            } else {
-                PARTITIONS_EVERY
-            }
+            wait_after(dropped, in_use, retry)
         }
         (Err(error), _) | (_, Err(error)) => {
             warn_unless_unreachable!(
@@ -99,6 +96,21 @@ async fn partitions(shared: &Shared) -> Duration {
             PARTITIONS_RETRY
         }
     }
+}
+
+/// The wait after a round. `retry` is the wait if partitions are in use. It doubles for as long as none can be dropped:
+/// while a drop waits for a reader, settlements wait behind it, for up to 50 ms for each of these partitions, and a
+/// backup may read them for hours.
+fn wait_after(dropped: i32, in_use: i32, retry: &mut Duration) -> Duration {
+    if dropped > 0 || in_use == 0 {
+        *retry = PARTITIONS_RETRY;
+    }
+    if in_use == 0 {
+        return PARTITIONS_EVERY;
+    }
+    let wait = *retry;
+    *retry = (wait * 2).min(PARTITIONS_EVERY);
+    wait
 }
 
 /// Closes unused lanes and removes closed ones. After an error, the next round tries again.
@@ -188,6 +200,18 @@ async fn schedules(shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn partitions_that_stay_in_use_are_tried_less_and_less_often() {
+        let mut retry = PARTITIONS_RETRY;
+        let mut minutes = |dropped, in_use| wait_after(dropped, in_use, &mut retry).as_secs() / 60;
+        let waits = [(); 8].map(|()| minutes(0, 2));
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(minutes(1, 1), 1, "the reader has moved on");
+        assert_eq!(minutes(0, 1), 2);
+        assert_eq!(minutes(0, 0), 60);
+        assert_eq!(minutes(0, 1), 1);
+    }
 
     #[tokio::test]
     async fn partitions_that_stay_missing_do_not_delay_the_next_round() {
