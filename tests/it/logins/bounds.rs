@@ -255,27 +255,27 @@ async fn a_limited_login_adds_no_more_queues_and_incarnations_than_the_limits_pe
         policy: Some(FairPolicy::Drr),
         ..Default::default()
     };
-    let first = login.worker("w-1", &[]).await;
+    let first = login.worker("l-1", &[]).await;
     first.declare_fair_share("mail", &share).await.unwrap();
     let error = first.declare_fair_share("new", &share).await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "54000", "{error}");
     let why = "queue 'new' cannot be added";
     assert!(error.to_string().contains(why), "{error}");
     first.unregister().await.unwrap();
-    login.worker("w-2", &[]).await;
+    login.worker("l-2", &[]).await;
     // The ended one counts too, because it is still listed.
     let third = login.store();
-    let error = third.register(&serving("w-3", &[])).await.unwrap_err();
+    let error = third.register(&serving("l-3", &[])).await.unwrap_err();
     assert_eq!(error.code().unwrap().code(), "54000", "{error}");
     let why = "login logins_many has already registered 2 incarnations of workers";
     assert!(error.to_string().contains(why), "{error}");
     // Other logins do not count.
     db.worker().await;
     client
-        .batch_execute("SELECT rouse.forget_worker('w-1')")
+        .batch_execute("SELECT rouse.forget_worker('l-1')")
         .await
         .unwrap();
-    third.register(&serving("w-3", &[])).await.unwrap();
+    third.register(&serving("l-3", &[])).await.unwrap();
     worker_with(&client, "k").await;
     // Before anything of them is written.
     let weights = format!(
