@@ -125,7 +125,8 @@ END
 $$;
 
 -- rouse.set_fair_share, called by a worker whose settings declare a fair share. A limited worker may do so for its own
--- queues only. It adds no queue if there are already lanes_max of them, because nothing removes them. Waits up to 5 s for other changes to queues and gates, as rouse.declare_gates does.
+-- queues only. It adds no queue if there are already lanes_max of them, because nothing removes them. Waits up to 5 s
+-- for other changes to queues and gates, as rouse.declare_gates does.
 CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_worker bigint, p_key bytea, p_queue text, p_policy text, p_fair_key text, p_quantum integer, p_weights jsonb,
     p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void
