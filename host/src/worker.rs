@@ -71,6 +71,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 pub use exemplars::{Exemplar, Exemplars};
@@ -141,6 +142,8 @@ struct Shared {
     capabilities_sent: Notify,
     health: Health,
     stop: Stop,
+    /// Cancelled when the worker has been stopping for `drain_timeout`.
+    drain_timed_out: CancellationToken,
 }
 
 /// Limits the number of calls of each kind that use a connection at a time, so that claims, settlements and renewals
@@ -208,6 +211,7 @@ impl Shared {
             catalog: parts.catalog,
             health,
             stop,
+            drain_timed_out: CancellationToken::new(),
         })
     }
 

@@ -533,6 +533,7 @@ fn unsettled(
         charged: claim.is_charged.then(|| claim.lane.clone()),
         replaced: false,
         unanswered: false,
+        blocked_at: None,
         trace,
         _space: None,
     }

@@ -10,7 +10,7 @@ use tracing::error;
 use super::{Shared, Stop};
 use super::{
     challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs,
-    maintenance, progress, reach, releases, shards, slots, sql, usage, wakeups,
+    maintenance, progress, reach, releases, shards, shutdown, slots, sql, usage, wakeups,
 };
 use crate::store::connect::Connector;
 
@@ -31,6 +31,7 @@ impl Background {
         background.spawn(leases::renew_forever(shared.clone()));
         background.spawn(reach::report_forever(shared.clone()));
         background.spawn(reach::shorten_backoff_when_stopping(shared.clone()));
+        background.spawn(shutdown::time_out(shared.clone()));
         background.spawn(shards::lease_until_stopped(shared.clone()));
         background.spawn(releases::run_forever(shared.clone()));
         background.spawn(deadlines::run_forever(shared.clone()));

@@ -82,23 +82,25 @@ fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<C
     checked.collect()
 }
 
-/// Waits for the turn of an outcome whose job was locked. Once the worker stops, its lease is no longer renewed.
+/// Waits for the turn of an outcome whose job was locked. Once the worker stops, its lease is no longer renewed. `None`
+/// if the worker has been stopping for `drain_timeout`: nothing waits for its turn then.
 async fn turn<'a>(
     shared: &Shared,
     statements: &'a Statements,
     one: &Unsettled,
-) -> SemaphorePermit<'a> {
+) -> Option<SemaphorePermit<'a>> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     tokio::select! {
         biased;
-        turn = statements.waiting.turn() => turn,
+        turn = statements.waiting.turn() => Some(turn),
+        () = shared.drain_timed_out.cancelled() => None,
         () = settler::give_up_when_stopping(shared, id, fence) => unreachable!("it never returns"),
     }
 }
 
 /// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends. Once
-/// the worker stops, the lease is no longer renewed. `is_locked`: notified when another transaction has locked the job,
-/// or a key of a job that the attempt enqueues.
+/// the worker stops, the lease is no longer renewed, and a lock is waited for until the end of `drain_timeout` only.
+/// `is_locked`: notified when another transaction has locked the job, or a key of a job that the attempt enqueues.
 ///
 /// # Errors
 /// If nothing was committed: how the attempt has ended instead.
@@ -130,23 +132,23 @@ async fn commit(
             return Err(RunEnd::Parked);
         };
         let checked = [checked];
-        let effects = Effects {
-            write: FencedWrite::Outcomes {
-                settlements: &[&one.settlement],
-                is_patient: locked > 0,
-            },
-            calls: &checked,
-            limits: &granted.limits,
-        };
         let committed = {
-            let _turn = match locked {
+            let turn = match locked {
                 0 => None,
-                _ => Some(turn(shared, &statements, one).await),
+                _ => turn(shared, &statements, one).await,
             };
             // Its turn may have come late.
             if locked > 0 && settler::give_up_if_lost(shared, one) {
                 return Ok(());
             }
+            let effects = Effects {
+                write: FencedWrite::Outcomes {
+                    settlements: &[&one.settlement],
+                    is_patient: turn.is_some(),
+                },
+                calls: &checked,
+                limits: &granted.limits,
+            };
             shared
                 .store
                 .commit_effects(&statements.login, effects)
@@ -198,6 +200,7 @@ async fn commit(
             CommitError::Locked(error) => {
                 debug!(job.id = one.settlement.id.0, %error, "another transaction blocks a commit with effects; trying again");
                 is_locked.notify_one();
+                one.note_blocked();
                 if statements.waiting.is_crowded() {
                     // Others need the space: the job runs again once its lease has ended.
                     let (id, fence) = (one.settlement.id, one.settlement.fence);

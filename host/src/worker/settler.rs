@@ -50,6 +50,10 @@ const RETRY_AFTER_MAX: Duration = LEASE_MIN;
 /// retry takes a tenth of a second.
 const LOCKED_PAUSE_FACTOR: u32 = 4;
 
+/// The minimum time for which a worker that has been stopping for `drain_timeout` tries an outcome that a lock blocks:
+/// most locks are held for milliseconds.
+const BLOCKED_MIN: Duration = Duration::from_secs(1);
+
 /// An outcome that is not settled yet.
 pub(super) struct Unsettled {
     pub(super) settlement: Settlement,
@@ -66,6 +70,8 @@ pub(super) struct Unsettled {
     pub(super) replaced: bool,
     /// True if its settlement was sent and got no response: it may have been written.
     pub(super) unanswered: bool,
+    /// When a lock of another transaction first blocked its settlement.
+    pub(super) blocked_at: Option<Instant>,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,
     /// The bytes of JSON that its settlement sends.
@@ -123,11 +129,23 @@ impl Unsettled {
         self.trace.end(outcome.as_str(), error);
     }
 
-    /// True if its lease can no longer be trusted, or after an immediate stop.
+    /// Notes that a lock of another transaction blocks its settlement.
+    pub(super) fn note_blocked(&mut self) {
+        self.blocked_at.get_or_insert_with(Instant::now);
+    }
+
+    /// True if a lock blocks it and the worker, which has been stopping for `drain_timeout`, no longer waits for it.
+    fn is_blocked_too_long(&self, shared: &Shared) -> bool {
+        let is_old = |at: Instant| at.elapsed() >= BLOCKED_MIN;
+        shared.drain_timed_out.is_cancelled() && self.blocked_at.is_some_and(is_old)
+    }
+
+    /// True if its lease can no longer be trusted, if a stop no longer waits for it, or after an immediate stop.
     pub(super) fn is_lost(&self, shared: &Shared) -> bool {
         let Settlement { id, fence, .. } = self.settlement;
         let is_stopping = shared.stop.is_stopping();
         shared.stop.now.is_cancelled()
+            || self.is_blocked_too_long(shared)
             || shared
                 .leases
                 .is_lost(id, fence, self.claim_sent, is_stopping)
@@ -297,7 +315,8 @@ impl<'a> Settler<'a> {
     }
 
     /// Keeps an outcome whose job is locked.
-    fn keep_locked(&mut self, one: Unsettled) {
+    fn keep_locked(&mut self, mut one: Unsettled) {
+        one.note_blocked();
         if self.locked.is_empty() {
             self.retry_locked_at = Instant::now() + RETRY_AFTER;
         }
@@ -391,7 +410,8 @@ impl<'a> Settler<'a> {
 }
 
 /// Gives up the outcomes whose lease can no longer be trusted: another worker will run those jobs. After an immediate
-/// stop, gives up all. Once the worker stops, the leases of the others are no longer renewed, so that the tries end.
+/// stop, gives up all. Once the worker stops, the leases of the others are no longer renewed, so that the tries end;
+/// after `drain_timeout`, those that locks block are given up, because leases can be much longer.
 fn give_up_lost(shared: &Shared, part: &mut Vec<Unsettled>) {
     part.retain(|one| !give_up_if_lost(shared, one));
 }
@@ -402,7 +422,7 @@ pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
     let is_lost = one.is_lost(shared);
     if is_lost {
         one.ended(OutcomeLabel::GivenUp);
-        events::given_up(one.event_context(shared));
+        events::given_up(one.event_context(shared), one.is_blocked_too_long(shared));
         shared.leases.remove(id, fence);
         free(shared, one.frees);
     } else if shared.stop.is_stopping() {

@@ -17,6 +17,13 @@ const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// stopped, for writing the last outcomes, and for unregistering.
 const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Notes when the worker has been stopping for `drain_timeout`.
+pub(super) async fn time_out(shared: Arc<Shared>) {
+    shared.stop.stopping().await;
+    tokio::time::sleep(shared.settings.drain_timeout).await;
+    shared.drain_timed_out.cancel();
+}
+
 /// Gives back the claims in line, and waits until all attempts have ended.
 pub(super) async fn drain(shared: &Arc<Shared>) {
     slots::release_all(shared).await;
@@ -33,7 +40,7 @@ async fn wait_for_attempts(shared: &Shared) {
     tokio::select! {
         () = shared.attempts.tasks.wait() => return,
         () = shared.stop.now.cancelled() => {}
-        () = tokio::time::sleep(shared.settings.drain_timeout) => {}
+        () = shared.drain_timed_out.cancelled() => {}
     }
     let ids = shared.leases.abort_all(AbortReason::Shutdown);
     if !ids.is_empty() {
@@ -77,8 +84,8 @@ async fn attempts_have_had_their_time(shared: &Shared) {
     tokio::time::sleep(grace.saturating_add(LAST_STEP_TIMEOUT)).await;
 }
 
-/// Waits until the settler has written the outcomes of all attempts, which have ended; after an immediate stop, for a
-/// limited time.
+/// Waits until the settler has written or given up the outcomes of all attempts, which have ended; after an immediate
+/// stop, for a limited time.
 ///
 /// # Errors
 /// If the settler has failed.

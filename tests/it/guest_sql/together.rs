@@ -1,5 +1,7 @@
 //! Effects of several jobs in one transaction.
 
+use std::time::Duration;
+
 use rouse::store::connect::Connector;
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -7,7 +9,7 @@ use tokio_postgres::Client;
 
 use super::shop::{Shop, call, connector};
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::TestWorker;
+use crate::support::worker::{TestWorker, lease};
 
 /// Jobs whose effects wait, because two others keep both connections of the login busy.
 struct Gathered {
@@ -242,6 +244,32 @@ async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_hand
         assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
     }
     worker.drain().await;
+}
+
+/// Their leases are much longer.
+#[tokio::test]
+async fn a_stop_waits_for_jobs_that_another_transaction_names_until_the_end_of_the_drain_timeout() {
+    let shop = Shop::open().await;
+    for number in 0..20 {
+        shop.enqueue(json!([line(number)])).await;
+    }
+    let other = shop.db.client().await;
+    let name = "BEGIN; SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    other.batch_execute(name).await.unwrap();
+    let settings = Settings {
+        overrides: lease("sql.*", 600),
+        drain_timeout: Duration::from_millis(100),
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    shop.until("SELECT count(*) = 20 FROM rouse.job WHERE state = 'running'")
+        .await;
+    worker.drain().await;
+    assert!(shop.holds("SELECT count(*) = 0 FROM ledger").await);
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let next = shop.start().await;
+    shop.until("SELECT count(*) = 20 FROM ledger").await;
+    next.drain().await;
 }
 
 /// So many that their tries alone would keep all connections of the login busy for longer than others wait for one.

@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use tokio_postgres::Client;
 
 use crate::outages::serve;
-use crate::support::TestDb;
 use crate::support::database::drop_all_partitions;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     TIMEOUT, TestWorker, catalog, ended, enqueue, lease, sandbox, show, until, until_true,
     until_within,
 };
+use crate::support::{Host, TestDb, command, folder};
 
 use super::settings;
 
@@ -207,6 +207,45 @@ async fn a_stop_retries_outcomes_that_cannot_be_written_until_their_leases_end()
     let next = TestWorker::start(&db, settings()).await;
     for id in [held_up, no_room] {
         assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    next.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_timeout() {
+    let db = TestDb::new().await;
+    let (client, producer) = (db.client().await, db.client().await);
+    let other = hold_up(&db, &client, "NEW.payload ->> 'n' = '2'").await;
+    let folder = folder(
+        "drain_timeout = \"6s\"\n[handlers.\"*\"]\nlease = \"10m\"\n",
+        &["noop.wasm", "test_guests.wasm"],
+    );
+    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
+    let held_up = enqueue(&client, "noop", json!({"n": 2})).await;
+    until_true(&client, "SELECT last_value >= 2 FROM public.held_up").await;
+    let named = enqueue(&client, "test.sleep", json!({"ms": 2500})).await;
+    let name = format!("BEGIN; SELECT rouse.enqueue('test.echo', after => '[{named}]')");
+    producer.batch_execute(&name).await.unwrap();
+    // A claim that has not started would be released.
+    let has_started = format!("SELECT progress IS NOT NULL FROM rouse.job({named})");
+    until_true(&client, &has_started).await;
+    host.signal(libc::SIGTERM);
+    // Long before the leases end.
+    let (status, output) = host.exit(TIMEOUT);
+    assert!(status.success(), "{output}");
+    for id in [named, held_up] {
+        let is_given_up = |line: &str| {
+            line.contains("another transaction has blocked it until the end of drain_timeout")
+                && line.contains(&format!("job.id={id} "))
+        };
+        assert!(output.lines().any(is_given_up), "{output}");
+    }
+    producer.batch_execute("ROLLBACK").await.unwrap();
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let next = TestWorker::start(&db, settings()).await;
+    for id in [named, held_up] {
+        let job = ended(&client, id).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
     }
     next.drain().await;
 }

@@ -41,7 +41,7 @@ async fn try_until_settled(
         let response = shared.store.settle(&[&one.settlement], Locked::Skip).await;
         drop(permit);
         match response {
-            Ok(settled) if settled.locked.contains(&id) => {}
+            Ok(settled) if settled.locked.contains(&id) => part[0].note_blocked(),
             Ok(settled) => {
                 if settled.has_releases {
                     shared.releases.notify_one();

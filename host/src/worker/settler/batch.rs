@@ -163,6 +163,9 @@ impl Settler<'_> {
             } else {
                 part.extend(of_enqueuers);
             }
+            for one in &mut part {
+                one.note_blocked();
+            }
             let times = match batch.tried {
                 Tried::HeldUp(times) => times,
                 Tried::First | Tried::Again => 0,
