@@ -45,6 +45,7 @@ mod progress;
 mod reach;
 mod recorded;
 mod releases;
+mod repeats;
 mod settings;
 mod settler;
 mod shards;

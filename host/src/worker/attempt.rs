@@ -33,6 +33,7 @@ use super::leases::StartedAttempt;
 use super::meters::{HandlerMeters, Meters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
+use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
 use super::successes::Success;
 use crate::job::{
@@ -534,6 +535,7 @@ fn unsettled(
         replaced: false,
         unanswered: false,
         blocked_at: None,
+        refusals: Repeats::default(),
         trace,
         _space: None,
     }

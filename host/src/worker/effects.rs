@@ -8,13 +8,14 @@ mod together;
 
 use std::future::pending;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, SemaphorePermit};
 use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::journal::AttemptJournal;
+use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
 use super::sql::{Statements, is_mismatch};
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
@@ -185,7 +186,7 @@ async fn commit(
             CommitError::Statement(failure) => return Err(RunEnd::EffectFailed(failure)),
             CommitError::Recorded => unreachable!("an outcome records no step"),
             CommitError::NoPartition => {
-                if !prepare_partitions(shared).await {
+                if !prepare_partitions(shared, &mut one.refusals).await {
                     // As in the settler, the tries end with the lease.
                     let (id, fence) = (one.settlement.id, one.settlement.fence);
                     shared.leases.give_up(id, fence);
@@ -226,7 +227,7 @@ async fn commit(
 
 /// Creates today's partition of the history. If that fails, or if there was nothing to create, waits. Returns false if
 /// there was nothing to create.
-async fn prepare_partitions(shared: &Shared) -> bool {
+async fn prepare_partitions(shared: &Shared, warnings: &mut Repeats) -> bool {
     let is_missing = match shared.store.prepare_partitions().await {
         // Another worker may have created it, or the partition that is missing is one that nobody can create.
         Ok(0) => {
@@ -235,7 +236,9 @@ async fn prepare_partitions(shared: &Shared) -> bool {
         }
         Ok(_) => return true,
         Err(error) => {
-            warn!(%error, "cannot create today's partition of the history");
+            if warnings.is_logged(Instant::now()) {
+                warn!(%error, "cannot create today's partition of the history");
+            }
             true
         }
     };
@@ -315,6 +318,7 @@ impl AttemptJournal {
         let (statements, granted) = self.statements()?;
         let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
         let (mut conflicts, mut locked) = (0, 0);
+        let mut warnings = Repeats::default();
         loop {
             let effects = Effects {
                 write: FencedWrite::Step {
@@ -343,7 +347,7 @@ impl AttemptJournal {
                 CommitError::Statement(failure) => return Err(SqlRefusal::Failed(failure)),
                 CommitError::Refused(why) => return Err(SqlRefusal::Refused(why)),
                 CommitError::NoPartition => {
-                    prepare_partitions(&self.shared).await;
+                    prepare_partitions(&self.shared, &mut warnings).await;
                 }
                 CommitError::Locked(error) => {
                     debug!(job.id = self.id.0, %error, "another transaction blocks a step with effects; trying again");

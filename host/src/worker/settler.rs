@@ -25,6 +25,7 @@ use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
+use super::repeats::Repeats;
 use crate::job::{Attempt, Fence, JobId, LaneId, NewJob, Outcome};
 use crate::sandbox::BootTime;
 use crate::store::{Lane, Settlement};
@@ -72,6 +73,8 @@ pub(super) struct Unsettled {
     pub(super) unanswered: bool,
     /// When a lock of another transaction first blocked its settlement.
     pub(super) blocked_at: Option<Instant>,
+    /// The warnings that the database refuses it, or has no space for it.
+    pub(super) refusals: Repeats,
     /// The trace of the attempt, whose outcome it gets.
     pub(super) trace: AttemptTrace,
     /// The bytes of JSON that its settlement sends.

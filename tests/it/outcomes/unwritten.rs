@@ -60,6 +60,31 @@ pub(super) async fn refuse_ends(client: &Client, condition: &str, error: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_warnings_about_a_refused_outcome_become_rare() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    refuse_ends(&client, "true", "'the books are closed'").await;
+    let folder = folder("[handlers.\"*\"]\nlease = \"1m\"\n", &["noop.wasm"]);
+    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    let is_warning = |line: &str| {
+        line.contains("cannot settle; trying until the lease expires")
+            && line.contains(&format!("job.id={id} "))
+    };
+    host.line(TIMEOUT, is_warning);
+    until_true(&client, "SELECT last_value >= 12 FROM public.tries").await;
+    // After 0, 1, 3, 7, 15 s.
+    let warnings = host
+        .output()
+        .lines()
+        .filter(|line| is_warning(line))
+        .count();
+    assert!(warnings <= 5, "{}", host.output());
+    accept_ends(&client).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+}
+
 /// From now on the disk has no room for the ends of jobs that match this condition.
 async fn fill_disk(client: &Client, condition: &str) {
     let error = "'No space left on device' USING ERRCODE = 'disk_full'";

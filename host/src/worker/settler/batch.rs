@@ -216,7 +216,12 @@ impl Settler<'_> {
                 self.later.extend(batch.parts.drain(..).flatten());
             }
             _ => {
-                warn!(%error, "cannot settle; trying again");
+                if part
+                    .iter_mut()
+                    .any(|one| one.refusals.is_logged(Instant::now()))
+                {
+                    warn!(%error, "cannot settle; trying again");
+                }
                 (batch.is_full, batch.found_no_space) = (true, true);
                 batch.alone.append(&mut part);
             }
@@ -292,7 +297,9 @@ impl Settler<'_> {
                 batch.put_back(vec![one]);
             }
             Some(_) | None => {
-                error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease expires");
+                if one.refusals.is_logged(Instant::now()) {
+                    error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease expires");
+                }
                 self.shared.leases.give_up(id, fence);
                 self.later.push(one);
             }
