@@ -105,10 +105,27 @@ impl Store {
     }
 
     /// Writes decisions in one transaction. Returns the names of the schedules for which they were written. These do
-    /// not include schedules that have changed since they were listed, or that another host is firing.
+    /// not include schedules that have changed since they were listed, or that another host is firing. Waits up to 250
+    /// ms for a lock that one of the jobs needs.
     pub async fn fire_schedules(
         &self,
         fired: &[ScheduleDecision<'_>],
+    ) -> Result<Vec<String>, StoreError> {
+        self.fire(fired, true).await
+    }
+
+    /// Like [`fire_schedules`](Self::fire_schedules), but waits only a millisecond for a lock.
+    pub async fn try_fire_schedules(
+        &self,
+        fired: &[ScheduleDecision<'_>],
+    ) -> Result<Vec<String>, StoreError> {
+        self.fire(fired, false).await
+    }
+
+    async fn fire(
+        &self,
+        fired: &[ScheduleDecision<'_>],
+        is_patient: bool,
     ) -> Result<Vec<String>, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let changes: Vec<ChangeRecord<'_>> = fired.iter().map(ChangeRecord::from).collect();
@@ -121,6 +138,7 @@ impl Store {
                     (&worker.key(), Type::BYTEA),
                     (&changes, lists.array_type("schedule_change")),
                     (&firings, lists.array_type("schedule_firing")),
+                    (&is_patient, Type::BOOL),
                 ],
             )
             .await?;

@@ -127,7 +127,7 @@ async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, Stor
     // Those that were not fired are left out of the next list, which may have others.
     hints
         .schedules
-        .note(&not_fired.0, started_at, Instant::now());
+        .note(&not_fired.schedules, started_at, Instant::now());
     result?;
     let steps = match backfills.is_empty() {
         true => Vec::new(),
@@ -183,11 +183,31 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
     steps.collect()
 }
 
-/// The schedules that a round could not fire, by revision.
+/// The schedules that a round could not fire.
 #[derive(Default)]
-struct NotFired(Vec<(i64, Cause)>);
+struct NotFired {
+    /// By revision.
+    schedules: Vec<(i64, Cause)>,
+    /// True if a call of the round has waited for a lock until its timeout. The other calls do not wait, so that
+    /// schedules that are blocked delay others by one such wait, however many they are.
+    has_waited: bool,
+}
 
 impl NotFired {
+    /// Writes these decisions.
+    async fn write(
+        &mut self,
+        shared: &Shared,
+        fired: &[ScheduleDecision<'_>],
+    ) -> Result<Vec<String>, StoreError> {
+        let written = match self.has_waited {
+            false => shared.store.fire_schedules(fired).await,
+            true => shared.store.try_fire_schedules(fired).await,
+        };
+        self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
+        written
+    }
+
     /// Adds the schedules that a call has left out. `fired`: the names of the others.
     fn add_left_out(&mut self, tried: &[ScheduleDecision<'_>], fired: &[String]) {
         for one in tried {
@@ -198,7 +218,7 @@ impl NotFired {
     }
 
     fn add(&mut self, one: &ScheduleDecision<'_>, cause: Cause) {
-        self.0.push((one.due.revision, cause));
+        self.schedules.push((one.due.revision, cause));
     }
 }
 
@@ -257,7 +277,7 @@ async fn fire_batch(
     batch: &[ScheduleDecision<'_>],
     not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
-    match shared.store.fire_schedules(batch).await {
+    match not_fired.write(shared, batch).await {
         Ok(names) => {
             debug!(schedules = names.len(), of = batch.len(), "fired schedules");
             not_fired.add_left_out(batch, &names);
@@ -283,7 +303,7 @@ async fn fire_one(
     not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     let name = &one.due.schedule.name;
-    let written = match shared.store.fire_schedules(&[*one]).await {
+    let written = match not_fired.write(shared, &[*one]).await {
         Err(error) if is_refusal(&error) => {
             warn!(schedule = name, %error, "the job of this schedule cannot be enqueued");
             let why = error.to_string();
@@ -291,7 +311,7 @@ async fn fire_one(
                 refused: Some(&why),
                 ..*one
             };
-            shared.store.fire_schedules(&[refused]).await
+            not_fired.write(shared, &[refused]).await
         }
         written => written,
     };

@@ -1,6 +1,7 @@
 //! Firings that meet other hosts, changes to the schedule, and crashes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rouse::store::connect::Connector;
 use rouse::store::{ScheduleDecision, Store};
@@ -177,6 +178,53 @@ async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules(
     until_true(
         &client,
         "SELECT bool_and(finished_at IS NOT NULL AND error IS NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+}
+
+/// Each of them would wait for 250 ms.
+#[tokio::test]
+async fn hundreds_of_schedules_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
+    let db = TestDb::new().await;
+    let (client, mut producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
+        .await
+        .unwrap();
+    let open = producer.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('gated')")
+        .await
+        .unwrap();
+    let cron = this_minute(&client).await;
+    let sql = "SELECT rouse.schedule('gated-' || n, 'gated', cron => $1, overlap => 'allow') FROM generate_series(1, 200) AS n";
+    client.execute(sql, &[&cron]).await.unwrap();
+    schedule(
+        &client,
+        &format!("'free', 'plain', cron => '{cron}', overlap => 'allow'"),
+    )
+    .await;
+    make_due(&client).await;
+    // The most overdue ones are fired first.
+    client
+        .batch_execute(
+            "UPDATE rouse.schedule SET next_at = clock_timestamp() - CASE name WHEN 'free' THEN interval '1 s' ELSE interval '1 minute' END",
+        )
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    // 200 waits take 50 s.
+    let is_fired = "SELECT EXISTS (SELECT FROM rouse.schedule_run WHERE schedule = 'free')";
+    let firing = until_true(&client, is_fired);
+    tokio::time::timeout(Duration::from_secs(20), firing)
+        .await
+        .expect("the others do not delay it");
+    let fired = "SELECT count(*) FROM rouse.schedule_run";
+    assert_eq!(one::<i64>(&client, fired).await, 1);
+    open.rollback().await.unwrap();
+    until_true(
+        &client,
+        "SELECT count(DISTINCT schedule) = 201 FROM rouse.schedule_run",
     )
     .await;
     worker.drain().await;
