@@ -9,11 +9,11 @@
 -- rouse.confirm runs in the worker's own session. It returns the outcome of a commit whose response was lost.
 
 -- Settles attempts that have succeeded, like rouse.settle, all of them or none. Returns whether rouse.continue_releases
--- has anything to do. Waits up to 20 ms for a locked row, or 250 ms if p_patient is true; after that, the call fails
--- with lock_not_available. The session is one of few, so a host is patient only with one attempt at a time, whose row
--- was locked before. Served by the primary key of rouse.job.
+-- has anything to do. Waits up to p_lock_wait_ms, at most 250 ms, for a locked row; after that, the call fails with
+-- lock_not_available. The session is one of few, so a host waits long only for one attempt at a time, whose row was
+-- locked before. Served by the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse.settle_with_effects(
-    p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_patient boolean DEFAULT true) RETURNS boolean
+    p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_lock_wait_ms integer DEFAULT 250) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -24,8 +24,8 @@ BEGIN
     IF rouse._known(p_worker, p_key, true) AND p_jobs <> '{}' THEN
         PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
-    IF p_patient IS NOT TRUE THEN
-        PERFORM set_config('lock_timeout', '20ms', true);
+    IF p_lock_wait_ms < 250 THEN
+        PERFORM set_config('lock_timeout', greatest(p_lock_wait_ms, 1) || 'ms', true);
     END IF;
     PERFORM FROM unnest(p_settlements) AS s WHERE s.state IS DISTINCT FROM 'succeeded';
     IF FOUND THEN

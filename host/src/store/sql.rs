@@ -67,8 +67,8 @@ pub enum FencedWrite<'a> {
     Outcomes {
         /// The outcomes.
         settlements: &'a [&'a Settlement],
-        /// True to wait for up to 250 ms, instead of 20 ms, if another transaction has locked one of the jobs.
-        is_patient: bool,
+        /// The time that they wait for another transaction that has locked one of the jobs, at most 250 ms.
+        job_lock_wait: Duration,
     },
     /// The result of a step, as JSON.
     Step {
@@ -222,12 +222,13 @@ impl Store {
         let jobs: Vec<NewJobRecord<'_>>;
         let mut lock_wait = LOCK_WAIT;
         let (id, fence_number);
+        let job_lock_wait_ms: i32;
         let (fence, mut fence_params): (&str, Vec<(&(dyn ToSql + Sync), Type)>);
         fence_params = vec![(&incarnation, Type::INT8), (&key, Type::BYTEA)];
         match &write {
             FencedWrite::Outcomes {
                 settlements: all,
-                is_patient,
+                job_lock_wait,
             } => {
                 settlements = all.iter().map(|one| (*one).into()).collect();
                 jobs = all.iter().flat_map(|one| new_jobs(one)).collect();
@@ -237,7 +238,8 @@ impl Store {
                 fence = include_str!("sql/settle_with_effects.sql");
                 fence_params.push((&settlements, lists.array_type("settlement")));
                 fence_params.push((&jobs, lists.array_type("new_job")));
-                fence_params.push((is_patient, Type::BOOL));
+                job_lock_wait_ms = i32::try_from(job_lock_wait.as_millis()).unwrap_or(i32::MAX);
+                fence_params.push((&job_lock_wait_ms, Type::INT4));
             }
             FencedWrite::Step {
                 id: job,

@@ -10,7 +10,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, SemaphorePermit};
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::Shared;
@@ -18,6 +18,7 @@ use super::journal::AttemptJournal;
 use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
 use super::sql::{Statements, is_mismatch};
+use super::successes::Turn;
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
 use crate::store::{
@@ -35,6 +36,15 @@ const CONFLICT_RETRY_AFTER: Duration = Duration::from_millis(10);
 
 /// The wait after a lost connection, and before a commit in doubt is looked up again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// The time that the first try of an outcome waits for the lock of its job.
+const LOCK_WAIT: Duration = Duration::from_millis(20);
+
+/// The time that each further try waits if no other outcome waits for its turn.
+const LOCK_WAIT_LONG: Duration = Duration::from_millis(250);
+
+/// The time that it waits if others do: a lock that is held for long would delay them, although theirs may be free.
+const LOCK_WAIT_SHORT: Duration = Duration::from_millis(1);
 
 /// The consequence of a failure.
 enum Then {
@@ -89,7 +99,7 @@ async fn turn<'a>(
     shared: &Shared,
     statements: &'a Statements,
     one: &Unsettled,
-) -> Option<SemaphorePermit<'a>> {
+) -> Option<Turn<'a>> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     tokio::select! {
         biased;
@@ -145,7 +155,11 @@ async fn commit(
             let effects = Effects {
                 write: FencedWrite::Outcomes {
                     settlements: &[&one.settlement],
-                    is_patient: turn.is_some(),
+                    job_lock_wait: match &turn {
+                        _ if locked == 0 => LOCK_WAIT,
+                        Some(turn) if turn.is_last() => LOCK_WAIT_LONG,
+                        Some(_) | None => LOCK_WAIT_SHORT,
+                    },
                 },
                 calls: &checked,
                 limits: &granted.limits,

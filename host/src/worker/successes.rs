@@ -3,6 +3,7 @@
 //! `effects/together.rs` commits them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
@@ -97,6 +98,37 @@ pub(super) struct Waiting {
     space: Arc<Semaphore>,
     /// Held by one success at a time, of those whose jobs were locked.
     turn: Semaphore,
+    /// The number of those that wait for it.
+    in_line: AtomicUsize,
+}
+
+/// The turn of a success whose job was locked.
+pub(super) struct Turn<'a> {
+    _permit: SemaphorePermit<'a>,
+    in_line: &'a AtomicUsize,
+}
+
+impl Turn<'_> {
+    /// True if no other success waits for its turn.
+    pub(super) fn is_last(&self) -> bool {
+        self.in_line.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// Counts a success while it waits for its turn.
+struct InLine<'a>(&'a AtomicUsize);
+
+impl<'a> InLine<'a> {
+    fn new(in_line: &'a AtomicUsize) -> Self {
+        in_line.fetch_add(1, Ordering::Relaxed);
+        Self(in_line)
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 pub(super) struct Gathered {
@@ -117,13 +149,20 @@ impl Waiting {
             }),
             space: Arc::new(Semaphore::new(WAITING_KIB_MAX as usize)),
             turn: Semaphore::new(1),
+            in_line: AtomicUsize::new(0),
         }
     }
 
     /// Waits until a success whose job was locked may try again. Each try may wait for the lock, in a session of the
     /// login: without turns, a few dozen of them would keep all sessions busy, and the login would seem not to respond.
-    pub(super) async fn turn(&self) -> SemaphorePermit<'_> {
-        self.turn.acquire().await.expect("it is never closed")
+    pub(super) async fn turn(&self) -> Turn<'_> {
+        let waiting = InLine::new(&self.in_line);
+        let permit = self.turn.acquire().await.expect("it is never closed");
+        drop(waiting);
+        Turn {
+            _permit: permit,
+            in_line: &self.in_line,
+        }
     }
 
     /// True if so many successes wait that there is soon no space for others.
@@ -181,6 +220,8 @@ impl Gathered {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn gathered(batch_max: usize, committers: usize) -> Gathered {
@@ -210,6 +251,23 @@ mod tests {
             it.learn(it.batch_max, true);
         }
         assert_eq!(it.batch_max, BATCH_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_turn_is_the_last_while_no_other_success_waits_for_one() {
+        let waiting = Waiting::new();
+        let first = waiting.turn().await;
+        assert!(first.is_last());
+        let mut second = Box::pin(waiting.turn());
+        assert!((&mut second).now_or_never().is_none());
+        assert!(!first.is_last());
+        // It has given up.
+        drop(second);
+        assert!(first.is_last());
+        let mut third = Box::pin(waiting.turn());
+        assert!((&mut third).now_or_never().is_none());
+        drop(first);
+        assert!(third.await.is_last());
     }
 
     #[test]

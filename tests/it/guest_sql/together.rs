@@ -246,6 +246,36 @@ async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_hand
     worker.drain().await;
 }
 
+/// A try of each of the others would wait for 250 ms.
+#[tokio::test]
+async fn a_job_that_is_locked_for_a_short_time_does_not_wait_for_hundreds_that_stay_locked() {
+    let shop = Shop::open().await;
+    for number in 0..200 {
+        shop.enqueue(json!([line(number)])).await;
+    }
+    let (long, short) = (shop.db.client().await, shop.db.client().await);
+    let name = "BEGIN; SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    long.batch_execute(name).await.unwrap();
+    let last = shop.enqueue(json!([line(200)])).await;
+    let name = format!("BEGIN; SELECT rouse.enqueue('x', after => '[{last}]')");
+    short.batch_execute(&name).await.unwrap();
+    let worker = shop.start().await;
+    shop.until("SELECT count(*) = 201 FROM rouse.job WHERE state = 'running'")
+        .await;
+    // By then it waits for a turn, behind all others.
+    for number in 300..305 {
+        shop.run(json!([line(number)])).await;
+    }
+    short.batch_execute("ROLLBACK").await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(20), shop.ended(last)).await;
+    let ended = ended.expect("it does not wait for the others");
+    assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+    assert!(shop.holds("SELECT count(*) = 6 FROM ledger").await);
+    long.batch_execute("ROLLBACK").await.unwrap();
+    shop.until("SELECT count(*) = 206 FROM ledger").await;
+    worker.drain().await;
+}
+
 /// Their leases are much longer.
 #[tokio::test]
 async fn a_stop_waits_for_jobs_that_another_transaction_names_until_the_end_of_the_drain_timeout() {

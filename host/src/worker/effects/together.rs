@@ -18,7 +18,7 @@ use super::super::meters::OutcomeLabel;
 use super::super::settler::{self, Unsettled};
 use super::super::sql::Statements;
 use super::super::successes::Success;
-use super::checked;
+use super::{LOCK_WAIT, checked};
 use crate::job::{RunEnd, decide};
 use crate::store::{CommitError, Effects, FencedWrite, Settlement};
 
@@ -247,7 +247,7 @@ impl Committer {
             Effects {
                 write: FencedWrite::Outcomes {
                     settlements: &settlements,
-                    is_patient: false,
+                    job_lock_wait: LOCK_WAIT,
                 },
                 calls: &calls,
                 limits: &part[0].handler.sql().expect(CHECKED).limits,
