@@ -537,7 +537,7 @@ fn unsettled(
         blocked_at: None,
         refusals: Repeats::default(),
         trace,
-        _space: None,
+        space: None,
     }
 }
 

@@ -123,6 +123,7 @@ async fn commit(
     is_locked: &Notify,
 ) -> Result<(), RunEnd> {
     let (mut conflicts, mut locked) = (0, 0);
+    let mut locked_space = None;
     loop {
         if settler::give_up_if_lost(shared, one) {
             return Ok(());
@@ -216,6 +217,12 @@ async fn commit(
                 debug!(job.id = one.settlement.id.0, %error, "another transaction blocks a commit with effects; trying again");
                 is_locked.notify_one();
                 one.note_blocked();
+                let bytes = || one.bytes + calls.iter().map(SqlCall::bytes).sum::<usize>();
+                locked_space.get_or_insert_with(|| statements.waiting.locked(bytes()));
+                if statements.waiting.is_full() && one.is_blocked_for(settler::BLOCKED_LONG) {
+                    settler::give_up(shared, one, settler::NO_SPACE);
+                    return Ok(());
+                }
                 if statements.waiting.is_crowded() {
                     // Others need the space: the job runs again once its lease has ended.
                     let (id, fence) = (one.settlement.id, one.settlement.fence);

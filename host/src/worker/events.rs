@@ -165,23 +165,14 @@ pub(super) fn unconfirmed(context: EventContext<'_>) {
     );
 }
 
-/// Logs that the outcome could not be written before its lease expired, or before the host had to stop. `is_blocked`: a
-/// lock of another transaction has blocked it until the end of `drain_timeout`.
-pub(super) fn given_up(context: EventContext<'_>, is_blocked: bool) {
-    match is_blocked {
-        true => event!(
-            error,
-            "given_up",
-            context,
-            "outcome given up: another transaction has blocked it until the end of drain_timeout; the job runs again"
-        ),
-        false => event!(
-            error,
-            "given_up",
-            context,
-            "outcome given up: it could not be written before the lease expired, or the host had to stop; the job runs again"
-        ),
-    }
+/// Logs that the outcome is not written any more, for this reason.
+pub(super) fn given_up(context: EventContext<'_>, why: &str) {
+    event!(
+        error,
+        "given_up",
+        context,
+        "outcome given up: {why}; the job runs again"
+    );
 }
 
 /// Logs that the outcome is settled.

@@ -55,6 +55,13 @@ const LOCKED_PAUSE_FACTOR: u32 = 4;
 /// most locks are held for milliseconds.
 const BLOCKED_MIN: Duration = Duration::from_secs(1);
 
+/// An outcome that a lock has blocked for so long is given up if others need its space.
+pub(super) const BLOCKED_LONG: Duration = Duration::from_secs(10);
+
+/// Why an outcome is given up if others need its space.
+pub(super) const NO_SPACE: &str =
+    "other transactions block so many outcomes that there is no space for others";
+
 /// An outcome that is not settled yet.
 pub(super) struct Unsettled {
     pub(super) settlement: Settlement,
@@ -80,7 +87,7 @@ pub(super) struct Unsettled {
     /// The bytes of JSON that its settlement sends.
     pub(super) bytes: usize,
     /// Its share of [`UnsettledMax::bytes`](super::UnsettledMax::bytes), if it is large.
-    pub(super) _space: Option<OwnedSemaphorePermit>,
+    pub(super) space: Option<OwnedSemaphorePermit>,
 }
 
 /// The bytes of JSON that this settlement sends.
@@ -111,7 +118,14 @@ impl Unsettled {
         let max = shared.settings.unsettled_max.bytes;
         let bytes = u32::try_from(self.bytes).unwrap_or(u32::MAX).min(max);
         let space = shared.attempts.space.clone().acquire_many_owned(bytes);
-        self._space = Some(space.await.expect("it is never closed"));
+        self.space = Some(space.await.expect("it is never closed"));
+    }
+
+    /// The space that it keeps, in bytes.
+    fn space_bytes(&self) -> usize {
+        self.space
+            .as_ref()
+            .map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
     pub(super) fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
@@ -137,10 +151,14 @@ impl Unsettled {
         self.blocked_at.get_or_insert_with(Instant::now);
     }
 
+    /// True if a lock has blocked it for so long.
+    pub(super) fn is_blocked_for(&self, min: Duration) -> bool {
+        self.blocked_at.is_some_and(|at| at.elapsed() >= min)
+    }
+
     /// True if a lock blocks it and the worker, which has been stopping for `drain_timeout`, no longer waits for it.
     fn is_blocked_too_long(&self, shared: &Shared) -> bool {
-        let is_old = |at: Instant| at.elapsed() >= BLOCKED_MIN;
-        shared.drain_timed_out.is_cancelled() && self.blocked_at.is_some_and(is_old)
+        shared.drain_timed_out.is_cancelled() && self.is_blocked_for(BLOCKED_MIN)
     }
 
     /// True if its lease can no longer be trusted, if a stop no longer waits for it, or after an immediate stop.
@@ -226,6 +244,7 @@ async fn run(
         settler.try_locked().await;
         settler.try_held_up().await;
         settler.give_up_lost();
+        settler.make_space();
     }
 }
 
@@ -377,6 +396,36 @@ impl<'a> Settler<'a> {
         self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 
+    /// Gives up outcomes that locks have blocked for long, while these take more than three quarters of the space:
+    /// otherwise, attempts would keep their slots until the leases end, and nothing would be claimed.
+    fn make_space(&mut self) {
+        let shared = self.shared;
+        if shared.stop.is_stopping() {
+            return;
+        }
+        let max = &shared.settings.unsettled_max;
+        let (count_max, bytes_max) = (max.count / 4 * 3, max.bytes as usize / 4 * 3);
+        let (mut count, mut bytes) = (0, 0);
+        for one in self.locked.iter().chain(self.held_up.iter()) {
+            count += 1;
+            bytes += one.space_bytes();
+        }
+        let mut is_kept = |one: &Unsettled| {
+            // One outcome alone may need all of the space.
+            let is_excess = count > count_max || (count > 1 && bytes > bytes_max);
+            if !is_excess || !one.is_blocked_for(BLOCKED_LONG) {
+                return true;
+            }
+            count -= 1;
+            bytes -= one.space_bytes();
+            give_up(shared, one, NO_SPACE);
+            false
+        };
+        // Those that have waited longest are given up first.
+        self.locked.retain(&mut is_kept);
+        self.held_up.retain(&mut is_kept);
+    }
+
     /// Adds the outcomes of attempts that end within a short time to a batch that has space for them.
     async fn gather(
         &self,
@@ -424,14 +473,24 @@ pub(super) fn give_up_if_lost(shared: &Shared, one: &Unsettled) -> bool {
     let Settlement { id, fence, .. } = one.settlement;
     let is_lost = one.is_lost(shared);
     if is_lost {
-        one.ended(OutcomeLabel::GivenUp);
-        events::given_up(one.event_context(shared), one.is_blocked_too_long(shared));
-        shared.leases.remove(id, fence);
-        free(shared, one.frees);
+        let why = match one.is_blocked_too_long(shared) {
+            true => "another transaction has blocked it until the end of drain_timeout",
+            false => "it could not be written before the lease expired, or the host had to stop",
+        };
+        give_up(shared, one, why);
     } else if shared.stop.is_stopping() {
         shared.leases.give_up(id, fence);
     }
     is_lost
+}
+
+/// Counts and logs an outcome that is given up for this reason, and stops renewing its lease.
+pub(super) fn give_up(shared: &Shared, one: &Unsettled, why: &str) {
+    let Settlement { id, fence, .. } = one.settlement;
+    one.ended(OutcomeLabel::GivenUp);
+    events::given_up(one.event_context(shared), why);
+    shared.leases.remove(id, fence);
+    free(shared, one.frees);
 }
 
 /// Stops renewing the lease of an outcome that waits for others once the worker stops. Never returns.

@@ -96,10 +96,30 @@ impl Drop for Success {
 pub(super) struct Waiting {
     gathered: Mutex<Gathered>,
     space: Arc<Semaphore>,
+    /// The part of the space that successes take whose jobs are locked, in KiB.
+    locked_kib: Arc<AtomicUsize>,
     /// Held by one success at a time, of those whose jobs were locked.
     turn: Semaphore,
     /// The number of those that wait for it.
     in_line: AtomicUsize,
+}
+
+/// The space that a success takes, in KiB.
+fn waiting_kib(bytes: usize) -> u32 {
+    let kib = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+    kib.clamp(WAITING_KIB_MIN, WAITING_KIB_MAX)
+}
+
+/// The space of a success whose job is locked.
+pub(super) struct LockedSpace {
+    kib: usize,
+    locked_kib: Arc<AtomicUsize>,
+}
+
+impl Drop for LockedSpace {
+    fn drop(&mut self) {
+        self.locked_kib.fetch_sub(self.kib, Ordering::Relaxed);
+    }
 }
 
 /// The turn of a success whose job was locked.
@@ -148,6 +168,7 @@ impl Waiting {
                 batch_max: BATCH_FIRST,
             }),
             space: Arc::new(Semaphore::new(WAITING_KIB_MAX as usize)),
+            locked_kib: Arc::default(),
             turn: Semaphore::new(1),
             in_line: AtomicUsize::new(0),
         }
@@ -165,15 +186,30 @@ impl Waiting {
         }
     }
 
-    /// True if so many successes wait that there is soon no space for others.
+    /// Notes that the job of a success of this size is locked, until the returned value is dropped.
+    pub(super) fn locked(&self, bytes: usize) -> LockedSpace {
+        let kib = waiting_kib(bytes) as usize;
+        self.locked_kib.fetch_add(kib, Ordering::Relaxed);
+        LockedSpace {
+            kib,
+            locked_kib: self.locked_kib.clone(),
+        }
+    }
+
+    /// True if successes whose jobs are locked take more than half of the space. Others are committed soon, so they do
+    /// not count.
     pub(super) fn is_crowded(&self) -> bool {
-        self.space.available_permits() < (WAITING_KIB_MAX / 2) as usize
+        self.locked_kib.load(Ordering::Relaxed) > (WAITING_KIB_MAX / 2) as usize
+    }
+
+    /// True if they take more than three quarters of the space.
+    pub(super) fn is_full(&self) -> bool {
+        self.locked_kib.load(Ordering::Relaxed) > (WAITING_KIB_MAX / 4 * 3) as usize
     }
 
     /// Waits for the space that a success of this size takes.
     pub(super) async fn space_for(&self, bytes: usize) -> OwnedSemaphorePermit {
-        let kib = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
-        let kib = kib.clamp(WAITING_KIB_MIN, WAITING_KIB_MAX);
+        let kib = waiting_kib(bytes);
         let space = self.space.clone().acquire_many_owned(kib).await;
         space.expect("it is never closed")
     }
@@ -268,6 +304,24 @@ mod tests {
         assert!((&mut third).now_or_never().is_none());
         drop(first);
         assert!(third.await.is_last());
+    }
+
+    #[tokio::test]
+    async fn only_successes_whose_jobs_are_locked_crowd_out_others() {
+        let waiting = Waiting::new();
+        let mut spaces = Vec::new();
+        for _ in 0..512 {
+            spaces.push(waiting.space_for(1).await);
+        }
+        assert!(!waiting.is_crowded(), "all of them will be committed soon");
+        let mut locked: Vec<LockedSpace> = (0..256).map(|_| waiting.locked(1)).collect();
+        assert!(!waiting.is_crowded());
+        locked.push(waiting.locked(1));
+        assert!(waiting.is_crowded() && !waiting.is_full());
+        locked.extend((0..128).map(|_| waiting.locked(1)));
+        assert!(waiting.is_full());
+        locked.clear();
+        assert!(!waiting.is_crowded());
     }
 
     #[test]

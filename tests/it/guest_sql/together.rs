@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use super::shop::{Shop, call, connector};
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{TestWorker, lease};
+use crate::support::worker::{TestWorker, enqueue, lease};
 
 /// Jobs whose effects wait, because two others keep both connections of the login busy.
 struct Gathered {
@@ -299,6 +299,34 @@ async fn a_stop_waits_for_jobs_that_another_transaction_names_until_the_end_of_t
     other.batch_execute("ROLLBACK").await.unwrap();
     let next = shop.start().await;
     shop.until("SELECT count(*) = 20 FROM ledger").await;
+    next.drain().await;
+}
+
+/// More than may wait for their commits, and they fill all slots.
+#[tokio::test]
+async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases_are() {
+    let shop = Shop::open().await;
+    for number in 0..600 {
+        shop.enqueue(json!([line(number)])).await;
+    }
+    let other = shop.db.client().await;
+    let name = "BEGIN; SELECT rouse.enqueue('x', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    other.batch_execute(name).await.unwrap();
+    let settings = Settings {
+        slots: 4,
+        overrides: lease("sql.*", 600),
+        ..Settings::default()
+    };
+    let worker = shop.start_with(shop.login(), settings).await;
+    shop.until("SELECT count(*) = 600 FROM rouse.job WHERE state = 'running'")
+        .await;
+    let square = enqueue(&shop.client, "flow.square", json!({"n": 3})).await;
+    assert_eq!(shop.ended(square).await.state, "succeeded");
+    assert!(shop.holds("SELECT count(*) = 0 FROM ledger").await);
+    other.batch_execute("ROLLBACK").await.unwrap();
+    worker.drain().await;
+    let next = shop.start().await;
+    shop.until("SELECT count(*) = 600 FROM ledger").await;
     next.drain().await;
 }
 

@@ -345,6 +345,80 @@ async fn outcomes_of_many_jobs_that_a_producer_has_locked_do_not_block_others() 
 }
 
 #[tokio::test]
+async fn outcomes_that_stay_locked_take_no_space_of_others_however_long_their_leases_are() {
+    let db = TestDb::new().await;
+    let (client, producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 60) AS n))")
+        .await
+        .unwrap();
+    let name =
+        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    producer.batch_execute(name).await.unwrap();
+    let few = Settings {
+        slots: 4,
+        overrides: lease("noop", 600),
+        // The locked jobs fill this space, the way to it, and all slots.
+        unsettled_max: UnsettledMax {
+            count: 16,
+            ..UnsettledMax::default()
+        },
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, few).await;
+    for n in 0..5 {
+        let id = enqueue(&client, "test.echo", json!({ "n": n })).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    until_true(
+        &client,
+        "SELECT count(*) = 60 FROM rouse.job WHERE state = 'running'",
+    )
+    .await;
+    producer.batch_execute("ROLLBACK").await.unwrap();
+    worker.drain().await;
+    let next = TestWorker::start(&db, settings()).await;
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') = 65 FROM rouse.finished",
+    )
+    .await;
+    next.drain().await;
+}
+
+/// Each of the results takes more than a third of the space.
+#[tokio::test]
+async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
+    let db = TestDb::new().await;
+    let (client, producer) = (db.client().await, db.client().await);
+    let mut named = Vec::new();
+    for _ in 0..8 {
+        named.push(enqueue(&client, "test.big-result", json!({"bytes": 400_000})).await);
+    }
+    let name =
+        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+    producer.batch_execute(name).await.unwrap();
+    let small = Settings {
+        slots: 4,
+        unsettled_max: UnsettledMax {
+            bytes: 1 << 20,
+            ..UnsettledMax::default()
+        },
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, small).await;
+    let other = enqueue(&client, "test.echo", json!("small")).await;
+    assert_eq!(ended(&client, other).await.state, "succeeded");
+    producer.batch_execute("ROLLBACK").await.unwrap();
+    worker.drain().await;
+    let next = TestWorker::start(&db, settings()).await;
+    for id in named {
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    next.drain().await;
+}
+
+#[tokio::test]
 async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -43,6 +43,10 @@ impl<T> HeldUp<T> {
         self.parts.iter().map(|part| part.outcomes.len()).sum()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.parts.iter().flat_map(|part| &part.outcomes)
+    }
+
     /// Adds outcomes that were blocked together. `times`: as in the part that they formed.
     pub(super) fn add(&mut self, mut outcomes: Vec<T>, times: u32, now: Instant) {
         if outcomes.len() == 1 {
