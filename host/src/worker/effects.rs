@@ -17,7 +17,7 @@ use super::Shared;
 use super::journal::AttemptJournal;
 use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
-use super::sql::{Statements, is_mismatch};
+use super::sql::{Rechecked, Statements, recheck};
 use super::successes::Turn;
 use crate::job::{AbortReason, Attempt, Fence, JobId, RunEnd, SqlCall, SqlErrorClass, SqlFailure};
 use crate::sandbox::{GrantedSql, Handler, JournalFuture, SqlRefusal, SqlStore};
@@ -56,10 +56,12 @@ enum Then {
     Failed(SqlFailure),
 }
 
-/// Decides the consequence of a failure that is not caused by a statement's data. Waits if the call is retried.
+/// Decides the consequence of a failure of one of these statements that is not caused by its data. Waits if the call is
+/// retried.
 async fn after_failure(
     shared: &Shared,
     handler: &Handler,
+    statements: &Arc<Statements>,
     error: SqlError,
     conflicts: &mut u32,
 ) -> Then {
@@ -77,11 +79,17 @@ async fn after_failure(
             tokio::time::sleep(RETRY_AFTER).await;
             Then::Again
         }
-        SqlErrorClass::Mismatch if is_mismatch(shared, handler).await => Then::Parked,
-        SqlErrorClass::Conflict
-        | SqlErrorClass::Mismatch
-        | SqlErrorClass::Temporary
-        | SqlErrorClass::Data => Then::Failed(error.into_failure()),
+        SqlErrorClass::Mismatch => match recheck(shared, handler, statements).await {
+            Rechecked::Waits => Then::Parked,
+            Rechecked::FitsSince if *conflicts < CONFLICTS_MAX => {
+                *conflicts += 1;
+                Then::Again
+            }
+            Rechecked::FitsSince | Rechecked::Fits => Then::Failed(error.into_failure()),
+        },
+        SqlErrorClass::Conflict | SqlErrorClass::Temporary | SqlErrorClass::Data => {
+            Then::Failed(error.into_failure())
+        }
     }
 }
 
@@ -236,7 +244,7 @@ async fn commit(
                 tokio::time::sleep(RETRY_AFTER).await;
             }
             CommitError::Failed(error) => {
-                match after_failure(shared, handler, error, &mut conflicts).await {
+                match after_failure(shared, handler, &statements, error, &mut conflicts).await {
                     Then::Again => {}
                     Then::Parked => return Err(RunEnd::Parked),
                     Then::Failed(failure) => return Err(RunEnd::EffectFailed(failure)),
@@ -296,8 +304,13 @@ impl AttemptJournal {
     }
 
     /// The refusal that a guest gets after a failure. `None` if the call is retried.
-    async fn refusal(&self, error: SqlError, conflicts: &mut u32) -> Option<SqlRefusal> {
-        match after_failure(&self.shared, &self.handler, error, conflicts).await {
+    async fn refusal(
+        &self,
+        statements: &Arc<Statements>,
+        error: SqlError,
+        conflicts: &mut u32,
+    ) -> Option<SqlRefusal> {
+        match after_failure(&self.shared, &self.handler, statements, error, conflicts).await {
             Then::Again => None,
             Then::Parked => Some(SqlRefusal::Parked),
             Then::Failed(failure) => Some(SqlRefusal::Failed(failure)),
@@ -336,11 +349,11 @@ impl AttemptJournal {
         output: &str,
         calls: &[SqlCall],
     ) -> Result<(), SqlRefusal> {
-        let (statements, granted) = self.statements()?;
-        let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
         let (mut conflicts, mut locked) = (0, 0);
         let mut warnings = Repeats::default();
         loop {
+            let (statements, granted) = self.statements()?;
+            let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
             let effects = Effects {
                 write: FencedWrite::Step {
                     id: self.id,
@@ -386,7 +399,7 @@ impl AttemptJournal {
                     }
                 }
                 CommitError::Failed(error) => {
-                    if let Some(refusal) = self.refusal(error, &mut conflicts).await {
+                    if let Some(refusal) = self.refusal(&statements, error, &mut conflicts).await {
                         return Err(refusal);
                     }
                 }
@@ -412,11 +425,11 @@ impl SqlStore for AttemptJournal {
         call: &'a SqlCall,
     ) -> JournalFuture<'a, Result<Vec<Vec<u8>>, SqlRefusal>> {
         Box::pin(async move {
-            let (statements, granted) = self.statements()?;
-            let statement = statements.by_name.get(&call.statement);
-            let statement = statement.ok_or(SqlRefusal::Parked)?;
             let mut conflicts = 0;
             loop {
+                let (statements, granted) = self.statements()?;
+                let statement = statements.by_name.get(&call.statement);
+                let statement = statement.ok_or(SqlRefusal::Parked)?;
                 let rows = statements
                     .login
                     .query(statement, &call.params.0, &granted.limits)
@@ -427,7 +440,7 @@ impl SqlStore for AttemptJournal {
                     Err(QueryError::Statement(failure)) => return Err(SqlRefusal::Failed(failure)),
                     Err(QueryError::Failed(error)) => error,
                 };
-                if let Some(refusal) = self.refusal(error, &mut conflicts).await {
+                if let Some(refusal) = self.refusal(&statements, error, &mut conflicts).await {
                     return Err(refusal);
                 }
             }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
 use metrics::gauge;
-use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, Notify, Semaphore};
 use tracing::{debug, info, warn};
 
 use super::Shared;
@@ -417,24 +417,44 @@ fn note_login(shared: &Shared, followed: &Followed<'_>, responds: bool) {
     }
 }
 
-/// Checks the statements of a handler again after Postgres has refused one of them, although they fitted before.
-/// Returns true if the handler is parked now.
-pub(super) async fn is_mismatch(shared: &Shared, handler: &Handler) -> bool {
+/// What is known about the statements of a handler, one of which Postgres has refused although they fitted before.
+pub(super) enum Rechecked {
+    /// They no longer fit, or could not be checked: the handler's jobs wait.
+    Waits,
+    /// They fit, according to a check that came after the one on which the refused call was based.
+    FitsSince,
+    /// They still fit: the refusal has another reason.
+    Fits,
+}
+
+/// Checks the statements of a handler again after Postgres has refused one of `used`. If another check has come first,
+/// its result counts: several attempts may have met the same refusal, and the cause may be gone by now.
+pub(super) async fn recheck(
+    shared: &Shared,
+    handler: &Handler,
+    used: &Arc<Statements>,
+) -> Rechecked {
     // The handler from the catalog has no attenuation of a job.
     let handlers = shared.catalog.current();
     let Some(handler) = handlers.get(&handler.manifest.name) else {
-        return true;
+        return Rechecked::Waits;
     };
     let Some(granted) = granted(handler) else {
-        return true;
+        return Rechecked::Waits;
     };
     let Some(login) = shared.sql.logins.get(&granted.table) else {
-        return true;
+        return Rechecked::Waits;
     };
-    matches!(
-        check(shared, login, handler, granted).await,
-        FitState::Parked(_)
-    )
+    let checking = login.checking.lock().await;
+    match shared.sql.statements(&handler.manifest.name) {
+        None => return Rechecked::Waits,
+        Some(now) if !Arc::ptr_eq(&now, used) => return Rechecked::FitsSince,
+        Some(_) => {}
+    }
+    match check_alone(shared, login, handler, granted, &checking).await {
+        FitState::Fits(_) => Rechecked::Fits,
+        FitState::Parked(_) | FitState::Unchecked(_) | FitState::Unavailable(_) => Rechecked::Waits,
+    }
 }
 
 async fn check(
@@ -443,7 +463,18 @@ async fn check(
     handler: &Handler,
     granted: &Arc<GrantedSql>,
 ) -> FitState {
-    let _one_at_a_time = login.checking.lock().await;
+    let checking = login.checking.lock().await;
+    check_alone(shared, login, handler, granted, &checking).await
+}
+
+/// Checks the statements of a handler while no other check of its login runs.
+async fn check_alone(
+    shared: &Shared,
+    login: &HandlerLogin,
+    handler: &Handler,
+    granted: &Arc<GrantedSql>,
+    _checking: &AsyncMutexGuard<'_, ()>,
+) -> FitState {
     let name = &handler.manifest.name;
     let state = match check_statements(shared, login.opened(granted), granted).await {
         Ok(statements) => FitState::Fits(Arc::new(statements)),

@@ -10,7 +10,7 @@ use rouse::worker::{Parts, Settings};
 use tokio::net::TcpListener;
 
 use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in, guests_with};
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue};
 
 /// The reason why a handler is parked, as shown by the fleet.
@@ -94,6 +94,45 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
     worker.drain().await;
     let _worker = shop.start().await;
     assert_eq!(shop.ended(second).await.state, "succeeded");
+}
+
+/// The attempt that checks the statements first cannot know this, and fails.
+#[tokio::test]
+async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tries_again() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    let line = |number: i64| json!([{"sql": call("add_line", json!([number, 0]))}]);
+    assert_eq!(shop.run(line(0)).await.state, "succeeded");
+    shop.sql(
+        "CREATE SEQUENCE public.tries;
+         CREATE FUNCTION public.count_try() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             PERFORM nextval('public.tries');
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER count_try BEFORE INSERT ON rouse.finished FOR EACH ROW EXECUTE FUNCTION public.count_try()",
+    )
+    .await;
+    shop.sql(&format!("REVOKE INSERT ON ledger FROM {}", shop.role))
+        .await;
+    let checking = proxy.hold("r.rolsuper", Side::Statement);
+    let first = shop.enqueue(line(1)).await;
+    checking.caught().await;
+    let second = shop.enqueue(line(2)).await;
+    shop.until("SELECT last_value >= 2 FROM public.tries").await;
+    // Its transaction has failed.
+    shop.until(&format!(
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = '{}' AND state <> 'idle')",
+        shop.role
+    ))
+    .await;
+    shop.grant().await;
+    checking.release();
+    let ended = shop.ended(second).await;
+    assert_eq!((ended.state.as_str(), ended.attempt), ("succeeded", 1));
+    assert_eq!(shop.ended(first).await.state, "succeeded");
+    worker.drain().await;
 }
 
 #[tokio::test]
