@@ -92,6 +92,19 @@ pub(super) struct Statements {
 }
 
 impl Fit {
+    /// What is known after this check. If the statements could not be checked, a handler that is parked stays so, for
+    /// the reason that is known, and the next check is as due as it was.
+    fn after(self, before: Option<&Self>) -> Self {
+        match (&self.state, before) {
+            (FitState::Unchecked(_), Some(before))
+                if matches!(before.state, FitState::Parked(_)) && before.covers(&self.granted) =>
+            {
+                before.clone()
+            }
+            _ => self,
+        }
+    }
+
     /// True if it applies to these statements. A new version of the module with the same statements needs no new check.
     fn covers(&self, granted: &Arc<GrantedSql>) -> bool {
         // A job's attenuation removes statements from the grant, and changes nothing else.
@@ -203,7 +216,9 @@ impl Sql {
         match &self.fits.load().get(&handler.manifest.name)?.state {
             FitState::Parked(why) => Some(why.clone()),
             FitState::Unavailable(_) => Some("its login does not answer".into()),
-            FitState::Fits(_) | FitState::Unchecked(_) => None,
+            // The cause, which may contain the address of the server, is logged.
+            FitState::Unchecked(_) => Some("its SQL statements cannot be checked now".into()),
+            FitState::Fits(_) => None,
         }
     }
 
@@ -494,19 +509,18 @@ fn change(
     state: FitState,
 ) {
     let sql = &shared.sql;
-    let before = sql.fits.load().get(name).map(|fit| fit.state.clone());
-    report(name, before.as_ref(), &state);
+    let before = sql.fits.load().get(name).cloned();
+    let fit = Fit {
+        granted: granted.clone(),
+        state,
+        checked_at: Instant::now(),
+    };
+    let fit = fit.after(before.as_ref());
+    let before = before.map(|fit| fit.state);
+    report(name, before.as_ref(), &fit.state);
     let was = before.map(|state| std::mem::discriminant(&state));
-    let has_changed = was != Some(std::mem::discriminant(&state));
-    sql.set(
-        changing,
-        name,
-        Some(Fit {
-            granted: granted.clone(),
-            state,
-            checked_at: Instant::now(),
-        }),
-    );
+    let has_changed = was != Some(std::mem::discriminant(&fit.state));
+    sql.set(changing, name, Some(fit));
     if has_changed {
         // The claimer chooses its lanes again, and the fleet learns which handlers are parked.
         shared.wakeups.notify(None);
@@ -565,5 +579,41 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
             handler,
             "the SQL statements of the handler fit the database"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::SqlLimits;
+
+    fn fit(table: &str, state: FitState) -> Fit {
+        Fit {
+            granted: Arc::new(GrantedSql {
+                table: table.into(),
+                statements: Vec::new(),
+                limits: SqlLimits::default(),
+            }),
+            state,
+            checked_at: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn a_parked_handler_stays_parked_for_the_same_reason_while_it_cannot_be_checked() {
+        let parked_because = |fit: Fit| match fit.state {
+            FitState::Parked(why) => Some(why.to_string()),
+            FitState::Fits(_) | FitState::Unavailable(_) | FitState::Unchecked(_) => None,
+        };
+        let parked = fit("a", FitState::Parked("no right".into()));
+        let unchecked = |table| fit(table, FitState::Unchecked("no response".into()));
+        let after = unchecked("a").after(Some(&parked));
+        assert_eq!(parked_because(after), Some("no right".to_owned()));
+        let other_statements = unchecked("b").after(Some(&parked));
+        assert_eq!(parked_because(other_statements), None);
+        let still_unchecked = unchecked("a").after(Some(&unchecked("a")));
+        assert_eq!(parked_because(still_unchecked), None);
+        let newer = fit("a", FitState::Parked("no table".into())).after(Some(&parked));
+        assert_eq!(parked_because(newer), Some("no table".to_owned()));
     }
 }

@@ -246,6 +246,23 @@ async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() 
 }
 
 #[tokio::test]
+async fn a_handler_whose_login_has_not_answered_since_the_start_is_shown_as_parked() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    proxy.go_down();
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    shop.until(&parked("sql.run")).await;
+    let message = why(&shop, "sql.run").await;
+    assert_eq!(message, "its SQL statements cannot be checked now");
+    proxy.come_up();
+    shop.until(&format!("SELECT NOT ({})", parked("sql.run")))
+        .await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
     let shop = Shop::open().await;
     let (_worker, silent, _folder) = with_silent_login(&shop, shop.login()).await;
