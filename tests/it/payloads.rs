@@ -4,9 +4,9 @@ use rouse::store::Locked;
 use rouse::worker::Settings;
 use tokio_postgres::Client;
 
-use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{TestWorker, ended, until_true};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, until_true};
+use crate::support::{Host, TestDb, command, folder};
 
 /// SQL for a payload that is stored outside its row and contains this number.
 fn large(n: i32) -> String {
@@ -359,13 +359,19 @@ async fn a_job_whose_payload_cannot_be_read_is_retried_without_affecting_its_cla
         .batch_execute(&DAMAGE.replace("$1", &damaged.to_string()))
         .await
         .unwrap();
-    let worker = TestWorker::start(&db, Settings::default()).await;
+    let folder = folder("", &["noop.wasm"]);
+    let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
     assert_eq!(ended(&client, first).await.state, "succeeded");
     assert_eq!(ended(&client, first + 2).await.state, "succeeded");
+    let line = host.line(TIMEOUT, |line| {
+        line.contains("cannot read the payload of a job")
+    });
+    assert!(line.contains("missing chunk number 0"), "{line}");
+    assert!(line.contains(&format!("job.id={damaged} ")), "{line}");
     let failed = format!(
         "SELECT EXISTS (SELECT FROM rouse.attempt AS a
              WHERE a.job = {damaged} AND a.attempt = 1 AND a.error ->> 'kind' = 'unrunnable'
-               AND starts_with(a.error ->> 'message', 'the payload cannot be read: missing chunk'))"
+               AND a.error ->> 'message' = 'the payload cannot be read; the log of the worker contains the cause')"
     );
     until_true(&client, &failed).await;
     client.batch_execute(REPAIR).await.unwrap();
@@ -376,7 +382,30 @@ async fn a_job_whose_payload_cannot_be_read_is_retried_without_affecting_its_cla
     let job = ended(&client, damaged).await;
     assert_eq!(job.state, "succeeded");
     assert!(job.attempt > 1, "{}", job.attempt);
-    worker.drain().await;
+    host.kill();
+}
+
+/// The payloads of several jobs cannot be read together, and each of them takes half a timeout.
+#[tokio::test]
+async fn slow_reads_of_payloads_end_after_a_while_and_leave_the_rest_to_the_leases() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let payloads: Vec<String> = (0..4).map(large).collect();
+    let many = format!(
+        "SELECT min(id) FROM rouse.enqueue_many('noop', ARRAY[{}]) AS id",
+        payloads.join(", ")
+    );
+    query_number(&client, &many).await;
+    let slow = DAMAGE
+        .replace("$1 = ANY (p_ids)", "cardinality(p_ids) > 1")
+        .replace(
+            "RETURN QUERY",
+            "PERFORM pg_sleep(8) WHERE p_payloads; RETURN QUERY",
+        );
+    client.batch_execute(&slow).await.unwrap();
+    let jobs = claim(&store, 4).await;
+    assert_eq!(jobs.len(), 2, "{jobs:?}");
+    assert!(jobs.iter().all(|job| job.unread.is_none()), "{jobs:?}");
 }
 
 #[tokio::test]

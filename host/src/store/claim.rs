@@ -1,13 +1,13 @@
 //! Claims jobs in batches. The jobs of a large claim are read in a second round trip.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use postgres_types::ToSql;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError, millis};
+use super::{JsonText, RESPONSE_TIMEOUT, Store, StoreError, millis};
 use crate::job::{Attempt, Fence, JobId, LaneId};
 
 /// A claim or an adoption ends with the job whose row makes the total reach this size; as in `rouse.claim`
@@ -148,7 +148,8 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed, or if it could not be read.
     pub payload: JsonText,
-    /// Why the payload could not be read: its page is damaged, or the connection is too slow for it.
+    /// Why the payload could not be read, for the log: its page is damaged, or the connection is too slow for it. It may
+    /// contain the address of the database.
     pub unread: Option<String>,
     /// The memory limit of this attempt, in bytes, if it differs from the handler's own because an earlier attempt ran
     /// out of memory.
@@ -339,7 +340,8 @@ impl Store {
     }
 
     /// Reads the jobs without their payloads, and then each payload. The second one that gets no response is the last:
-    /// the connection is to blame, and the rest waits for the end of the leases.
+    /// the connection is to blame, and the rest waits for the end of the leases. So does what cannot be read in 15 s,
+    /// because the worker claims nothing else in the meantime.
     async fn read_separately(
         &self,
         fence: Fence,
@@ -347,6 +349,7 @@ impl Store {
     ) -> Result<Vec<ClaimedJob>, StoreError> {
         let mut jobs = Vec::with_capacity(ids.len());
         let mut unanswered = 0;
+        let started_at = Instant::now();
         for job in self.read_claimed(fence, ids, false).await? {
             match self.read_claimed(fence, &[job.id.0], true).await {
                 Ok(read) => jobs.extend(read),
@@ -359,6 +362,9 @@ impl Store {
                         break;
                     }
                 }
+            }
+            if started_at.elapsed() >= RESPONSE_TIMEOUT {
+                break;
             }
         }
         Ok(jobs)

@@ -22,6 +22,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
+use tracing::warn;
 
 use super::Shared;
 use super::claim::Claim;
@@ -192,7 +193,17 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     let policy = resolve_policy(shared, &claim.job, &handler);
     let terms = attenuate(&claim.job, handler, policy).map_err(unstarted)?;
     if let Some(why) = &claim.job.unread {
-        let end = RunEnd::Unrunnable(format!("the payload cannot be read: {why}"));
+        let handler = &*meters.handler;
+        warn!(
+            job.id = claim.job.id.0,
+            handler,
+            error = why,
+            "cannot read the payload of a job"
+        );
+        // Producers see the error.
+        let end = RunEnd::Unrunnable(
+            "the payload cannot be read; the log of the worker contains the cause".to_owned(),
+        );
         return Err(Unstarted {
             decided_by: (tries(&claim.job, &terms), terms.policy.retry.clone()),
             ..unstarted(end)
