@@ -319,7 +319,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            telemetry::line(&format!("rouse: {error:#}"));
+            telemetry::line(&text::error_line(format_args!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::text::{as_json, plain};
+use super::text::{as_json, error_line, plain};
 use crate::store::StoreError;
 
 /// The maximum number of tries for one item, if concurrent transactions make Postgres roll the changes back.
@@ -74,9 +74,7 @@ pub(super) async fn each<T: fmt::Display>(
             Err(error) => return Err(error),
         };
         code = code.max(refusal.code);
-        // Messages of the database may already start with `rouse: `.
-        let why = refusal.why.strip_prefix("rouse: ");
-        eprintln!("rouse: {}", why.unwrap_or(&refusal.why));
+        eprintln!("{}", error_line(&refusal.why));
     }
     let refused = all.len() - done;
     if several {

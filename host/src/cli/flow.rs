@@ -15,7 +15,7 @@ use super::list::{List, Shown};
 use super::number::{between, job_id};
 use super::screen::{Colour, Screen};
 use super::target::Target;
-use super::text::{as_json, plain};
+use super::text::{as_json, error_line, plain};
 use crate::store::StoreError;
 
 /// The maximum number of jobs in one statement of a cancellation or a retry, which takes tens of milliseconds.
@@ -321,7 +321,7 @@ fn report(
         Ok(jobs) => println!("{jobs} jobs of flow {} are {done_word}", args.id),
         Err(error) if error.is_unknown_flow() => return Ok(unknown(args.id)),
         Err(error) if error.is_refused_by_state() => {
-            eprintln!("rouse: {error}");
+            eprintln!("{}", error_line(error));
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         Err(error) => return Err(error.into()),

@@ -11,6 +11,13 @@ pub(super) fn plain(text: &str) -> String {
     sanitize::lines(text)
 }
 
+/// The line about an error. Messages of the database may already start with `rouse: `.
+pub(super) fn error_line(error: impl fmt::Display) -> String {
+    let error = error.to_string();
+    let why = error.strip_prefix("rouse: ").unwrap_or(&error);
+    format!("rouse: {why}")
+}
+
 /// JSON as every command prints it, with all characters escaped that a terminal would interpret.
 pub(super) fn as_json(json: impl fmt::Display) -> String {
     sanitize::json(&json.to_string())
@@ -45,6 +52,16 @@ mod tests {
         assert_eq!(words(&json!(null)), "");
         assert_eq!(digest(&json!("0123456789abcdef")), "0123456789ab");
         assert_eq!(digest(&json!("01")), "01");
+    }
+
+    #[test]
+    fn the_line_about_an_error_has_one_prefix() {
+        assert_eq!(error_line("no database"), "rouse: no database");
+        assert_eq!(
+            error_line("rouse: job 1 is running"),
+            "rouse: job 1 is running"
+        );
+        assert_eq!(error_line("rouse.retry: no"), "rouse: rouse.retry: no");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::cli::open_files;
 use crate::cli::settings::sandbox_settings;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
-use crate::cli::text::{as_json, plain};
+use crate::cli::text::{as_json, error_line, plain};
 use crate::cli::used::warn_of_unused_queue;
 use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Sandbox};
@@ -104,7 +104,7 @@ pub(super) async fn run(
     match drain(&args, signals, middlewares).await {
         Ok(code) => Ok(code),
         Err(error) => {
-            telemetry::line(&format!("rouse: {error:#}"));
+            telemetry::line(&error_line(format_args!("{error:#}")));
             Ok(ExitCode::from(EXIT_BROKEN))
         }
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{EXIT_REFUSED, EXIT_UNKNOWN};
 use crate::cli::target::Target;
-use crate::cli::text::{as_json, plain};
+use crate::cli::text::{as_json, error_line, plain};
 use crate::duration;
 use crate::sandbox::Digest;
 
@@ -75,7 +75,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         }
         Err(error) if error.is_refused_by_state() => {
-            eprintln!("rouse: {error}");
+            eprintln!("{}", error_line(error));
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         Err(error) => return Err(error.into()),
