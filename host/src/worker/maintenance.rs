@@ -162,7 +162,9 @@ async fn leftovers(shared: &Shared, what: Leftover, mut after: Option<String>) -
         drop(permit);
         match deletion {
             Ok(Deletion { reached, deleted }) => {
-                debug!(?what, deleted, "deleted what ended jobs have left behind");
+                if deleted > 0 {
+                    debug!(?what, deleted, "deleted what ended jobs have left behind");
+                }
                 after = reached;
                 if after.is_none() || (deleted < MANY && started_at.elapsed() > EXAMINED_FOR) {
                     return after;

@@ -6,7 +6,8 @@ use tokio_postgres::Client;
 
 use crate::support::claims::{claim, claim_one, result, settlement, settlement_with};
 use crate::support::database::refusal;
-use crate::support::worker::{SOMEBODY_WAITS, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, until_true};
+use crate::support::{Host, command, folder};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -404,6 +405,29 @@ async fn keys_are_examined_in_batches_beyond_those_that_still_have_an_effect() {
     assert_eq!(
         number(&client, "SELECT count(*) FROM rouse.gate_key").await,
         10_000
+    );
+}
+
+#[tokio::test]
+async fn maintenance_logs_only_what_it_has_deleted() {
+    let (db, client) = gate("'one', 'singleton', handler => 'a', key => '{$.doc}'").await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.gate_key (gate, key, until) VALUES ('one', 'z', '-infinity')",
+        )
+        .await
+        .unwrap();
+    let folder = folder("", &["noop.wasm"]);
+    let mut serve = command(&db.url(), &["serve", "--http", "off"], &folder);
+    serve.env("ROUSE_LOG", "info,rouse::worker::maintenance=debug");
+    let host = Host::spawn(serve);
+    // Before the keys, it looks for signals and flows, and there are none.
+    let line = host.line(TIMEOUT, |line| {
+        line.contains("deleted what ended jobs have left behind")
+    });
+    assert!(
+        line.contains("GateKeys") && line.contains("deleted=1"),
+        "{line}"
     );
 }
 
