@@ -104,8 +104,8 @@ $$;
 -- this moment. With overlap => 'skip', a due time that finds the previous job waiting for its retry makes the retry
 -- due: otherwise, a failing job would make the schedule skip due times until its last attempt. All or nothing: if one
 -- of the jobs is refused, nothing is written. Fails after waiting 250 ms, or 1 ms if p_patient is false, for another
--- transaction that has locked a previous job, or that enqueues a job with the same key of a gate. A host is patient until
--- a call of its round has failed in this way. Served by the primary keys.
+-- transaction that has locked a previous job, or that enqueues a job with the same key of a gate. A host is patient
+-- until a call of its round has failed in this way. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[],
     p_patient boolean DEFAULT true) RETURNS SETOF text

@@ -148,8 +148,8 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON; empty if the row in `rouse.payload` was removed, or if it could not be read.
     pub payload: JsonText,
-    /// Why the payload could not be read, for the log: its page is damaged, or the connection is too slow for it. It may
-    /// contain the address of the database.
+    /// Why the payload could not be read, for the log: its page is damaged, or the connection is too slow for it. It
+    /// may contain the address of the database.
     pub unread: Option<String>,
     /// The memory limit of this attempt, in bytes, if it differs from the handler's own because an earlier attempt ran
     /// out of memory.
