@@ -433,20 +433,42 @@ impl Store {
         self.query_with_timeout(RESPONSE_TIMEOUT, sql, params).await
     }
 
-    /// Like [`query`](Self::query), but with its own timeout. A connection that got no response is given up: its next
-    /// user would not get one either.
+    /// Like [`query`](Self::query), for a statement that shows rows to people, with the settings of [`BEGIN_READ`].
+    async fn read(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.query_within(RESPONSE_TIMEOUT, Some(BEGIN_READ), sql, params)
+            .await
+    }
+
+    /// Like [`query`](Self::query), but with its own timeout.
     async fn query_with_timeout(
         &self,
         timeout: Duration,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
+        self.query_within(timeout, None, sql, params).await
+    }
+
+    /// Runs one statement, in the transaction that `begin` begins if it is given. A connection that got no response is
+    /// given up: its next user would not get one either.
+    async fn query_within(
+        &self,
+        timeout: Duration,
+        begin: Option<&str>,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
         let until = tokio::time::Instant::now() + timeout;
         let mut client = self.client_with_timeout(timeout).await?;
         let response = async {
-            match &self.reader {
-                None => client.query_typed(sql, params).await,
-                Some(reader) => query_for(&mut client, reader, sql, params).await,
+            match (&self.reader, begin) {
+                (Some(reader), _) => query_for(&mut client, reader, sql, params).await,
+                (None, Some(begin)) => query_after(&client, begin, sql, params).await,
+                (None, None) => client.query_typed(sql, params).await,
             }
         };
         match tokio::time::timeout_at(until, response).await {
@@ -555,7 +577,37 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
     }
 }
 
-/// A statement in its own transaction, whose records name this reader.
+/// Begins the transaction of a read for people. Functions for workers have these settings of their own, but views do
+/// not. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
+/// Postgres compiled the listing of 100 jobs for 1 to 12 s, and ran it in 20 ms
+/// (docs/decisions/plans-without-statistics.md). Both settings together: the estimated cost of a table that can only be
+/// read as a whole is so high without `enable_seqscan` that the statement would be compiled.
+const BEGIN_READ: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+
+/// A statement in its own transaction, which this statement begins. One round trip.
+async fn query_after(
+    client: &tokio_postgres::Client,
+    begin: &str,
+    sql: &str,
+    params: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    // These are sent in this order, without waiting for responses. Postgres rolls back a statement that fails, instead
+    // of committing it. A caller that is dropped leaves no transaction open, because the last one has been sent too.
+    let (begun, rows, ended) = futures_util::future::join3(
+        client.batch_execute(begin),
+        client.query_typed(sql, params),
+        client.batch_execute("COMMIT"),
+    )
+    .await;
+    begun?;
+    let rows = rows?;
+    ended?;
+    Ok(rows)
+}
+
+/// A statement in its own transaction, whose records name this reader. It has the settings of [`BEGIN_READ`] too: its
+/// callers perform admin actions, and search the jobs for them: all of these read few rows, through indexes. Functions
+/// with settings of their own keep them.
 async fn query_for(
     client: &mut PooledClient,
     reader: &str,
@@ -563,7 +615,7 @@ async fn query_for(
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let transaction = client.transaction().await?;
-    let set = "SELECT set_config('rouse.reader', $1, true)";
+    let set = "SELECT set_config('rouse.reader', $1, true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
     transaction
         .query_typed(set, &[(&reader, Type::TEXT)])
         .await?;

@@ -9,7 +9,7 @@ use super::{Store, StoreError};
 impl Store {
     /// The state namespaces that have entries: handler, tenant, number of keys, bytes.
     pub async fn state_spaces(&self) -> Result<Vec<Value>, StoreError> {
-        let rows = self.query(include_str!("state_spaces.sql"), &[]).await?;
+        let rows = self.read(include_str!("state_spaces.sql"), &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
@@ -21,7 +21,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> Result<Vec<Value>, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("state_entries.sql"),
                 &[(&handler, Type::TEXT), (&tenant, Type::TEXT)],
             )
@@ -37,7 +37,7 @@ impl Store {
         key: &str,
     ) -> Result<Option<(Vec<u8>, Value)>, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("state_value.sql"),
                 &[
                     (&handler, Type::TEXT),

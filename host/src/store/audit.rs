@@ -31,7 +31,7 @@ impl Store {
     /// Events, newest first: rows of `rouse.audit`. `None` if the login may not read it.
     pub async fn audit(&self, audit: &Audit) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
-            .query(
+            .read(
                 include_str!("audit.sql"),
                 &[
                     (&millis(audit.since), Type::INT8),
@@ -57,7 +57,7 @@ impl Store {
         limit: i32,
     ) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
-            .query(
+            .read(
                 include_str!("admin_records.sql"),
                 &[
                     (&millis(since), Type::INT8),
@@ -75,7 +75,7 @@ impl Store {
     /// may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
-            .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])
+            .read(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])
             .await;
         Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }

@@ -107,7 +107,7 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Option<Vec<Value>>, StoreError> {
-        let rows = allowed(self.query(sql, params).await)?;
+        let rows = allowed(self.read(sql, params).await)?;
         Ok(rows.map(|rows| shown_rows(&rows)))
     }
 }

@@ -32,7 +32,7 @@ impl Store {
     /// if there is any.
     pub async fn flows(&self, before: i64, limit: i32) -> Result<FlowPage, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("flows.sql"),
                 &[
                     (&before, Type::INT8),
@@ -51,7 +51,7 @@ impl Store {
     /// A flow with its `jobs`, the rows of `rouse.flow`; `None` if it does not exist.
     pub async fn flow(&self, id: i64) -> Result<Option<Value>, StoreError> {
         let rows = self
-            .query(include_str!("flow.sql"), &[(&id, Type::INT8)])
+            .read(include_str!("flow.sql"), &[(&id, Type::INT8)])
             .await?;
         let shown = rows.first().map(|row| row.get::<_, ShownJson>(0));
         Ok(shown.map(|ShownJson(flow)| flow))

@@ -49,7 +49,7 @@ impl Store {
     /// `max_wait_ms` instead of intervals.
     pub async fn gates(&self, name: Option<&str>) -> Result<Vec<Value>, StoreError> {
         let rows = self
-            .query(include_str!("gates.sql"), &[(&name, Type::TEXT)])
+            .read(include_str!("gates.sql"), &[(&name, Type::TEXT)])
             .await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
@@ -57,7 +57,7 @@ impl Store {
     /// Up to `limit` keys of a gate.
     pub async fn gate_keys(&self, gate: &str, limit: i64) -> Result<GateKeys, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("gate_keys.sql"),
                 &[(&gate, Type::TEXT), (&limit, Type::INT8)],
             )

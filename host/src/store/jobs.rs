@@ -44,7 +44,7 @@ impl Store {
             )
             .await?;
         let rows = self
-            .query(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])
+            .read(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])
             .await?;
         Ok(JobList {
             jobs: shown_rows(&rows),
@@ -55,7 +55,7 @@ impl Store {
     /// When this job was requested, as text; `None` if the job does not exist or is no longer kept.
     pub async fn requested_at(&self, id: i64) -> Result<Option<String>, StoreError> {
         let rows = self
-            .query(
+            .read(
                 "SELECT to_char(requested_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM rouse.job($1)",
                 &[(&id, Type::INT8)],
             )

@@ -106,7 +106,7 @@ impl Store {
     /// The [`NEWEST_LINES`] newest lines of all attempts at a job, in order; none if the login may not read them.
     pub async fn newest_log(&self, id: JobId) -> Result<Vec<LoggedLine>, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("newest_log.sql"),
                 &[(&id.0, Type::INT8), (&NEWEST_LINES, Type::INT4)],
             )
@@ -123,7 +123,7 @@ impl Store {
         after: (i32, i32),
     ) -> Result<Vec<LoggedLine>, StoreError> {
         let rows = self
-            .query(
+            .read(
                 include_str!("job_log.sql"),
                 &[
                     (&id.0, Type::INT8),

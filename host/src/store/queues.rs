@@ -76,7 +76,7 @@ impl Store {
         let mut queues = self.queue_settings().await?;
         let every: Option<&str> = None;
         let sql = include_str!("backlog.sql");
-        let backlog = self.query(sql, &[(&every, Type::TEXT)]).await?;
+        let backlog = self.read(sql, &[(&every, Type::TEXT)]).await?;
         let backlog: Vec<Value> = backlog.iter().map(|row| row.get(0)).collect();
         add_counts(&mut queues, &backlog);
         let keys = self.fair_keys().await?;
@@ -89,13 +89,13 @@ impl Store {
     /// The rows of the view `rouse.queue_settings`, by name, with the state of fair queues. Counts no jobs.
     pub async fn queue_settings(&self) -> Result<Vec<Value>, StoreError> {
         let sql = include_str!("queue_settings.sql");
-        let rows = self.query(sql, &[]).await?;
+        let rows = self.read(sql, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// The keys of all fair queues that have any, by queue.
     pub async fn fair_keys(&self) -> Result<HashMap<String, Value>, StoreError> {
-        let rows = self.query(include_str!("fair_keys.sql"), &[]).await?;
+        let rows = self.read(include_str!("fair_keys.sql"), &[]).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -111,7 +111,7 @@ impl Store {
 
     /// A column of strings. `None` if this login may not read it.
     pub(super) async fn names(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
-        let rows = allowed(self.query(sql, &[]).await)?;
+        let rows = allowed(self.read(sql, &[]).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 

@@ -61,7 +61,7 @@ impl Store {
     /// One job with its history; `None` if the job does not exist or is no longer kept.
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
-            .query(include_str!("read.sql"), &[(&id.0, Type::INT8)])
+            .read(include_str!("read.sql"), &[(&id.0, Type::INT8)])
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);
@@ -73,7 +73,7 @@ impl Store {
     /// kept. `None` if the login may not read it.
     pub async fn why(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
-            .query(include_str!("why.sql"), &[(&id.0, Type::INT8)])
+            .read(include_str!("why.sql"), &[(&id.0, Type::INT8)])
             .await;
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
@@ -82,7 +82,7 @@ impl Store {
     /// job. `None` if the job does not exist or is no longer kept.
     pub async fn chain(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
-            .query(include_str!("chain.sql"), &[(&id.0, Type::INT8)])
+            .read(include_str!("chain.sql"), &[(&id.0, Type::INT8)])
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);

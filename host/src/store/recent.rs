@@ -33,7 +33,7 @@ impl Store {
             Some(_) => NEWEST_OF_HANDLER,
         };
         let result = self
-            .query(
+            .read(
                 include_str!("recent.sql"),
                 &[(&handler, Type::TEXT), (&examined, Type::INT4)],
             )
@@ -45,7 +45,7 @@ impl Store {
     /// `message`. `None` if this login may not read them.
     pub async fn failing(&self) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
-            .query(
+            .read(
                 include_str!("failing.sql"),
                 &[(&NEWEST_UNSUCCESSFUL, Type::INT4)],
             )
@@ -55,7 +55,7 @@ impl Store {
 
     /// The number of jobs that have ended. `None` if this login may not read it.
     pub async fn ended_counts(&self) -> Result<Option<EndedCounts>, StoreError> {
-        let result = self.query(include_str!("ended_counts.sql"), &[]).await;
+        let result = self.read(include_str!("ended_counts.sql"), &[]).await;
         Ok(allowed(result)?.and_then(|rows| {
             let row = rows.first()?;
             Some(EndedCounts {

@@ -76,7 +76,7 @@ impl Store {
     /// if the login may not read it.
     pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
         let response = self
-            .query(include_str!("top.sql"), &[(&limit, Type::INT8)])
+            .read(include_str!("top.sql"), &[(&limit, Type::INT8)])
             .await;
         Ok(allowed(response)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
@@ -90,7 +90,7 @@ impl Store {
         max_examined: i64,
     ) -> Result<Option<RunningOn>, StoreError> {
         let response = self
-            .query(
+            .read(
                 include_str!("running_on.sql"),
                 &[
                     (&worker_id, Type::TEXT),

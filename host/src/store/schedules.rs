@@ -68,7 +68,7 @@ impl Store {
     /// The schedule of this name, or all in the order of their names: rows of the view `rouse.schedules`.
     pub async fn schedules(&self, name: Option<&str>) -> Result<Vec<Value>, StoreError> {
         let rows = self
-            .query(include_str!("schedules.sql"), &[(&name, Type::TEXT)])
+            .read(include_str!("schedules.sql"), &[(&name, Type::TEXT)])
             .await?;
         Ok(shown_rows(&rows))
     }
