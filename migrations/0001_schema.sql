@@ -703,7 +703,10 @@ CREATE TABLE rouse.record (
     reader  text DEFAULT nullif(left(current_setting('rouse.reader', true), 200), '')
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
-CREATE INDEX record_of_people ON rouse.record (at) WHERE who IS NOT NULL;
+-- Serves the list of admin actions (host/src/store/admin_records.sql), which leaves out the jobs of a purge and of an
+-- action on a flow.
+CREATE INDEX record_of_people ON rouse.record (at)
+    WHERE who IS NOT NULL AND (job IS NULL OR event <> 'purged' AND NOT coalesce(detail ? 'flow', false));
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
 -- Admin actions that no host has logged yet. Unlogged: a server crash can keep some of them out of the logs, but never

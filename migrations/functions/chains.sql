@@ -27,7 +27,7 @@ $$;
 -- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is
 -- unknown. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     first bigint := rouse._chain_of(chain_result.id);

@@ -22,20 +22,22 @@ BEGIN
           AND (NOT w.limited OR EXISTS (
               SELECT FROM rouse.worker_login AS l
               WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(c.key, l.handlers) AND rouse._matches_any('default', l.queues)))
-          AND (jsonb_path_exists(w.capabilities, '$.*.schedule') OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
+          -- Decided once: these conditions do not depend on the row.
+          AND (EXISTS (SELECT FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
                OR EXISTS (SELECT FROM rouse.worker AS o
                           WHERE o.stopped_at IS NULL AND o.dead_at IS NULL AND jsonb_path_exists(o.capabilities, '$.*.schedule')))),
-    wanted AS (
-        SELECT l.handler FROM live AS l WHERE l.schedule IS NOT NULL
-        UNION
-        SELECT s.name FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
-    SELECT n.handler,
-           (SELECT jsonb_agg(jsonb_build_object('incarnation', l.incarnation, 'version', l.version, 'schedule', l.schedule))
-            FROM live AS l WHERE l.handler = n.handler),
-           (SELECT jsonb_build_object('version', s.module_version, 'cron', s.cron, 'time_zone', s.time_zone)
-            FROM rouse.schedule AS s WHERE s.name = n.handler)
-    FROM wanted AS n
-    WHERE NOT EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = n.handler AND s.module_version IS NULL);
+    -- Read once for all handlers.
+    by_handler AS MATERIALIZED (
+        SELECT l.handler, bool_or(l.schedule IS NOT NULL) AS is_scheduled,
+               jsonb_agg(jsonb_build_object('incarnation', l.incarnation, 'version', l.version, 'schedule', l.schedule)) AS workers
+        FROM live AS l GROUP BY l.handler),
+    created AS MATERIALIZED (
+        SELECT s.name, jsonb_build_object('version', s.module_version, 'cron', s.cron, 'time_zone', s.time_zone) AS current
+        FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
+    SELECT coalesce(h.handler, c.name), h.workers, c.current
+    FROM by_handler AS h FULL JOIN created AS c ON c.name = h.handler
+    WHERE (h.is_scheduled OR c.name IS NOT NULL)
+      AND NOT EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = coalesce(h.handler, c.name) AND s.module_version IS NULL);
 END
 $$;
 

@@ -75,7 +75,7 @@ CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
     max integer DEFAULT 1000)
 RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_name text, attempt integer, worker text, by text, detail jsonb)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     upto       timestamptz := coalesce(audit.before, 'infinity');
@@ -112,12 +112,13 @@ BEGIN
             SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, rouse._by(r.who, r.reader), r.detail
             FROM rouse.record AS r
             WHERE r.at >= starts AND r.at < upto AND (audit.who IS NULL OR audit.who IN (r.who, r.reader))) AS e
+        -- Subqueries in CASE: a join would go through all partitions for each row, even if it has its lane.
         LEFT JOIN LATERAL (
-            SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
-            UNION ALL
-            SELECT f.lane FROM rouse.finished AS f WHERE f.id = e.job AND e.lane IS NULL
-            LIMIT 1) AS of_job ON audit.queue IS NOT NULL OR audit.handler IS NOT NULL OR e.lane IS NULL
-        LEFT JOIN LATERAL (SELECT l.queue, l.handler FROM rouse.lane AS l WHERE l.id = coalesce(e.lane, of_job.lane) LIMIT 1) AS l ON true
+            SELECT l.queue, l.handler FROM rouse.lane AS l
+            WHERE l.id = CASE WHEN e.lane IS NOT NULL THEN e.lane
+                              ELSE coalesce((SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job),
+                                            (SELECT f.lane FROM rouse.finished AS f WHERE f.id = e.job LIMIT 1)) END
+            LIMIT 1) AS l ON true
         LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
         WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
           AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)

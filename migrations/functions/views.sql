@@ -242,13 +242,22 @@ LEFT JOIN (
 -- was within the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and
 -- starting another host of a known kind would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
+-- Workers with the same settings are compared once with each row: fleets have thousands of incarnations, and few
+-- settings.
+WITH fleet AS MATERIALIZED (
+    SELECT w.handlers, w.queues, w.tags, count(*) FILTER (WHERE w.takes) AS workers, sum(w.slots) FILTER (WHERE w.takes) AS slots,
+           bool_or(w.is_known) AS is_known
+    FROM (
+        SELECT w.handlers, w.queues, w.tags, w.slots,
+               w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds' AS takes,
+               w.forgotten_at IS NULL AND coalesce(w.stopped_at, w.dead_at, w.seen_at) > now() - interval '7 days' AS is_known
+        FROM rouse.worker AS w) AS w
+    WHERE w.takes OR w.is_known
+    GROUP BY w.handlers, w.queues, w.tags)
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
        EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = d.queue AND q.paused_at IS NOT NULL) AS paused,
-       w.workers, w.slots, d.orphans,
-       EXISTS (SELECT FROM rouse.worker AS w
-               WHERE w.forgotten_at IS NULL AND coalesce(w.stopped_at, w.dead_at, w.seen_at) > now() - interval '7 days'
-                 AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS known
+       w.workers, w.slots, d.orphans, w.known
 FROM (
     SELECT d.queue, d.handler, d.tags, sum(d.ready)::bigint AS ready, sum(d.scheduled)::bigint AS scheduled,
            sum(d.running)::bigint AS running, sum(d.orphans)::bigint AS orphans, bool_or(d.at_least) AS at_least,
@@ -257,10 +266,9 @@ FROM (
     WHERE d.ready > 0 OR d.scheduled > 0 OR d.running > 0
     GROUP BY d.queue, d.handler, d.tags) AS d
 CROSS JOIN LATERAL (
-    SELECT count(*) AS workers, coalesce(sum(w.slots), 0)::bigint AS slots
-    FROM rouse.worker AS w
-    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
-      AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
+    SELECT coalesce(sum(f.workers), 0)::bigint AS workers, coalesce(sum(f.slots), 0)::bigint AS slots, coalesce(bool_or(f.is_known), false) AS known
+    FROM fleet AS f
+    WHERE d.handler = ANY (f.handlers) AND (f.queues = '{}' OR d.queue = ANY (f.queues)) AND f.tags @> d.tags) AS w;
 
 -- Every incarnation of every worker, including dead ones, until they are forgotten. `timeouts` and `timed_out_…` are
 -- its timeout flag: the number of attempts that have reached their run timeout since `timed_out_since`, the last one
@@ -348,7 +356,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.history(id bigint)
 RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.at, e.event, e.attempt, w.worker_id, e.detail
+    SELECT e.at, e.event, e.attempt, (SELECT w.worker_id FROM rouse.worker AS w WHERE w.incarnation = e.worker), e.detail
     FROM (
         SELECT 0 AS place, j.requested_at AS at, 'requested' AS event, NULL::integer AS attempt, NULL::bigint AS worker,
                jsonb_strip_nulls(jsonb_build_object('handler', j.handler, 'queue', j.queue, 'tenant', j.tenant, 'source', j.source,
@@ -391,7 +399,6 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         -- The end of the job already contains these.
         WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed', 'purged')
     ) AS e
-    LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
     ORDER BY e.place, e.at
 $$;
 
