@@ -577,8 +577,8 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
     }
 }
 
-/// Begins the transaction of a read for people. Functions for workers have these settings of their own, but views do
-/// not. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
+/// Begins the transaction of a read for people. Functions for workers have these settings of their own, but views have
+/// none. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
 /// Postgres compiled the listing of 100 jobs for 1 to 12 s, and ran it in 20 ms
 /// (docs/decisions/plans-without-statistics.md). Both settings together: the estimated cost of a table that can only be
 /// read as a whole is so high without `enable_seqscan` that the statement would be compiled.
@@ -615,7 +615,9 @@ async fn query_for(
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let transaction = client.transaction().await?;
-    let set = "SELECT set_config('rouse.reader', $1, true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
+    let set =
+        "SELECT set_config('rouse.reader', $1, true), set_config('enable_seqscan', 'off', true),
+                      set_config('jit', 'off', true)";
     transaction
         .query_typed(set, &[(&reader, Type::TEXT)])
         .await?;

@@ -82,7 +82,7 @@ impl Store {
     /// job. `None` if the job does not exist or is no longer kept.
     pub async fn chain(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
-            .read(include_str!("chain.sql"), &[(&id.0, Type::INT8)])
+            .query(include_str!("chain.sql"), &[(&id.0, Type::INT8)])
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);
