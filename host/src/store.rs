@@ -615,9 +615,8 @@ async fn query_for(
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let transaction = client.transaction().await?;
-    let set =
-        "SELECT set_config('rouse.reader', $1, true), set_config('enable_seqscan', 'off', true),
-                      set_config('jit', 'off', true)";
+    let set = "SELECT set_config('rouse.reader', $1, true),
+                      set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)";
     transaction
         .query_typed(set, &[(&reader, Type::TEXT)])
         .await?;
