@@ -250,10 +250,12 @@ BEGIN
         FROM (SELECT j.available_at, j.attempt, j.blockers FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
               ORDER BY j.lane LIMIT 10001) AS j) AS waiting
-    LEFT JOIN due ON due.lane = l.id
-    LEFT JOIN running ON running.lane = l.id
+    -- FULL: a plan that was made for few lanes could compare each lane with each of these rows for a left join. The rows
+    -- of other queues have no lane here.
+    FULL JOIN due ON due.lane = l.id
+    FULL JOIN running ON running.lane = l.id
     GROUP BY l.handler, l.tags
-    HAVING sum(ready.jobs + waiting.jobs + coalesce(due.jobs, 0)) > 0 OR count(running.lane) > 0
+    HAVING count(l.id) > 0 AND (sum(ready.jobs + waiting.jobs + coalesce(due.jobs, 0)) > 0 OR count(running.lane) > 0)
     ORDER BY l.handler, l.tags;
 END
 $$;
@@ -293,8 +295,9 @@ BEGIN
                   AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.lane, j.source, j.turn LIMIT 10000) AS j
             LIMIT 10000) AS j) AS ready
-    LEFT JOIN soon ON soon.lane = l.id
+    -- As in rouse.remaining.
+    FULL JOIN soon ON soon.lane = l.id
     GROUP BY l.handler, l.tags
-    HAVING sum(ready.jobs + coalesce(soon.jobs, 0)) > 0;
+    HAVING count(l.id) > 0 AND sum(ready.jobs + coalesce(soon.jobs, 0)) > 0;
 END
 $$;

@@ -110,9 +110,11 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
-        LEFT JOIN running AS r ON r.lane = l.id
+        -- FULL: a plan that was made for few lanes could compare each lane with each row of `running` for a left join. The
+        -- rows of other queues have no lane here.
+        FULL JOIN running AS r ON r.lane = l.id
         GROUP BY 1, 2
-        HAVING sum(ready.jobs) > 0 OR sum(r.jobs) > 0) AS s
+        HAVING count(l.id) > 0 AND (sum(ready.jobs) > 0 OR sum(r.jobs) > 0)) AS s
     JOIN rouse.queue AS q ON q.name = s.queue
     ORDER BY s.queue, s.key;
 END
