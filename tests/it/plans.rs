@@ -1,6 +1,7 @@
 //! The rows that a statement reads depend on its arguments, not on the statistics of Postgres.
 
 mod one_job;
+mod people;
 
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;

@@ -8,13 +8,13 @@ use super::{FENCE, JOBS, rows_read};
 
 /// Thousands of rows in each table, none of which a call about another job has to read: jobs in each state, with all
 /// that belongs to them, ended jobs, workers, lanes, schedules.
-const CROWD: &str = "
+pub(super) const CROWD: &str = "
     SET session_replication_role = replica;
     CREATE TEMPORARY TABLE other AS SELECT nextval('rouse.turn_seq') AS id, n FROM generate_series(1, 12000) AS n;
     INSERT INTO rouse.worker (incarnation, worker_id, hostname, version, handlers, key_hash, stopped_at) OVERRIDING SYSTEM VALUE
         SELECT -n, 'other-' || n, '', '', '{}', sha256('other'), CASE WHEN n > 300 THEN now() END FROM generate_series(1, 3000) AS n;
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker)
-        SELECT -n, 'others', 'other', 'normal', '{}', 'worker ' || n, -n FROM generate_series(1, 3000) AS n
+        SELECT -n, 'others', 'other', 'normal'::rouse.priority, '{}'::text[], 'worker ' || n, -n FROM generate_series(1, 3000) AS n
         UNION ALL SELECT -n, 'others-' || n, 'other', 'normal', '{}', '', NULL FROM generate_series(3001, 6000) AS n;
     INSERT INTO rouse.job (id, lane, turn, requested_at, available_at, bytes, payload, blockers, flow, flow_name,
                            state, fence, worker, claimed_at, lease_until, attempt)
@@ -36,6 +36,7 @@ const CROWD: &str = "
     INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, ended_at, error)
         SELECT -o.n, 1, false, -1, now(), now(), '{}' FROM other AS o WHERE o.n <= 3000;
     INSERT INTO rouse.record (at, job, event, attempt, worker) SELECT now(), -o.n, 'released', 1, -1 FROM other AS o WHERE o.n <= 3000;
+    INSERT INTO rouse.record (at, job, event, who) SELECT now(), -o.n, 'purged', 'ada' FROM other AS o WHERE o.n <= 3000;
     INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, uncounted, state, payload, result, worker, chain, flow, flow_name)
         SELECT -o.n, -1, now(), now(), now(), 1, 0, 'succeeded', '{}', '1', -1, -o.n - 100000, -o.n, '' FROM other AS o WHERE o.n <= 3000;
     INSERT INTO rouse.flow (id, requested_at, jobs) SELECT -o.n, now() - interval '1 year', 1 FROM other AS o WHERE o.n <= 3000;
@@ -51,17 +52,34 @@ const CROWD: &str = "
     DROP TABLE other;
     SET session_replication_role = origin";
 
+/// Statistics of the tables: when they were taken, and the statements that take them.
+pub(super) const STATISTICS: [(&str, &str); 4] = [
+    ("never analysed", "SELECT"),
+    ("vacuumed", "VACUUM"),
+    (
+        "analysed while all jobs ran",
+        "CREATE TEMPORARY TABLE was AS SELECT * FROM rouse.job;
+         UPDATE rouse.job SET state = 'running', fence = coalesce(fence, 1), worker = coalesce(worker, 1), claimed_at = now(),
+                lease_until = now() + interval '1 hour', blockers = NULL;
+         ANALYZE rouse.job;
+         UPDATE rouse.job AS j SET state = w.state, fence = w.fence, worker = w.worker, claimed_at = w.claimed_at,
+                lease_until = w.lease_until, blockers = w.blockers
+         FROM was AS w WHERE w.id = j.id",
+    ),
+    ("analysed", "ANALYZE"),
+];
+
 /// A worker, and jobs: one that it runs under [`FENCE`], one whose attempts end in each call, one that waits for a
 /// signal, and one that is ready.
-struct Known {
-    worker: i64,
-    running: i64,
-    ending: i64,
-    waiting: i64,
-    ready: i64,
+pub(super) struct Known {
+    pub(super) worker: i64,
+    pub(super) running: i64,
+    pub(super) ending: i64,
+    pub(super) waiting: i64,
+    pub(super) ready: i64,
 }
 
-async fn few_jobs(client: &Client) -> Known {
+pub(super) async fn few_jobs(client: &Client) -> Known {
     let register = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     let worker: i64 = client.query_one(register, &[]).await.unwrap().get(0);
     let mut ids = Vec::new();
@@ -367,21 +385,7 @@ async fn calls_about_one_job_do_not_read_others_regardless_of_the_statistics() {
     let client = db.client().await;
     let known = few_jobs(&client).await;
     client.batch_execute(CROWD).await.unwrap();
-    for (when, sql) in [
-        ("never analysed", "SELECT"),
-        ("vacuumed", "VACUUM"),
-        (
-            "analysed while all jobs ran",
-            "CREATE TEMPORARY TABLE was AS SELECT * FROM rouse.job;
-             UPDATE rouse.job SET state = 'running', fence = coalesce(fence, 1), worker = coalesce(worker, 1), claimed_at = now(),
-                    lease_until = now() + interval '1 hour', blockers = NULL;
-             ANALYZE rouse.job;
-             UPDATE rouse.job AS j SET state = w.state, fence = w.fence, worker = w.worker, claimed_at = w.claimed_at,
-                    lease_until = w.lease_until, blockers = w.blockers
-             FROM was AS w WHERE w.id = j.id",
-        ),
-        ("analysed", "ANALYZE"),
-    ] {
+    for (when, sql) in STATISTICS {
         client.batch_execute(sql).await.unwrap();
         // A session with new plans.
         let mut fresh = db.client().await;
@@ -390,7 +394,7 @@ async fn calls_about_one_job_do_not_read_others_regardless_of_the_statistics() {
 }
 
 /// The number of rows that this statement reads in all tables, in a transaction of its own.
-async fn rows_read_of_all_tables(client: &mut Client, sql: &str) -> i64 {
+pub(super) async fn rows_read_of_all_tables(client: &mut Client, sql: &str) -> i64 {
     const READ: &str =
         "SELECT coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
          FROM pg_stat_xact_user_tables WHERE schemaname = 'rouse'";

@@ -1,0 +1,364 @@
+//! Reads of pages that people look at.
+
+use rouse::job::JobId;
+use rouse::store::Store;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+
+use super::one_job::{CROWD, Known, STATISTICS, few_jobs, rows_read_of_all_tables};
+use super::rows_read;
+
+/// A statement as the host sends it: planned for its arguments, with the settings of reads.
+fn page(sql: &str, types: &str, values: &str) -> String {
+    format!(
+        "SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+         PREPARE page ({types}) AS {sql};
+         EXECUTE page ({values}); DEALLOCATE page"
+    )
+}
+
+/// What people look at: reads of one page, with the number of rows of all tables that each may read among [`CROWD`].
+fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
+    let Known {
+        running,
+        ending,
+        waiting,
+        ready,
+        ..
+    } = known;
+    vec![
+        (
+            "jobs",
+            page(
+                include_str!("../../../host/src/store/jobs.sql"),
+                "bigint[]",
+                &format!("'{{{running},{ending},{waiting},{ready},-1,-2}}'"),
+            ),
+            60,
+        ),
+        (
+            "read",
+            page(
+                include_str!("../../../host/src/store/read.sql"),
+                "bigint",
+                &waiting.to_string(),
+            ),
+            60,
+        ),
+        (
+            "read, of an ended job",
+            page(
+                include_str!("../../../host/src/store/read.sql"),
+                "bigint",
+                "-1",
+            ),
+            60,
+        ),
+        (
+            "audit_job",
+            page(
+                include_str!("../../../host/src/store/audit_job.sql"),
+                "bigint",
+                "-1",
+            ),
+            60,
+        ),
+        (
+            "chain",
+            page(
+                include_str!("../../../host/src/store/chain.sql"),
+                "bigint",
+                &waiting.to_string(),
+            ),
+            60,
+        ),
+        (
+            "newest_log",
+            page(
+                include_str!("../../../host/src/store/newest_log.sql"),
+                "bigint, integer",
+                &format!("{running}, 100"),
+            ),
+            60,
+        ),
+        (
+            "admin_records",
+            page(
+                include_str!("../../../host/src/store/admin_records.sql"),
+                "bigint, text, text, integer, text",
+                "604800000, NULL, NULL, 100, NULL",
+            ),
+            60,
+        ),
+        (
+            "failing",
+            page(
+                include_str!("../../../host/src/store/failing.sql"),
+                "integer",
+                "2000",
+            ),
+            60,
+        ),
+        (
+            "recent",
+            page(
+                include_str!("../../../host/src/store/recent.sql"),
+                "text, integer",
+                "NULL, 100",
+            ),
+            120,
+        ),
+        // The 3,000 running jobs, and all workers.
+        (
+            "running_on",
+            page(
+                include_str!("../../../host/src/store/running_on.sql"),
+                "text, bigint, bigint",
+                "'w', 101, 1000",
+            ),
+            6_100,
+        ),
+        (
+            "flow",
+            page(
+                include_str!("../../../host/src/store/flow.sql"),
+                "bigint",
+                "-1",
+            ),
+            60,
+        ),
+        // Each flow, with its jobs, which are looked up as live and as ended ones.
+        (
+            "flows",
+            page(
+                include_str!("../../../host/src/store/flows.sql"),
+                "bigint, integer, bigint",
+                "9223372036854775807, 50, 10000",
+            ),
+            800,
+        ),
+        (
+            "schedules",
+            page(
+                include_str!("../../../host/src/store/schedules.sql"),
+                "text",
+                "'nightly'",
+            ),
+            60,
+        ),
+        (
+            "state_entries",
+            page(
+                include_str!("../../../host/src/store/state_entries.sql"),
+                "text, text",
+                "'x', NULL",
+            ),
+            60,
+        ),
+        // The 100 newest jobs.
+        ("search_jobs", "SELECT rouse.search_jobs('{}')".into(), 240),
+        // The 300 live workers, twice, and the catalog of 6,000 lanes.
+        ("why", format!("SELECT rouse.why({ready})"), 7_000),
+        // The live workers.
+        (
+            "why, of a job that waits",
+            format!("SELECT rouse.why({waiting})"),
+            400,
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn pages_for_people_read_few_rows_regardless_of_the_statistics() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let known = few_jobs(&client).await;
+    client.batch_execute(CROWD).await.unwrap();
+    for (when, sql) in STATISTICS {
+        client.batch_execute(sql).await.unwrap();
+        let mut fresh = db.client().await;
+        let mut read_more = Vec::new();
+        for (call, sql, most) in reads_of_people(&known) {
+            let read = rows_read_of_all_tables(&mut fresh, &sql).await;
+            if read > most {
+                read_more.push((call, read));
+            }
+        }
+        assert!(read_more.is_empty(), "{when}: {read_more:?}");
+    }
+}
+
+/// `rouse.why` and `rouse.clear_timeouts` are replaced by functions that return the settings of their caller.
+#[tokio::test]
+async fn statements_for_people_have_settings_that_end_with_them() {
+    let db = TestDb::new().await;
+    db.client()
+        .await
+        .batch_execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET jit = on', current_database()); END $$;
+             CREATE OR REPLACE FUNCTION rouse.why(id bigint)
+             RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+             LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF id < 0 THEN
+                     RAISE EXCEPTION 'a failure';
+                 END IF;
+                 RETURN QUERY SELECT current_setting('enable_seqscan'), current_setting('jit'), NULL, NULL::timestamptz, NULL::timestamptz;
+             END $$;
+             CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer LANGUAGE plpgsql AS $$
+             BEGIN
+                 RETURN (current_setting('enable_seqscan') = 'off')::integer + (current_setting('jit') = 'off')::integer;
+             END $$",
+        )
+        .await
+        .unwrap();
+    // Each has one session.
+    let store = Store::new(&db.connector(), 1);
+    let reads = Store::new(&db.connector(), 1).cancelling();
+    for each in [&store, &reads] {
+        let rows = each.why(JobId(1)).await.unwrap().unwrap();
+        assert_eq!(
+            (&rows[0]["reason"], &rows[0]["sentence"]),
+            (&json!("off"), &json!("off"))
+        );
+        each.why(JobId(-1)).await.unwrap_err();
+        let changed = each.clear_timeouts("w").await.unwrap();
+        assert_eq!(changed, 0, "the settings have ended with the transactions");
+    }
+    let changed = store.on_behalf_of("ada").clear_timeouts("w").await.unwrap();
+    assert_eq!(changed, 2);
+    let changed = store.clear_timeouts("w").await.unwrap();
+    assert_eq!(changed, 0);
+}
+
+/// Without `jit = off`, a plan that has to read a table as a whole would be compiled, because of its estimated cost.
+#[tokio::test]
+async fn every_function_for_observers_reads_through_indexes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let others = client
+        .query(
+            "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+             WHERE p.pronamespace = 'rouse'::regnamespace AND l.lanname = 'plpgsql' AND p.provolatile = 's' AND NOT starts_with(p.proname, '_')
+               AND has_function_privilege('rouse_observer', p.oid, 'EXECUTE')
+               AND NOT coalesce(p.proconfig, '{}') @> ARRAY['enable_seqscan=off', 'jit=off']
+             ORDER BY 1",
+            &[],
+        )
+        .await
+        .unwrap();
+    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
+    assert!(others.is_empty(), "{others:?} may read whole tables");
+}
+
+/// Comparing each worker with each row of the backlog took 3 s for 2,000 incarnations and 6,000 rows.
+#[tokio::test]
+async fn the_backlog_reads_each_worker_once() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x', queue => 'q' || n) FROM generate_series(1, 50) AS n;
+             INSERT INTO rouse.worker (worker_id, hostname, version, handlers, queues, slots, seen_at, draining_at, stopped_at, forgotten_at)
+             SELECT 'w' || n, '', '', CASE WHEN n % 2 = 0 THEN '{x}' ELSE '{y}' END::text[], CASE WHEN n > 50 THEN '{q1}' ELSE '{}' END::text[], n,
+                    now(), CASE WHEN n IN (2, 4) THEN now() END, CASE WHEN n BETWEEN 6 AND 200 THEN now() - n * interval '1 hour' END,
+                    CASE WHEN n = 8 THEN now() END
+             FROM generate_series(1, 300) AS n",
+        )
+        .await
+        .unwrap();
+    let backlog = "SELECT b.workers, b.slots, b.known FROM rouse.backlog AS b WHERE b.queue = $1";
+    let row = async |client: &Client, queue: &str| -> (i64, i64, bool) {
+        let row = client.query_one(backlog, &[&queue]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2))
+    };
+    // Those that are alive serve only q1: every second one after 200. Others were alive within the last week.
+    assert_eq!(row(&client, "q1").await, (50, 12_550, true));
+    assert_eq!(row(&client, "q2").await, (0, 0, true));
+    let read = rows_read(&mut client, "rouse.worker", "SELECT FROM rouse.backlog").await;
+    assert!(read <= 300, "{read} workers were read");
+    // One is forgotten, and one has been gone for more than a week.
+    for (kept, known) in [("'w8', 'w100', 'w180'", true), ("'w8', 'w180'", false)] {
+        client
+            .batch_execute(&format!(
+                "DELETE FROM rouse.worker WHERE worker_id NOT IN ({kept})"
+            ))
+            .await
+            .unwrap();
+        assert_eq!(row(&client, "q1").await, (0, 0, known));
+    }
+}
+
+/// Comparing the handlers of all workers with each handler took half a minute.
+#[tokio::test]
+async fn the_schedules_of_two_thousand_handlers_on_a_hundred_workers_take_moments() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            r#"INSERT INTO rouse.worker (worker_id, hostname, version, handlers, key_hash, capabilities)
+               SELECT 'other-' || n, '', '', '{}', sha256('other'), c.capabilities
+               FROM generate_series(1, 100) AS n,
+                    (SELECT jsonb_object_agg('h' || n, '{"version": "1", "schedule": {"cron": "0 3 * * *", "time_zone": "UTC"}}'::jsonb) AS capabilities
+                     FROM generate_series(1, 2000) AS n) AS c;
+               SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+               SET statement_timeout = '10s'"#,
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT count(*), min(jsonb_array_length(s.workers)), count(s.current)
+        FROM rouse.module_schedules((SELECT max(incarnation) FROM rouse.worker), sha256('key')) AS s";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let (handlers, workers, current): (i64, i32, i64) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!((handlers, workers, current), (2_000, 100, 0));
+}
+
+/// Comparing each lane with each lane that has running jobs would take 20 s.
+#[tokio::test]
+async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_made_for_few() {
+    const COUNTS: [(&str, i64); 3] = [
+        ("SELECT count(*) FROM rouse.fair_keys()", 20_001),
+        (
+            "SELECT count(*) FROM rouse.remaining('mail', NULL, true)",
+            1,
+        ),
+        (
+            "SELECT count(*) FROM rouse.remaining_bound('mail', '{here}')",
+            1,
+        ),
+    ];
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr');
+             SELECT rouse.enqueue('x', queue => 'mail', tenant => 'first');
+             SET statement_timeout = '10s'",
+        )
+        .await
+        .unwrap();
+    client.batch_execute("VACUUM").await.unwrap();
+    // The session keeps these plans.
+    for (count, _) in COUNTS {
+        client.query_one(count, &[]).await.unwrap();
+    }
+    db.client()
+        .await
+        .batch_execute(
+            r#"SET session_replication_role = replica;
+               INSERT INTO rouse.lane (id, queue, handler, priority, tags, key)
+               SELECT -n, 'mail', 'x', 'normal', '{}', format('{"tenant": "t%s"}', n) FROM generate_series(1, 20000) AS n;
+               INSERT INTO rouse.job (id, lane, turn, requested_at, available_at, bytes, payload, source,
+                                      state, fence, worker, claimed_at, lease_until, attempt)
+               SELECT -n, -n, n, now(), now(), 2, '{}', 'here', 'running', 1, -1, now(), now() - interval '1 hour', 1
+               FROM generate_series(1, 20000) AS n"#,
+        )
+        .await
+        .unwrap();
+    for (count, rows) in COUNTS {
+        let counted: i64 = client.query_one(count, &[]).await.unwrap().get(0);
+        assert_eq!(counted, rows, "{count}");
+    }
+}
