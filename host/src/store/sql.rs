@@ -163,7 +163,8 @@ impl Store {
             (&key, Type::BYTEA),
             (nothing, lists.array_type("settlement")),
             (jobs, lists.array_type("new_job")),
-            (&false, Type::BOOL),
+            // It may have to wait for a partition that is being dropped.
+            (&250_i32, Type::INT4),
         ];
         let checking = async {
             session.batch_execute(RESET).await?;
