@@ -468,7 +468,11 @@ pub(super) async fn recheck(
     }
     match check_alone(shared, login, handler, granted, &checking).await {
         FitState::Fits(_) => Rechecked::Fits,
-        FitState::Parked(_) | FitState::Unchecked(_) | FitState::Unavailable(_) => Rechecked::Waits,
+        FitState::Parked(_) | FitState::Unchecked(_) | FitState::Unavailable(_) => {
+            // While all handlers of a login fit, its next check is not due before a change.
+            login.is_due.notify_one();
+            Rechecked::Waits
+        }
     }
 }
 

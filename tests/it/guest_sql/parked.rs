@@ -135,6 +135,34 @@ async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tri
     worker.drain().await;
 }
 
+/// All handlers of its login have fitted, so that no check was due.
+#[tokio::test]
+async fn a_handler_whose_statements_no_longer_fit_is_checked_again_until_they_do() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    let folder = folder_of_guests();
+    let (sandbox, catalog) = guests_with(folder.path(), &["sql.run"]).await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let parts = Parts {
+        sql_logins: [("sql.run".to_owned(), login)].into(),
+        ..shop.parts_of(sandbox, catalog, shop.login())
+    };
+    let worker = TestWorker::start_with(parts, Settings::default());
+    let order = |number: i64| json!([{"sql": call("add_order", json!([number]))}]);
+    assert_eq!(shop.run(order(1)).await.state, "succeeded");
+    shop.sql(&format!("REVOKE INSERT ON orders FROM {}", shop.role))
+        .await;
+    // The statements cannot be checked now, and then each second.
+    let checking = proxy.hold("r.rolsuper", Side::Cut);
+    let refused = shop.enqueue(order(2)).await;
+    checking.caught().await;
+    shop.until(&parked("sql.run")).await;
+    shop.grant().await;
+    checking.release();
+    assert_eq!(shop.ended(refused).await.state, "succeeded");
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_parked_query_and_a_parked_step_end_their_attempts_unspent() {
     let shop = Shop::open().await;
