@@ -411,13 +411,15 @@ impl<'a> Settler<'a> {
             bytes += one.space_bytes();
         }
         let mut is_kept = |one: &Unsettled| {
-            // One outcome alone may need all of the space.
-            let is_excess = count > count_max || (count > 1 && bytes > bytes_max);
+            let own_bytes = one.space_bytes();
+            // One outcome alone may need all of the space, and small ones need none of it.
+            let is_large = bytes > bytes_max && (1..bytes).contains(&own_bytes);
+            let is_excess = count > count_max || is_large;
             if !is_excess || !one.is_blocked_for(BLOCKED_LONG) {
                 return true;
             }
             count -= 1;
-            bytes -= one.space_bytes();
+            bytes -= own_bytes;
             give_up(shared, one, NO_SPACE);
             false
         };

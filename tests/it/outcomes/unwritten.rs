@@ -248,7 +248,7 @@ async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_t
     let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
     let held_up = enqueue(&client, "noop", json!({"n": 2})).await;
     until_true(&client, "SELECT last_value >= 2 FROM public.held_up").await;
-    let named = enqueue(&client, "test.sleep", json!({"ms": 2500})).await;
+    let named = enqueue(&client, "test.sleep", json!({"ms": 4000})).await;
     let name = format!("BEGIN; SELECT rouse.enqueue('test.echo', after => '[{named}]')");
     producer.batch_execute(&name).await.unwrap();
     // A claim that has not started would be released.
@@ -386,11 +386,12 @@ async fn outcomes_that_stay_locked_take_no_space_of_others_however_long_their_le
     next.drain().await;
 }
 
-/// Each of the results takes more than a third of the space.
+/// Each of the large results takes more than a third of the space.
 #[tokio::test]
 async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
     let db = TestDb::new().await;
     let (client, producer) = (db.client().await, db.client().await);
+    let little = enqueue(&client, "noop", json!({"n": 1})).await;
     let mut named = Vec::new();
     for _ in 0..8 {
         named.push(enqueue(&client, "test.big-result", json!({"bytes": 400_000})).await);
@@ -410,6 +411,9 @@ async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
     let other = enqueue(&client, "test.echo", json!("small")).await;
     assert_eq!(ended(&client, other).await.state, "succeeded");
     producer.batch_execute("ROLLBACK").await.unwrap();
+    // It took no space, so it was not given up.
+    let job = ended(&client, little).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
     let next = TestWorker::start(&db, settings()).await;
     for id in named {
