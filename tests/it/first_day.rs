@@ -135,7 +135,7 @@ async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflic
              ELSIF NEW.retried_from = {b} AND nextval('public.tries_of_b') < 3 THEN
                  RAISE EXCEPTION 'b is in use' USING ERRCODE = 'serialization_failure';
              ELSIF NEW.retried_from = {c} AND nextval('public.tries_of_c') > 0 THEN
-                 RAISE EXCEPTION 'c is in use' USING ERRCODE = 'deadlock_detected';
+                 RAISE EXCEPTION 'rouse: c is in use' USING ERRCODE = 'deadlock_detected';
              END IF;
              RETURN NEW;
          END
@@ -154,7 +154,8 @@ async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflic
     retried
         .exits(1)
         .prints(&format!("{a}: the stock is closed"));
-    retried.prints(&format!("{c}: c is in use"));
+    // With one prefix.
+    retried.prints(&format!("rouse: {c}: c is in use"));
     let lines: Vec<Value> = retried
         .stdout
         .lines()

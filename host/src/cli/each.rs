@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::text::{as_json, error_line, plain};
+use super::text::{as_json, error_line, plain, without_prefix};
 use crate::store::StoreError;
 
 /// The maximum number of tries for one item, if concurrent transactions make Postgres roll the changes back.
@@ -62,10 +62,13 @@ pub(super) async fn each<T: fmt::Display>(
                 continue;
             }
             Ok(Err(refusal)) => refusal,
-            Err(error) if several && concerns_one_call(&error) => Refusal {
-                code: EXIT_ERROR,
-                why: format!("{}: {error:#}", plain(&item.to_string())),
-            },
+            Err(error) if several && concerns_one_call(&error) => {
+                let (item, error) = (item.to_string(), format!("{error:#}"));
+                Refusal {
+                    code: EXIT_ERROR,
+                    why: format!("{}: {}", plain(&item), without_prefix(&error)),
+                }
+            }
             Err(error) if several => {
                 let total = all.len();
                 let before = format!("{done} of {total} {plural} were done before this");

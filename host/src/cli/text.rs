@@ -11,11 +11,14 @@ pub(super) fn plain(text: &str) -> String {
     sanitize::lines(text)
 }
 
-/// The line about an error. Messages of the database may already start with `rouse: `.
+/// The line about an error.
 pub(super) fn error_line(error: impl fmt::Display) -> String {
-    let error = error.to_string();
-    let why = error.strip_prefix("rouse: ").unwrap_or(&error);
-    format!("rouse: {why}")
+    format!("rouse: {}", without_prefix(&error.to_string()))
+}
+
+/// The text of an error without the prefix `rouse: `, which messages of the database may have.
+pub(super) fn without_prefix(error: &str) -> &str {
+    error.strip_prefix("rouse: ").unwrap_or(error)
 }
 
 /// JSON as every command prints it, with all characters escaped that a terminal would interpret.

@@ -8,8 +8,17 @@ use super::{Number, Settable, Setting, setting};
 
 /// What one table of `rouse.toml` sets. Every key may be left out.
 ///
-/// Programs set values with [`set`](Self::set), which checks them. They cannot read an overlay from text, because its
-/// values would not be checked:
+/// Programs set values with [`with`](Self::with) or [`set`](Self::set), which check them:
+///
+/// ```
+/// use rouse::sandbox::Limits;
+/// use rouse::setting::Overlay;
+///
+/// let limits: Overlay<Limits> = Overlay::default().with("memory_mb", 8_u32);
+/// # let _: toml::Table = toml::from_str("memory_mb = 0").unwrap();
+/// ```
+///
+/// They cannot read an overlay from text, because its values would not be checked:
 ///
 /// ```compile_fail,E0277
 /// use rouse::sandbox::Limits;
