@@ -605,9 +605,9 @@ async fn query_after(
     Ok(rows)
 }
 
-/// A statement in its own transaction, whose records name this reader. It has the settings of [`BEGIN_READ`] too, because
-/// its callers perform admin actions and search jobs for them, and both read few rows through indexes. Functions with
-/// settings of their own keep them.
+/// A statement in its own transaction, whose records name this reader. It has the settings of [`BEGIN_READ`] too: admin
+/// actions, and the searches for their jobs, read few rows through indexes. Functions with settings of their own keep
+/// them.
 async fn query_for(
     client: &mut PooledClient,
     reader: &str,
