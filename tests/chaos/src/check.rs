@@ -448,7 +448,7 @@ pub(super) const RULES: [Rule; 51] = [
 ];
 
 impl Rule {
-    /// Whether this run fails if the rule had no case.
+    /// Whether this run has a gap if the rule had no case.
     pub(super) fn is_needed(&self, run: &Run) -> bool {
         match self.needs {
             Needs::Nothing => true,

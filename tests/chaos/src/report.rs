@@ -88,7 +88,7 @@ impl Report {
         }
         let first = report.violations.iter().find_map(|(_, v)| v.job);
         report.first_in_full = first.map(|job| check::job_history(known, job));
-        report.check_load(world);
+        report.check_work(world);
         report.find_gaps(world);
         if !permits(report.gaps.len(), &report.run) {
             report.failures.append(&mut report.gaps);
@@ -96,8 +96,8 @@ impl Report {
         report
     }
 
-    /// A run without its load does not prove anything.
-    fn check_load(&mut self, world: &World) {
+    /// A run without its load, or without any of its faults, does not prove anything.
+    fn check_work(&mut self, world: &World) {
         let accepted = world.calls.iter().filter(|call| {
             // Jobs that faults enqueue do not count as load.
             matches!(&call.request, Request::Enqueue { spec, .. } if spec.kind != Kind::FromFault)
@@ -109,6 +109,10 @@ impl Report {
             self.failures.push(format!(
                 "only {accepted} jobs were accepted: the load needs at least {wanted:.0}"
             ));
+        }
+        let happened = |fault: &Fault| self.faults.get(fault).is_some_and(|(done, _)| *done > 0);
+        if !self.run.faults.is_empty() && !self.run.faults.iter().any(happened) {
+            self.failures.push("none of the faults happened".to_owned());
         }
     }
 
