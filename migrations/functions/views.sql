@@ -65,21 +65,28 @@ BEGIN
         FROM (SELECT j.lane, j.lease_until FROM rouse.job AS j
               WHERE j.state = 'running' AND j.lease_until > '-infinity' LIMIT 100001) AS r
         GROUP BY r.lane)
-    SELECT l.queue, l.handler, l.priority, l.tags, least(ready.jobs, 10000), least(waiting.jobs, 10000), coalesce(running.jobs, 0),
-           ready.jobs > 10000 OR waiting.jobs > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), oldest.available_at,
-           coalesce(running.orphans, 0)
-    FROM (SELECT DISTINCT ON (l.id) l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l ORDER BY l.id) AS l
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS jobs FROM (
-            SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT 10001) AS j) AS ready
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS jobs FROM (
-            SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 10001) AS j) AS waiting
-    LEFT JOIN LATERAL (
-        SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-        ORDER BY j.turn LIMIT 1) AS oldest ON true
-    LEFT JOIN running ON running.lane = l.id;
+    SELECT d.queue, d.handler, d.priority, d.tags, least(d.ready, 10000), least(d.waiting, 10000), coalesce(d.running, 0),
+           d.ready > 10000 OR d.waiting > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), d.oldest,
+           coalesce(d.orphans, 0)
+    FROM (
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, ready.jobs AS ready, waiting.jobs AS waiting, running.jobs AS running,
+               running.orphans, oldest.available_at AS oldest
+        FROM (SELECT DISTINCT ON (l.id) l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l ORDER BY l.id) AS l
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT 10001) AS j) AS ready
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 10001) AS j) AS waiting
+        LEFT JOIN LATERAL (
+            SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT 1) AS oldest ON true
+        -- FULL: a plan that was made for few lanes could compare each lane with each row of `running` for a left join.
+        -- OFFSET 0 keeps the condition on its result outside, which would make it a left join again.
+        FULL JOIN running ON running.lane = l.id
+        OFFSET 0) AS d
+    WHERE d.id IS NOT NULL;
 END
 $$;
 
@@ -110,8 +117,7 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
-        -- FULL: a plan that was made for few lanes could compare each lane with each row of `running` for a left join. The
-        -- rows of other queues have no lane here.
+        -- FULL as in rouse.depth. The rows of other queues have no lane here.
         FULL JOIN running AS r ON r.lane = l.id
         GROUP BY 1, 2
         HAVING count(l.id) > 0 AND (sum(ready.jobs) > 0 OR sum(r.jobs) > 0)) AS s
