@@ -6,6 +6,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
+use crate::support::worker::until_true;
 
 use super::one_job::{CROWD, Known, STATISTICS, few_jobs, rows_read_of_all_tables};
 use super::rows_read;
@@ -204,6 +205,8 @@ async fn statements_for_people_have_settings_that_end_with_them() {
              BEGIN
                  IF id < 0 THEN
                      RAISE EXCEPTION 'a failure';
+                 ELSIF id = 0 THEN
+                     PERFORM pg_advisory_xact_lock(1);
                  END IF;
                  RETURN QUERY SELECT current_setting('enable_seqscan'), current_setting('jit'), NULL, NULL::timestamptz, NULL::timestamptz;
              END $$;
@@ -227,6 +230,25 @@ async fn statements_for_people_have_settings_that_end_with_them() {
         let changed = each.clear_timeouts("w").await.unwrap();
         assert_eq!(changed, 0, "the settings have ended with the transactions");
     }
+
+    // Also if the caller gives up during the read.
+    let other = db.client().await;
+    other
+        .batch_execute("SELECT pg_advisory_lock(1)")
+        .await
+        .unwrap();
+    let is_waiting = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')";
+    tokio::select! {
+        read = store.why(JobId(0)) => panic!("not waiting: {read:?}"),
+        () = until_true(&other, is_waiting) => {}
+    }
+    other
+        .batch_execute("SELECT pg_advisory_unlock(1)")
+        .await
+        .unwrap();
+    let changed = store.clear_timeouts("w").await.unwrap();
+    assert_eq!(changed, 0, "its transaction has ended");
+
     let changed = store.on_behalf_of("ada").clear_timeouts("w").await.unwrap();
     assert_eq!(changed, 2);
     let changed = store.clear_timeouts("w").await.unwrap();
