@@ -219,9 +219,9 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- Not a join: a plan could then read the rows of all workers, in the order of their jobs.
+    -- NOT IN is never a join: with one, a plan could read the rows of all workers, in the order of their jobs.
     DELETE FROM rouse.running AS r
-    WHERE r.worker = p_worker AND NOT r.job = ANY (ARRAY(SELECT s.id FROM unnest(p_usages) AS s WHERE s.id IS NOT NULL));
+    WHERE r.worker = p_worker AND r.job NOT IN (SELECT s.id FROM unnest(p_usages) AS s WHERE s.id IS NOT NULL);
     INSERT INTO rouse.running AS r (job, fence, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at)
     SELECT s.id, s.fence, p_worker, abs(s.cpu_us), abs(s.memory_bytes), abs(s.host_calls), abs(s.bytes_in), abs(s.bytes_out), at
     FROM unnest(p_usages) AS s

@@ -188,6 +188,10 @@ async fn commit(
             }
             Err(failure) => failure,
         };
+        if !matches!(failure, CommitError::Locked(_)) {
+            locked_space = None;
+            one.blocked_at = None;
+        }
         match failure {
             // The earlier try may have been committed since it was looked up.
             CommitError::Lost if one.unanswered => {
@@ -227,7 +231,12 @@ async fn commit(
                 one.note_blocked();
                 let bytes = || one.bytes + calls.iter().map(SqlCall::bytes).sum::<usize>();
                 locked_space.get_or_insert_with(|| statements.waiting.locked(bytes()));
-                if statements.waiting.is_full() && one.is_blocked_for(settler::BLOCKED_LONG) {
+                // A try in doubt may have been committed: it is looked up first.
+                let may_give_up = !one.unanswered && !shared.stop.is_stopping();
+                if may_give_up
+                    && statements.waiting.is_full()
+                    && one.is_blocked_for(settler::BLOCKED_LONG)
+                {
                     settler::give_up(shared, one, settler::NO_SPACE);
                     return Ok(());
                 }

@@ -78,7 +78,7 @@ pub(super) struct Unsettled {
     pub(super) replaced: bool,
     /// True if its settlement was sent and got no response: it may have been written.
     pub(super) unanswered: bool,
-    /// When a lock of another transaction first blocked its settlement.
+    /// Since when locks of other transactions block its settlement: reset if a try fails for another reason.
     pub(super) blocked_at: Option<Instant>,
     /// The warnings that the database refuses it, or has no space for it.
     pub(super) refusals: Repeats,

@@ -57,7 +57,7 @@ async fn try_until_settled(
                 report(shared, one, false);
                 return None;
             }
-            Err(error) if error.is_transient() => {}
+            Err(error) if error.is_transient() => part[0].blocked_at = None,
             Err(_) => return part.pop(),
         }
         failures += 1;

@@ -152,6 +152,11 @@ impl Settler<'_> {
         mut part: Vec<Unsettled>,
         error: &StoreError,
     ) {
+        if !error.is_locked() {
+            for one in &mut part {
+                one.blocked_at = None;
+            }
+        }
         if error.is_locked() && batch.locked == Locked::Skip {
             // Something other than these jobs is locked and blocks one of their outcomes: nearly always because of a
             // job that it enqueues.
