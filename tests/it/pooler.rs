@@ -4,12 +4,15 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rouse::job::JobId;
 use rouse::store::Store;
 use rouse::store::connect::Connector;
 use rouse::worker::Settings;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::support::worker::{
     TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
@@ -214,4 +217,58 @@ async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_s
         sessions.iter().all(|(_, channels)| *channels == 0),
         "{sessions:?}"
     );
+}
+
+#[tokio::test]
+async fn reads_for_people_behind_a_pooler_share_its_sessions_and_leave_no_transaction_open() {
+    const OPEN: &str = "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'";
+    let db = TestDb::new().await;
+    let Some(pooler) = pooler(&db) else { return };
+    let client = db.client().await;
+    let mut ids = Vec::new();
+    for n in 0..20 {
+        ids.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    }
+    // Reads of the first ten jobs fail.
+    let fails_up_to = ids[9];
+    client
+        .batch_execute(&format!(
+            "CREATE OR REPLACE FUNCTION rouse.why(id bigint)
+             RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
+             LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF id <= {fails_up_to} THEN
+                     RAISE EXCEPTION 'job % fails', id;
+                 END IF;
+                 RETURN QUERY SELECT id::text, current_setting('jit'), NULL, NULL::timestamptz, NULL::timestamptz;
+             END $$"
+        ))
+        .await
+        .unwrap();
+    // More connections than sessions.
+    let store = Arc::new(pooler.store());
+    let mut reads = JoinSet::new();
+    for id in ids {
+        let store = store.clone();
+        reads.spawn(async move { (id, store.why(JobId(id)).await) });
+    }
+    let mut failed = 0;
+    for (id, read) in reads.join_all().await {
+        match read {
+            Ok(rows) => {
+                let rows = rows.unwrap();
+                assert_eq!(rows[0]["reason"], json!(id.to_string()));
+                assert_eq!(rows[0]["sentence"], json!("off"));
+            }
+            Err(error) => {
+                let expected = format!("job {id} fails");
+                assert!(error.to_string().contains(&expected), "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!(failed, 10);
+    let open: i64 = client.query_one(OPEN, &[]).await.unwrap().get(0);
+    assert_eq!(open, 0);
 }
