@@ -198,8 +198,9 @@ BEGIN
            CASE WHEN NOT g.in_claims THEN k.job END
     FROM keys AS u
     JOIN gates AS g ON g.name = u.gate
-    LEFT JOIN waiting AS w ON w.gate = u.gate AND w.key = u.key
-    LEFT JOIN running AS r ON r.gate = u.gate AND r.key = u.key
+    -- FULL: as in rouse.fair_keys. Both have no other keys.
+    FULL JOIN waiting AS w ON w.gate = u.gate AND w.key = u.key
+    FULL JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
     LEFT JOIN LATERAL rouse._tokens(g.max, g.period_ms, g.burst, k.starts, k.until, now) AS t ON g.kind = 'throttle'
     -- Only a lookup can serve this condition (claim.sql).

@@ -340,12 +340,13 @@ async fn the_schedules_of_two_thousand_handlers_on_a_hundred_workers_take_moment
 /// Comparing each lane with each lane that has running jobs would take 20 s.
 #[tokio::test]
 async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_made_for_few() {
-    const COUNTS: [(&str, i64); 4] = [
+    const COUNTS: [(&str, i64); 5] = [
         (
             "SELECT count(*) FROM rouse.depth() WHERE running > 0",
             20_000,
         ),
         ("SELECT count(*) FROM rouse.fair_keys()", 20_001),
+        ("SELECT count(*) FROM rouse.gate_keys()", 20_001),
         (
             "SELECT count(*) FROM rouse.remaining('mail', NULL, true)",
             1,
@@ -360,6 +361,7 @@ async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_mad
     client
         .batch_execute(
             "SELECT rouse.set_fair_share('mail', policy => 'drr');
+             SELECT rouse.set_gate('few', 'max_concurrent', key => '{tenant}', max => 5, queue => 'mail');
              SELECT rouse.enqueue('x', queue => 'mail', tenant => 'first');
              SET statement_timeout = '10s'",
         )
