@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
--- The result of a chain, which is that of its last job; null while it is live, if it has not succeeded, and if it is
+-- The result of a chain, which is that of its last job; null while it is live, and if it has not succeeded or is
 -- unknown. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -40,7 +40,7 @@ END
 $$;
 
 -- Locks the live job of a chain and returns it; null if there is none. Waits for a concurrent change of that job; if it
--- has ended, goes on with the job that continues the chain. Served by the same indexes as rouse.chain.
+-- has ended, continues with the next job of the chain. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse._lock_live_job(p_chain bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -82,8 +82,8 @@ BEGIN
 END
 $$;
 
--- Completes a chain, that is, its live job, without a worker. True: the chain has succeeded with this result, by this
--- call or by an earlier one.
+-- Completes the live job of a chain without a worker. True: the chain has succeeded with this result, because of this
+-- call or an earlier one.
 CREATE OR REPLACE FUNCTION rouse.complete_chain(id bigint, result jsonb DEFAULT 'null') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -95,7 +95,7 @@ BEGIN
 END
 $$;
 
--- Cancels a chain, that is, its live job. True: it is cancelled now, by this call or by an earlier one. False: it has
+-- Cancels the live job of a chain. True: the chain is cancelled, because of this call or an earlier one. False: it has
 -- ended in another way.
 CREATE OR REPLACE FUNCTION rouse.cancel_chain(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -118,9 +118,9 @@ $$;
 -- Deletes a chain: its queued job is cancelled, and a record shows that it was deleted. Refused while its job is
 -- running, and while other jobs wait for it, unless `cascade` is true: then these jobs are cancelled first, whatever
 -- their on_failure is, up to 1,000 in each call. True: the chain is deleted. False: more jobs wait for it, and the next
--- call goes on. Each call is a separate transaction, so that a large number of jobs does not delay anything else. Jobs
--- that another transaction has locked are left to the next call; if all remaining jobs are locked, the call raises an
--- error. Jobs that wait for the cancelled ones follow their own on_failure. Between two calls, the chain is live as
+-- call continues. Each call is a separate transaction, so that a large number of jobs does not delay anything else.
+-- Jobs that another transaction has locked are left to the next call; if all remaining jobs are locked, the call raises
+-- an error. Jobs that wait for the cancelled ones follow their own on_failure. Between two calls, the chain is live as
 -- before: the next call also cancels jobs that were enqueued after it in the meantime, and retries of the cancelled
 -- ones. A worker may start its job if it is ready: then the next call is refused, and the jobs that still wait are
 -- released or cancelled when the chain ends. Served by dependency_chain.

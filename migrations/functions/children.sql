@@ -7,7 +7,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_own IS NULL THEN p_parent WHEN p_parent IS NULL THEN p_own
                 WHEN jsonb_array_length(every.list) = 1 AND jsonb_typeof(p_parent) <> 'array' THEN every.list -> 0 ELSE every.list END
     FROM (
-        -- Each part once; equal parts are the same.
+        -- Each part once: a repeated part has no further effect.
         SELECT jsonb_agg(g.part ORDER BY g.place) AS list
         FROM (
             SELECT e.part, min(e.place) AS place
@@ -58,10 +58,10 @@ BEGIN
 END
 $$;
 
--- Rejects a job of an attempt that would give way to the job p_id, if the login of its worker is limited and its workers
--- could not run that job: the attempt would receive the result of that job, or replace its arguments. `p_unique_key`:
--- the key that both have; null: a gate has merged them. The role rouse_enqueuer may use any job. Served by primary
--- keys, finished_id and lane_id.
+-- Rejects a job of an attempt that would give way to the job p_id, if the login of its worker is limited and its
+-- workers could not run that job: the attempt would receive the result of that job, or replace its arguments.
+-- `p_unique_key`: the key that both have; null: a gate has merged them. The role rouse_enqueuer may use any job. Served
+-- by primary keys, finished_id and lane_id.
 CREATE OR REPLACE FUNCTION rouse._check_merged(p_worker bigint, p_id bigint, p_unique_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -76,7 +76,7 @@ BEGIN
     SELECT l.queue, l.handler, l.tags INTO lane FROM rouse.lane AS l
     WHERE l.id = coalesce((SELECT j.lane FROM rouse.job AS j WHERE j.id = p_id), (SELECT f.lane FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1))
     LIMIT 1;
-    -- False also if the job is no longer kept.
+    -- The error is also raised if the job is no longer kept.
     IF (rouse._matches_any(lane.queue, limits.queues) AND rouse._matches_any(lane.handler, limits.handlers)
         AND NOT EXISTS (SELECT FROM unnest(lane.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: login % may not use job %, %', limits.login, p_id,
@@ -104,9 +104,9 @@ BEGIN
 END
 $$;
 
--- The origins of the jobs that attempts enqueue: these jobs share equally the number that their attempt may still
--- enqueue. A resumed attempt, and the next job of the chain, may enqueue the full number again. Raises an error if an
--- attempt enqueues too many.
+-- The origins of the jobs that attempts enqueue: the number of jobs that their attempt may still enqueue is divided
+-- equally among them. A resumed attempt, and the next job of the chain, may enqueue the full number again. Raises an
+-- error if an attempt enqueues too many.
 CREATE OR REPLACE FUNCTION rouse._child_origins(p_parents rouse.parent_job[], p_jobs rouse.new_job[]) RETURNS TABLE (parent bigint, origin jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -134,8 +134,8 @@ BEGIN
 END
 $$;
 
--- Enqueues the jobs of attempts that p_worker settles. `p_parents`: their own jobs. Returns the
--- calls. Jobs without options are inserted in one statement. Served by lane_id and lane_key.
+-- Enqueues the jobs of attempts that p_worker settles. `p_parents`: their own jobs. Returns the calls. Jobs without
+-- options are inserted in one statement. Served by lane_id and lane_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_children(p_worker bigint, p_parents rouse.parent_job[], p_jobs rouse.new_job[])
 RETURNS TABLE (parent bigint, step text, id bigint)
 LANGUAGE plpgsql SET enable_hashjoin = on AS $$

@@ -485,7 +485,8 @@ BEGIN
 END
 $$;
 
--- Deletes the contracts of these handlers, or of all (null), with their functions, and returns the handlers that had one.
+-- Deletes the contracts of these handlers, or of all (null), with their functions, and returns the handlers that had
+-- one.
 CREATE OR REPLACE FUNCTION rouse.delete_contracts(handlers text[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable

@@ -34,8 +34,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction.
--- A wrong argument is an error. A wrong setting is ignored, as that specification demands: instrumentation sets it, and
--- must not make the code that it observes fail.
+-- A wrong argument is an error. A wrong setting is ignored, as the W3C specification requires: instrumentation sets it,
+-- and must not make the code that it observes fail.
 CREATE OR REPLACE FUNCTION rouse._trace(p_trace text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -180,12 +180,12 @@ $$;
 --   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets
 --                 one for the handler, the shorter of the two counts
 --   job_timeout   the time within which the job has to end, from run_at, or from now if that is later; 1 millisecond to
---                 3,660 days; null: any. A job that has not ended by then fails, whatever its state
+--                 3,660 days; null: no limit. A job that has not ended by then fails, whatever its state
 --                 (rouse.enforce_deadlines)
 --   after         the jobs that it waits for, at most 10,000: a list of ids, or an object with a name for each,
 --                 {"charge": 17} or {"charge": {"job": 17, "on_failure": "cancel"}}. It waits for the end of their
 --                 chains. `on_failure`: a failed chain cancels the job (cancel, the default), counts as ended (run), or
---                 the job waits until it was retried and has succeeded (wait)
+--                 the job waits until it has been retried and has succeeded (wait)
 --   trace         the trace context of the caller, a W3C traceparent; null: the setting rouse.traceparent of the
 --                 transaction, if it is set
 CREATE OR REPLACE FUNCTION rouse.enqueue(
@@ -250,7 +250,7 @@ BEGIN
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
             AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
     END IF;
-    -- Rare: the statement below leaves them out, so that it costs other jobs nothing.
+    -- Rare: the statement below leaves these arguments out, so that they cost other jobs nothing.
     IF coalesce(lease, timeout, job_timeout) IS NOT NULL OR after IS NOT NULL THEN
         valid := false;
     END IF;
@@ -301,7 +301,7 @@ DECLARE
     parents     record;
     blockers    integer;
     passed      record;
-    -- Those that have let the job through, with its keys.
+    -- The gates that have let the job through, with its keys.
     gates       text[];
     keys        text[];
 BEGIN
@@ -413,11 +413,11 @@ BEGIN
 END
 $$;
 
--- Enqueues a job with a unique key like rouse.enqueue, and returns the result. A null key is an error: by accident, it
--- would enqueue each job again.
+-- Enqueues a job with a unique key like rouse.enqueue, and returns the result. A null key is an error: a key that is
+-- null by accident would allow duplicates.
 --
 --   id       this job, or the one to which it has given way: the live one that has its unique key, or the one that a
---            gate let through before. That has perhaps ended, if the gate is a singleton with during => 'period'
+--            gate let through before, which may have ended if the gate is a singleton with during => 'period'
 --   created  true: this call has enqueued it; false: it was there before. Nothing was added; a gate may have replaced
 --            its arguments
 --   differs  the arguments of this call in which the live job with the key differs: payload, queue, source, priority,

@@ -325,7 +325,8 @@ BEGIN
         SELECT * INTO was FROM rouse.finished AS f WHERE f.id = found_job LIMIT 1;
         -- Its partition may have been dropped in the meantime.
         CONTINUE WHEN NOT FOUND;
-        -- A subtransaction: if another transaction has locked something that the retry needs, only this retry is undone.
+        -- A subtransaction: if another transaction has locked something that the retry needs, only this retry is
+        -- undone.
         BEGIN
             -- 0 would wait without end.
             PERFORM set_config('lock_timeout', greatest(ceil(extract(epoch FROM wait_end - clock_timestamp()) * 1000), 1) || 'ms', true);

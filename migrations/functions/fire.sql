@@ -14,11 +14,11 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
--- Lists up to `p_max` schedules that are due, of those that became so after `p_since` (null: all), the most overdue
--- first, and those whose due times no host has computed yet:
+-- Lists up to `p_max` of the schedules that became due after `p_since` (null: at any time), the most overdue first, and
+-- those whose due times no host has computed yet:
 --
 --   now_us     the time of the database
---   wait_ms    the time until the next schedule is due that is not listed; null: there is none
+--   wait_ms    the time until the next schedule that is not listed is due; null: there is none
 --   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started;
 --              running, if it has; null, if its chain has ended
 --   backfills  up to ten that are not finished; null: none
@@ -170,7 +170,8 @@ BEGIN
                 INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, error)
                 VALUES (current, firing.due_at, at, CASE firing.action WHEN 'skip' THEN 'skipped' WHEN 'miss' THEN 'missed' ELSE 'refused' END,
                         left(firing.error, 1000));
-                -- The earlier of several due times are left out for another reason with 'cancel'.
+                -- With overlap => 'cancel', due times are skipped because a later one is due, not because of a live
+                -- job.
                 IF firing.action = 'skip' AND (firing.schedule).overlap = 'skip' THEN
                     PERFORM rouse._retry_at_once(rouse._live_job(rouse._chain_of(last)), current, at);
                 END IF;

@@ -17,8 +17,8 @@
 -- The jobs of each key have a lane of their own, as those of each tenant in a fair queue, so that a claim need not read
 -- jobs that it may not take. The limit on jobs in flight of fair queues is a gate of its own.
 
--- A value by which jobs are divided: of the job, or null. `$.a.b` is a value of the payload; a long one is replaced by
--- its hash.
+-- The value of a job for one entry of a key; null if it has none. `$.a.b` is a value of the payload; a long one is
+-- replaced by its hash.
 CREATE OR REPLACE FUNCTION rouse._key_value(p_by text, p_tenant text, p_source text, p_payload jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -164,8 +164,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- A value by which a gate divides the jobs of a lane. Empty if the jobs do not have it, or share the lane of further
--- keys, or were enqueued before the lane was divided by it. These are inlined: p_key of the lane is JSON, or * for
--- shared lanes.
+-- keys, or were enqueued before the lane was divided by it. p_key of the lane is JSON, or * for shared lanes. Inlined.
 CREATE OR REPLACE FUNCTION rouse._lane_value(p_by text, p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_by WHEN 'queue' THEN p_queue WHEN 'handler' THEN p_handler
@@ -272,8 +271,8 @@ BEGIN
     others := cardinality(ready) % p_max;
     room := cardinality(ready);
     waited := extract(epoch FROM p_at - (SELECT min(o.at) FROM unnest(ready[room - others + 1:]) AS o(at))) * 1000;
-    -- A job that was enqueued after p_at may lie slightly in the future. More than 10 s mean that the clock has been set
-    -- back: then the jobs do not wait.
+    -- A job that was enqueued after p_at may lie slightly in the future. More than 10 s mean that the clock has been
+    -- set back: then the jobs do not wait.
     IF waited > -10000 AND waited < p_period_ms THEN
         room := room - others;
         waited := greatest(waited, 0);
@@ -317,7 +316,7 @@ DECLARE
     -- The number of running jobs by gate and key.
     running jsonb;
     -- The pairs of an order and a gate that may have less room than the claim wants; groups are numbered by gate and
-    -- key. A batch is of one lane, whose id is its key here.
+    -- key. A batch belongs to one lane, whose id is its key here.
     pairs   record;
     -- By group: the room that is left.
     rooms   integer[];
@@ -507,7 +506,7 @@ $$;
 -- which also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])
--- As in rouse._within_gates.
+-- Joins by hashes, for the reason given at rouse._within_gates.
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 BEGIN
@@ -795,9 +794,9 @@ $$;
 --   kind         max_concurrent, throttle, batch, singleton or debounce
 --   handler      its jobs only; null: those of all handlers. batch, singleton and debounce need one
 --   queue        the jobs of this queue only; null: of all queues
---   key          what each limit is for: up to two of tenant, source, handler, queue, and paths of the payload such as
---                $.customer.id; empty: there is one limit. Jobs without the value share one. batch: tenant, which need
---                not be written, and at most one more
+--   key          each of its values has a limit of its own: up to two of tenant, source, handler, queue, and paths of
+--                the payload such as $.customer.id; empty: there is one limit. Jobs without the value share one. batch:
+--                tenant, which may be omitted, and at most one more
 --   max          max_concurrent: running jobs of a key; throttle: starts of a key in a period; 1 to 1,000,000. batch:
 --                jobs of one attempt; 1 to 1,000
 --   period       throttle, debounce, and a singleton with during => 'period': 1 ms to 30 days. batch: the time that the
@@ -811,7 +810,7 @@ $$;
 --                others, does not count) or refuse (an error)
 --   edge         debounce: trailing (the last one of a burst runs, when none has been enqueued for a period; default)
 --                or leading (the first one runs, at once)
---   max_wait     debounce: the maximum duration of a burst; null: any
+--   max_wait     debounce: the maximum duration of a burst; null: no limit
 CREATE OR REPLACE FUNCTION rouse.set_gate(
     name text, kind text, handler text DEFAULT NULL, queue text DEFAULT NULL, key text[] DEFAULT '{}', max integer DEFAULT NULL,
     period interval DEFAULT NULL, burst integer DEFAULT NULL, during text DEFAULT NULL, on_conflict text DEFAULT NULL, edge text DEFAULT NULL,
@@ -932,7 +931,7 @@ BEGIN
 END
 $$;
 
--- Deletes keys of gates that have no effect any more (rouse.gate_key). Looks at the next 10,000 keys after this one,
+-- Deletes keys of gates that have no effect any more (rouse.gate_key). Reads the next 10,000 keys after this one,
 -- {gate, key}; null: the first ones. `reached` is the last one, or null if there are no more. It waits for neither
 -- producers nor claims, and holds the locks of the deleted keys until it commits. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.maintain_gate_keys(p_worker bigint, p_key bytea, p_after text[], OUT reached text[], OUT deleted integer)

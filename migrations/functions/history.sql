@@ -68,9 +68,9 @@ $$;
 -- have a login. For the next page, rows at or after the time `before` are left out. A job is listed with its end, which
 -- includes the time of its request; live jobs are not listed.
 --
--- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the
--- events of at most about five times its span, however far back `since` is. Served by finished_at, attempt_ended and
--- record_at.
+-- Searches backwards from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads
+-- the events of at most about five times its span, however far back `since` is. Served by finished_at, attempt_ended
+-- and record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
     max integer DEFAULT 1000)

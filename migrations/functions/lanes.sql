@@ -23,7 +23,7 @@ DECLARE
     known    bigint;
     divided  text[];
     required text[];
-    -- It is not known which workers will be alive at that time.
+    -- The workers that will be alive at that time are not known.
     is_later boolean := p_run_at > clock_timestamp();
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -215,8 +215,8 @@ $$;
 -- lanes closed, reopened and removed. Also repairs the copies of contracts (rouse._copy_contracts) and of the values by
 -- which lanes are divided (rouse._divide_lanes). The queues of removed lanes stay in rouse.queue, with the time of
 -- their last use. Neither producers nor workers wait for it. Only one call runs at a time: another call returns at
--- once, as does any call while the table is being vacuumed. Reads the whole catalog, and whether each lane has jobs:
--- served by job_ready, job_waiting and job_lease.
+-- once, as does any call while the table is being vacuumed. Reads the whole catalog, and checks whether each lane has
+-- jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -243,12 +243,12 @@ BEGIN
         SELECT l.id, bool_and(l.closed_at IS NOT NULL) AS is_closed
         FROM rouse.lane AS l
         GROUP BY l.id
-        -- Not EXISTS: a plan could then read all queued jobs, and compare their lanes.
+        -- Without EXISTS: with it, a plan could read all queued jobs and compare their lanes.
         HAVING (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL LIMIT 1)
             OR (SELECT true FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 1)
             OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
     seen AS (
-        -- A new position in the catalog makes workers read again the lanes that they have dropped.
+        -- A new position in the catalog makes workers reread lanes that they have dropped.
         UPDATE rouse.lane AS l
         SET used_at = at, closed_at = NULL, seq = CASE WHEN live.is_closed THEN nextval('rouse.lane_seq') ELSE l.seq END
         FROM live
@@ -271,7 +271,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM rouse.lane AS l
         WHERE l.closed_at IS NOT NULL
-          -- Not EXISTS: a plan could then read all open lanes for each closed one.
+          -- Without EXISTS: with it, a plan could read all open lanes for each closed one.
           AND (l.id IN (SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL)
                OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
         RETURNING l.queue, l.used_at),

@@ -98,7 +98,7 @@ LANGUAGE sql STABLE AS $$
     WHERE w.incarnation = p_worker AND rouse._matches_any(q.name, limits.queues)
 $$;
 
--- Rejects the state of a handler that the limited login may not use.
+-- Rejects access to the state of a handler that the limited login may not run.
 CREATE OR REPLACE FUNCTION rouse._check_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -109,7 +109,7 @@ BEGIN
 END
 $$;
 
--- True if the workers of a limited login drop expired history and log admin actions.
+-- True if the workers of a limited login may drop expired history and log admin actions.
 CREATE OR REPLACE FUNCTION rouse._may_maintain() RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT limits.maintenance FROM rouse._limits() AS limits), false)

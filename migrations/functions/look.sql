@@ -18,9 +18,9 @@ $$;
 --                       up to `catalog_sum`: rows were added, removed or moved (served by its primary key)
 --   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
 --                       job_lease)
---   due_since           due: a due job waits for its turn, that became due after this time; null: at any time
---                       (served by job_due); deadlines: a deadline has passed after it
---                       (rouse.enforce_deadlines; served by deadline_due)
+--   due_since           due: a job that became due after this time waits for its turn; null: at any time (served
+--                       by job_due); deadlines: a deadline has passed since this time (rouse.enforce_deadlines;
+--                       served by deadline_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
 --   looked_at           the time up to which leases and due jobs were checked
 --   turn                the last assigned turn
@@ -106,10 +106,10 @@ BEGIN
 END
 $$;
 
--- The lanes of the ready jobs with ids after `p_after`, of the last `p_max` ids, and the last id that was assigned,
--- before the read. If `p_after` is null, returns only that id. For workers that have other jobs to claim in the
--- meantime. Served by the primary key; `p_max` also limits how many rows are read that are not visible yet, or no
--- longer.
+-- The lanes of the ready jobs whose ids come after `p_after` and are among the last `p_max`; and the last id that was
+-- assigned before the read. If `p_after` is null, returns only that id. For workers that have other jobs to claim in
+-- the meantime. Served by the primary key; `p_max` also limits the number of rows that are read although they are not
+-- visible yet, or no longer visible.
 CREATE OR REPLACE FUNCTION rouse.newest_lanes(p_after bigint, p_max integer, OUT lanes bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -132,8 +132,8 @@ $$;
 -- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns their number, and the number of
 -- milliseconds until the next one is due (null: there is none). A due job that is locked is left to a later call: it
 -- does not count as the next one, because the worker would then not wait at all. `p_since`: only jobs that became due
--- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due. Sorts nothing, as
--- rouse.peek.
+-- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due. Like rouse.peek,
+-- it sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.promote(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_tell boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
@@ -250,8 +250,8 @@ BEGIN
         FROM (SELECT j.available_at, j.attempt, j.blockers FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
               ORDER BY j.lane LIMIT 10001) AS j) AS waiting
-    -- FULL: a plan that was made for few lanes could compare each lane with each of these rows for a left join. The rows
-    -- of other queues have no lane here.
+    -- FULL: a plan that was made for few lanes could compare each lane with each of these rows for a left join. The
+    -- rows of other queues have no lane here.
     FULL JOIN due ON due.lane = l.id
     FULL JOIN running ON running.lane = l.id
     GROUP BY l.handler, l.tags

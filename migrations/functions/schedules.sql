@@ -332,8 +332,8 @@ BEGIN
 END
 $$;
 
--- Resumes a paused schedule, and returns whether it was paused. Times that were due in between are not caught up: a
--- backfill does that.
+-- Resumes a paused schedule, and returns whether it was paused. Due times in between are not caught up; a backfill can
+-- enqueue jobs for them.
 CREATE OR REPLACE FUNCTION rouse.resume_schedule(name text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -392,7 +392,7 @@ BEGIN
 END
 $$;
 
--- Enqueues a job of a schedule now, whether or not it is due, paused, or its previous job is live, and returns its id.
+-- Enqueues a job of a schedule now and returns its id, even if the schedule is not due, is paused, or has a live job.
 CREATE OR REPLACE FUNCTION rouse.run_schedule(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -440,9 +440,9 @@ END
 $$;
 
 -- Every schedule, with its next five due times and the outcomes of the last five. `state`: active; paused; error:
--- nothing is enqueued, as `error` says. `last_runs`: [{"due_at", "at", "outcome", "job", "state", "error"}, …], the
--- latest first; `state` is that of the job. `backfills`: those that are not finished, and the last one that is. Served
--- by schedule_run_last and backfill_schedule.
+-- nothing is enqueued, for the reason in `error`. `last_runs`: [{"due_at", "at", "outcome", "job", "state", "error"},
+-- …], the latest first; `state` is that of the job. `backfills`: those that are not finished, and the last one that is.
+-- Served by schedule_run_last and backfill_schedule.
 CREATE OR REPLACE VIEW rouse.schedules AS
 SELECT s.name, s.handler, s.cron, s.time_zone,
        CASE WHEN s.paused_at IS NOT NULL THEN 'paused' WHEN s.error IS NOT NULL THEN 'error' ELSE 'active' END AS state,

@@ -1,8 +1,8 @@
 -- Records of an attempt while it runs: steps, progress, usage, log lines. Only the worker that has claimed the job may
 -- write them.
 
--- The reason why a job is not this worker's under this fence (an abort reason); null if it is. Counts attempts of a
--- worker to write to another worker's job.
+-- The reason why a job is not this worker's under this fence (an abort reason); null if it is. Counts refused writes to
+-- jobs of other workers (rouse._count_refused).
 CREATE OR REPLACE FUNCTION rouse._refusal(p_worker bigint, p_id bigint, p_fence bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +47,7 @@ BEGIN
         FROM unnest(p_ids, p_fences, p_known_until) WITH ORDINALITY AS a(id, fence, known_until, place)) AS asked
     CROSS JOIN LATERAL (
         -- Arrays in one row: with a row for each step, sending and reading the steps would cost more than finding them.
-        -- Not sorted, for the same reason.
+        -- They are not sorted, for the same reason.
         SELECT coalesce(sum(r.version) FILTER (WHERE NOT r.is_new), 0) AS known, coalesce(sum(r.version) FILTER (WHERE r.is_new), 0) AS added,
                array_agg(r.name) FILTER (WHERE r.is_new) AS names,
                array_agg(octet_length(r.result)) FILTER (WHERE r.is_new) AS bytes,
@@ -95,10 +95,10 @@ BEGIN
 END
 $$;
 
--- Rejects steps of a job beyond what any host allows (settable.rs in host/src/sandbox): 100,000 steps, most of which have
--- one row, and the others two or a few; and 64 MiB of results, apart from the headers of their rows. `p_rows` and
--- `p_bytes`: what the call adds. Counting reads all rows of the job, so only some calls count: all that add 1 MiB, and
--- one in about 1,000 of those that add a small row. A job can thus exceed the bounds, by about 1 MiB and 1,000 rows on
+-- Rejects steps of a job beyond what any host allows (settable.rs in host/src/sandbox): 100,000 steps, most of which
+-- have one row and some a few; and 64 MiB of results, apart from the headers of their rows. `p_rows` and `p_bytes`:
+-- what the call adds. Counting reads all rows of the job, so only some calls count: all that add 1 MiB, and one in
+-- about 1,000 of those that add a small row. A job can thus exceed the bounds, by about 1 MiB and 1,000 rows on
 -- average. Served by step_job.
 CREATE OR REPLACE FUNCTION rouse._check_steps(p_job bigint, p_rows integer, p_bytes bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -152,7 +152,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    -- As rouse._lock_attempt.
+    -- Like rouse._lock_attempt.
     PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT;
     IF rouse._record_step(p_worker, p_id, p_fence, p_name, p_result) IS NULL THEN
         -- Null would mean that it is recorded, so this is never null, even if no reason is found a moment later.
@@ -239,8 +239,8 @@ $$;
 -- lines that are stored: a worker may only write for its own attempts, running, ended or released.
 --
 -- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
--- count as stored. An earlier call that has not committed yet is not noticed. Other calls do not read rouse.log. Served
--- by log_job, in each partition.
+-- count as stored. Lines of an earlier call that has not committed yet may be stored twice. Without p_repeats, the call
+-- does not read rouse.log. Served by log_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan

@@ -1,6 +1,6 @@
 -- Waits: sleeps, signals and calls of suspended jobs.
 --
--- A job is suspended if it is queued, has no turn, and `wait` of its row says what it waits for:
+-- A job is suspended if it is queued, has no turn, and the column `wait` of its row describes what it waits for:
 --
 --   {"kind": "sleep", "step": …, "until_ms": …}               available_at is that time, and rouse.promote ends the
 --                                                             wait
@@ -12,8 +12,8 @@
 -- parent do. A suspension that waits for a signal takes a stronger lock: either it waits, and sees the signal, or the
 -- sender waits, and sees the wait.
 
--- Those of the listed jobs that the job has called, according to its steps. A worker waits for no others: it would lock
--- them. Served by step_job.
+-- Those of the listed jobs that the job has called, according to its steps. Others are left out, because a suspension
+-- locks the jobs that it waits for. Served by step_job.
 CREATE OR REPLACE FUNCTION rouse._called_jobs(p_job bigint, p_jobs jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -27,8 +27,8 @@ END
 $$;
 
 -- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
--- a list of {"parent": …, "step": …, "id": …}. If a resumed attempt waits again at the same step, it has `begun` that
--- step. Served by the primary key and signal_job.
+-- a list of {"parent": …, "step": …, "id": …}. `begun` is set if the attempt waits at a step that an earlier attempt
+-- has already recorded. Served by the primary key and signal_job.
 CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -227,9 +227,9 @@ $$;
 
 -- The ends of calls, for the worker that runs the job: records the calls that have ended as the results of their steps,
 -- {"output": …} or {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call
--- whose chain has not ended. A step that is not returned was not called yet. As in rouse.take_signal, a result of more
--- than 1,024 bytes is null, and so are those after the first 64 KiB. Fails if the results together exceed p_bytes_max.
--- Served by step_job, and as rouse.chain.
+-- whose chain has not ended. A call whose step is not returned has not been made yet. As in rouse.take_signal, a result
+-- of more than 1,024 bytes is null, and so are those after the first 64 KiB. Fails if the results together exceed
+-- p_bytes_max. Served by step_job, and as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
 RETURNS TABLE (refusal text, step text, result json, job bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -329,9 +329,9 @@ BEGIN
 END
 $$;
 
--- Deletes signals to jobs that have ended. Looks at the next 10,000 signals after this id; `reached` is the id of the
--- last one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that may
--- not do maintenance delete nothing. Served by the primary keys, with a plan that does not depend on statistics (as in
+-- Deletes signals to jobs that have ended. Reads the next 10,000 signals after this id; `reached` is the id of the last
+-- one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that may not
+-- do maintenance delete nothing. Served by the primary keys, with a plan that does not depend on statistics (as in
 -- rouse.maintain_gate_keys).
 CREATE OR REPLACE FUNCTION rouse.maintain_signals(p_worker bigint, p_key bytea, p_after bigint, OUT reached bigint, OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'

@@ -48,7 +48,7 @@ CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) A
 
 -- The number of jobs of each lane: ready; scheduled (including jobs that wait for others, and due ones that have no
 -- turn yet); running, and of these `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000
--- for each lane, running ones up to 100,000 in all; if there are more, `at_least` is true. Served by job_ready,
+-- for each lane, running ones up to 100,000 in total; if there are more, `at_least` is true. Served by job_ready,
 -- job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
@@ -126,8 +126,8 @@ BEGIN
 END
 $$;
 
--- The gates, as they are in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate;
--- null: an operator has set it.
+-- The gates in force; see rouse.set_gate. `declared_by` is the handler whose module declares the gate; null: an
+-- operator has set it.
 CREATE OR REPLACE VIEW rouse.gates AS
 SELECT g.name, g.kind, g.queue, g.handler, g.key, g.max, g.period_ms * interval '1 millisecond' AS period, g.burst, g.during, g.on_conflict, g.edge,
        g.max_wait_ms * interval '1 millisecond' AS max_wait, g.declared_by
@@ -220,7 +220,8 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings, or was ever used. `last_used_at` is when it last had a job, to the day; null: never.
+-- Every queue that has settings or has ever been used. `last_used_at` is the day on which it last had a job; null:
+-- never.
 CREATE OR REPLACE VIEW rouse.queue_settings AS
 SELECT coalesce(q.name, l.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        greatest(q.used_at, l.used_at) AS last_used_at, q.keep_days, q.keep_failed_days,
@@ -233,7 +234,7 @@ SELECT coalesce(q.name, l.queue) AS name, coalesce(q.payload_bytes_max, 262144) 
 FROM rouse.queue AS q
 FULL JOIN (SELECT l.queue, max(l.used_at) AS used_at FROM rouse.lane AS l GROUP BY l.queue) AS l ON l.queue = q.name;
 
--- The same, with the number of jobs of each queue.
+-- The rows of rouse.queue_settings, with the number of jobs of each queue.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT s.name, s.payload_bytes_max, s.created_at, s.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
@@ -248,8 +249,8 @@ LEFT JOIN (
 -- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that no worker will
 -- take. `orphans` are running jobs whose worker is dead. `workers` and `slots` count the live workers that are not
 -- draining, have the handler and all of the tags, and serve the queue. `known` is true if such a worker is alive, or
--- was within the last 7 days and is not forgotten: otherwise the jobs wait for a worker that has never been seen, and
--- starting another host of a known kind would not help.
+-- was alive within the last 7 days and has not been forgotten; otherwise, starting another host of a known kind would
+-- not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 -- Workers with the same settings are compared once with each row: fleets have thousands of incarnations, and few
 -- settings.
@@ -308,7 +309,7 @@ CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');
 
 -- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row that is kept, even with a
--- condition on the day: no partition is left out by a value that is computed from its key.
+-- condition on the day: Postgres does not prune partitions by a value that is computed from their key.
 CREATE OR REPLACE VIEW rouse.usage AS
 SELECT a.day, l.handler, a.tenant, count(*) AS attempts, sum(a.cpu_us) / 1e6 AS cpu_seconds, sum(a.wall) AS wall_seconds,
        max(a.memory_peak_bytes) AS memory_peak_bytes, sum(a.host_calls) AS host_calls, sum(a.bytes_in) AS bytes_in, sum(a.bytes_out) AS bytes_out

@@ -34,7 +34,7 @@ $$;
 -- finds this job at one of its next polls, which are a few milliseconds apart. A job that was enqueued a while ago is
 -- not skipped: cursors may have passed it, and only its own notification leads to it. The lock's key contains the time,
 -- so that a transaction that decides early (SET CONSTRAINTS ALL IMMEDIATE) and stays open suppresses other
--- notifications for 100 ms, and not until it ends. It is an advisory lock because rows cannot be locked without a
+-- notifications only for 100 ms, not until it ends. It is an advisory lock because rows cannot be locked without a
 -- write; its key is computed with a secret, so that no other login can hold it beforehand.
 CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -98,7 +98,7 @@ BEGIN
 END
 $$;
 
--- For this long from now (at most an hour), the worker wants to be notified for these queues ('*': for any).
+-- Requests notifications about these queues ('*': any queue) for a worker, for this long from now (at most an hour).
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -116,7 +116,7 @@ BEGIN
 END
 $$;
 
--- The worker is busy and needs no notifications.
+-- Ends the request of rouse.sleep: the worker is busy.
 CREATE OR REPLACE FUNCTION rouse.awake(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN

@@ -1,4 +1,4 @@
--- rouse.why: what keeps a job from starting.
+-- rouse.why: the reasons why a job does not start.
 
 -- A duration in one unit, rounded, as host/display/src/when.rs writes it.
 CREATE OR REPLACE FUNCTION rouse._duration(p_time interval) RETURNS text
@@ -261,7 +261,7 @@ BEGIN
 END
 $$;
 
--- What else a ready job waits for: its worker, its shard, the jobs ahead of it, a slot.
+-- The other reasons why a ready job does not start: its worker, its shard, the jobs ahead of it, a slot.
 CREATE OR REPLACE FUNCTION rouse._why_in_line(p_job rouse.job, p_lane rouse.lane, p_now timestamptz)
 RETURNS TABLE (reason text, sentence text, remedy text, since timestamptz, until timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -394,16 +394,16 @@ BEGIN
 END
 $$;
 
--- What keeps a job from starting: a row for each reason, and a row `ready` if there is none. No row if the job does not
--- exist or is no longer kept.
+-- Returns a row for each reason why a job does not start, or one row `ready` if there is none. No row if the job does
+-- not exist or is no longer kept.
 --
 --   reason    running, ended, orphaned; not_due, after, suspended: it has no turn yet; paused; no_worker, no_handler,
 --             no_queue, no_tag, not_permitted, draining, parked: no worker takes it; max_concurrent, throttle, batch:
 --             gates of these kinds; max_in_flight: the limit of a fair queue; inbox, shard; ahead, priority,
 --             queue_order, concurrency, busy: others are first; ready: no reason
---   sentence  the same as text
---   remedy    what would change it; null: only time
---   since     the time since which that is the case, if it is known
+--   sentence  the reason as a sentence
+--   remedy    what an operator can do about it; null: it can only wait
+--   since     the time since which the reason has applied, if it is known
 --   until     the time at which it ends on its own, if it is known
 --
 -- Jobs are counted up to 10,000. Served by primary keys, job_ready, job_lease, lane_id and dependency_job, after a read

@@ -46,7 +46,7 @@ BEGIN
 END
 $$;
 
--- Counts attempts of a worker to write to jobs that another worker has claimed, except jobs that it has lost to a later
+-- Counts refused writes of a worker to jobs that another worker has claimed, except jobs that it has lost to a later
 -- claim.
 CREATE OR REPLACE FUNCTION rouse._count_refused(p_worker bigint, p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -142,7 +142,7 @@ BEGIN
 END
 $$;
 
--- The handlers whose jobs wait, of those that a worker has registered.
+-- The handlers that are parked, of those that a worker has registered.
 CREATE OR REPLACE FUNCTION rouse._parked(p_capabilities jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT c.key FROM jsonb_each(p_capabilities) AS c WHERE c.value ->> 'parked' IS NOT NULL)
@@ -155,7 +155,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The statistics of a worker are an object of at most 64 KiB. The statistics of all workers are added up by queue: a
--- value that is not a number, or no queue, would make the statement fail for all of them.
+-- value that is not a number, or a missing queue, would make the statement fail for all of them.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -193,8 +193,8 @@ $$;
 
 -- Expires a worker: its claims can be adopted shortly afterwards. Its leases end 50 ms from now, usually after this
 -- commits: a claim checks the leases that have ended since the previous check (rouse.claim). If the commit takes
--- longer, the next sweep finds the orphans. Its running jobs are found by job_lease, all of whose rows are read, which
--- happens once in an incarnation. Its inboxes are emptied (direct.sql).
+-- longer, the next sweep finds the orphans. Its inboxes are emptied (direct.sql). Served by job_lease, all of whose
+-- rows are read; this happens once per incarnation.
 CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -326,8 +326,8 @@ END
 $$;
 
 -- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
--- draining; and expires workers without a heartbeat for 90 s. Returns the number of expired workers, and the worker's
--- own timeout flag: its number of attempts. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
+-- draining; and expires workers without a heartbeat for 90 s. Returns the number of expired workers, and that of the
+-- attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
 -- the worker. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A
 -- call that waited longer would still be waiting when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
