@@ -77,8 +77,8 @@ pub fn init(
     let filter = parse(filter)?;
     let lines = fmt::layer()
         .with_writer(|| Stderr)
-        // The reader may have closed the pipe. An error about that would go to the same stream, and would panic in the
-        // task that logs.
+        // The reader may have closed the pipe. An error about that would go to the same stream, and the task that logs
+        // would panic.
         .log_internal_errors(false)
         .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
     let lines = match format {
@@ -86,7 +86,7 @@ pub fn init(
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
     let result = Registry::default().with(listener).with(lines).try_init();
-    // It fails only if logging is already set up, and then the existing setup stays.
+    // It fails only if logging is already set up, and then the existing setup remains.
     drop::<Result<(), _>>(result);
     Ok(())
 }
@@ -99,9 +99,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time for which a panic waits for its message to be written: it may end the process at once.
 const PANIC_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// From now on, a separate thread writes log lines, [`line()`]s and the messages of panics, so that a reader that stalls
-/// does not stop the process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader reads
-/// again.
+/// From now on, a separate thread writes log lines, [`line()`]s and the messages of panics, so that a reader that
+/// stalls does not stop the process. While 4 MiB wait, further lines are dropped; a warning counts them once the reader
+/// reads again.
 ///
 /// # Errors
 /// If the thread cannot be started.

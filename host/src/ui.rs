@@ -1,9 +1,9 @@
 //! The dashboard: reads rows, checks the reader's permissions, sends the pages of `rouse-display`.
 //!
-//! It reads as `rouse … --json` does, through a store of its own, so that readers never wait for a worker's connection
-//! or the other way round. It never writes except for an operator's form (`actions`). Values that several readers
-//! look at are read once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so
-//! that ten readers of an open page cost the database as much as one.
+//! It reads as `rouse … --json` does, through a store of its own, so that readers and workers never wait for each
+//! other's connections. It never writes except for an operator's form (`actions`). Values that several readers look at
+//! are read once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so that
+//! ten readers of an open page cost the database as much as one.
 
 mod access;
 mod actions;
@@ -89,7 +89,8 @@ impl std::fmt::Debug for Ui {
 }
 
 impl Ui {
-    /// A dashboard of this database. `catalog`: the modules of this host, if it has any. It works until `stopping`.
+    /// A dashboard for this database. `catalog`: the modules of this host, if it has any. It runs until `stopping` is
+    /// cancelled.
     pub fn start(
         store: Store,
         catalog: Option<Arc<Catalog>>,
@@ -197,12 +198,12 @@ async fn to_the_job(
     }
 }
 
-/// The path behind [`PATH`].
+/// The part of the path after [`PATH`].
 fn path_of(uri: &Uri) -> &str {
     uri.path().strip_prefix(PATH).unwrap_or_default()
 }
 
-/// Changes with the assets.
+/// A part of the hash of the assets.
 fn asset_version() -> String {
     use sha2::{Digest as _, Sha256};
     static VERSION: std::sync::OnceLock<String> = std::sync::OnceLock::new();
@@ -222,7 +223,7 @@ fn asset_version() -> String {
 }
 
 fn asset(kind: &'static str, text: &'static str) -> Response {
-    // The address has their hash.
+    // The address contains the hash of the assets.
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
@@ -279,7 +280,7 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
 }
 
 impl Ui {
-    /// A page with a sentence, for a reader who is not known.
+    /// A page with a message, for a reader who is not signed in.
     fn problem(&self, status: StatusCode, title: &str, why: &str) -> Response {
         self.problem_for(&Reader::default(), status, title, why)
     }

@@ -283,8 +283,8 @@ async fn retry(args: Named) -> anyhow::Result<ExitCode> {
     report(&args, "retried", done.await)
 }
 
-/// Repeats a change until it changes nothing more; returns how many jobs it has changed. Shows its progress on a
-/// terminal.
+/// Repeats a change until it has nothing left to change; returns the number of jobs that it has changed. Shows its
+/// progress on a terminal.
 async fn in_batches(
     done_word: &str,
     change: impl AsyncFn() -> Result<i32, StoreError>,
@@ -309,7 +309,7 @@ async fn in_batches(
     done
 }
 
-/// Prints how many jobs were changed, or why the change is refused.
+/// Prints how many jobs were changed, or why the change was refused.
 fn report(
     args: &Named,
     done_word: &str,

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_can_be_aligned_at_the_right() {
+    fn numbers_can_be_right_aligned() {
         let mut list = List::on(PIPE, ["n", "x"]);
         list.align_right(&["n"]);
         list.row(["7".to_owned(), "a".to_owned()]);

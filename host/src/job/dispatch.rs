@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The choice of a worker for each job of a queue when it is enqueued (`rouse.queue.dispatch`).
+/// How a worker is chosen for each job of a queue when it is enqueued (`rouse.queue.dispatch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {

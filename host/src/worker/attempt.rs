@@ -85,8 +85,8 @@ async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Du
     run_traced(shared, claim, started, None, trace).await
 }
 
-/// Runs the attempt, passes its outcome on, and records it in `trace`. `checked`: the CPU time of the check of its
-/// payload, if that was done before.
+/// Runs the attempt, passes its outcome on, and records it in `trace`. `checked`: the CPU time that checking its
+/// payload has already taken, if it was checked before.
 async fn run_traced(
     shared: &Arc<Shared>,
     mut claim: Claim,

@@ -28,8 +28,7 @@ const DEFAULT: &str = "default";
 /// The origin of a value that the manifest sets.
 const MODULE: &str = "module";
 
-/// All settings in the order of the documentation, except those that are grants (`fine_clocks`,
-/// `schedule`).
+/// All settings in the order of the documentation, except those that are grants (`fine_clocks`, `schedule`).
 pub(super) fn settings(
     handler: &Handler,
     policy: &Policy,

@@ -20,7 +20,7 @@ fn a_new_crate_tests_natively_and_builds_a_module_as_it_stands() {
     assert_eq!(folder, parent.path().join("send-email"));
     assert_eq!(names_in(parent.path()), ["send-email"]);
 
-    // The versions of this repository, which do not need the network.
+    // The versions that this repository has locked, which need no network access.
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     fs::copy(repository.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
     // Kept between runs, in a folder that other tests and builds do not lock.

@@ -56,7 +56,7 @@ pub(super) struct Folder {
     loads: Arc<Loads>,
     /// The number of load orders so far.
     pub(super) started: u64,
-    /// The orders that are not tried yet, and those that are slow to load.
+    /// The orders that have not been tried yet; `slow` holds those that are slow to load.
     trying: BTreeSet<u64>,
     slow: BTreeSet<u64>,
 }
@@ -192,8 +192,8 @@ impl Folder {
         }
     }
 
-    /// Refuses a file that may exist but cannot be read. Its last good version keeps serving. Returns true if that is
-    /// new.
+    /// Refuses a file that may exist but cannot be read. Its last good version keeps serving. Returns true if the
+    /// refusal is new.
     fn refuse_unreadable(&mut self, name: &str, why: Unusable, trust: &Trust) -> bool {
         let new = self.new_entry(trust);
         let entry = self.entries.entry(name.to_owned()).or_insert(new);
@@ -293,7 +293,8 @@ impl Folder {
         (digest == module.digest).then(|| Arc::new(module.renamed(name, signed_by)))
     }
 
-    /// Records the outcome of a load. Returns true if something changed.
+    /// Records the outcome of a load. Returns false if the outcome is out of date, because the file was removed or has
+    /// changed again.
     pub(super) fn finish(&mut self, loaded: Loaded) -> bool {
         let Loaded {
             file,
@@ -311,7 +312,7 @@ impl Folder {
         };
         let entry = self.entries.get_mut(&file);
         let Some(entry) = entry.filter(|entry| entry.loading == Some(number)) else {
-            // The file was removed, or has changed again.
+            // The outcome is of a version that is no longer there.
             return false;
         };
         if let Outcome::Slow = outcome {
@@ -507,18 +508,18 @@ mod tests {
         start.finish();
         let path = start.dir.path().join("mail.wasm");
         fs::remove_file(&path).unwrap();
-        // An error that even root gets: the name is too long.
+        // An error that occurs even for root: the name is too long.
         std::os::unix::fs::symlink("x".repeat(300), &path).unwrap();
         assert!(start.folder.scan(&Trust::Everything).changed);
         let entry = start.folder.entries.get_mut("mail.wasm").unwrap();
         assert!(matches!(entry.unreadable, Some(Unusable::ForNow(_))));
-        // As while a version of it waits for a name.
+        // The same state as while a version of the file waits for a name.
         let why = "the name belongs to another file".into();
         assert!(entry.deny("mail.wasm", Denied { why, lines: None }));
         for _ in 0..2 {
             assert!(!start.folder.scan(&Trust::Everything).changed);
         }
-        // As after that version was accepted.
+        // The same state as after that version was accepted.
         start.folder.entries.get_mut("mail.wasm").unwrap().accept();
         assert!(start.folder.scan(&Trust::Everything).changed);
         assert!(!start.folder.scan(&Trust::Everything).changed);

@@ -24,7 +24,7 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) env: Vec<(String, String)>,
     /// Its settings, a JSON object; `None` means an empty one.
     pub(in crate::sandbox) settings: Option<Arc<str>>,
-    /// Whether it has clocks as fine as the machine's.
+    /// Whether its clocks are as precise as the machine's.
     pub(in crate::sandbox) fine_clocks: bool,
     /// The handlers whose jobs it may enqueue: names and patterns.
     pub(in crate::sandbox) enqueue: Vec<String>,

@@ -9,7 +9,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Enough for a cursor, a token or a counter; larger data belongs in a table or a file.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// The state that a handler may keep for one tenant.
+/// The quota of the state that a handler keeps for one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateQuota {
     /// The maximum number of keys. Default: 1,000.

@@ -1,5 +1,4 @@
-//! The progress of a drain: a progress bar on a terminal, otherwise a line every few
-//! seconds.
+//! The progress of a drain: a progress bar on a terminal, otherwise a line every few seconds.
 
 use std::cell::Cell;
 use std::io::IsTerminal as _;

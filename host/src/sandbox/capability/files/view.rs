@@ -82,8 +82,8 @@ impl Files<'_> {
         Err(ErrorCode::NoEntry.into())
     }
 
-    /// Counts a change that adds something against the quota, and makes it, on a thread that may block, unless the
-    /// attempt has to stop by then.
+    /// Makes a change on a thread that may block, unless the attempt has to stop by then. `growth` counts against the
+    /// quota.
     pub(super) async fn change<T: Send + 'static>(
         &mut self,
         about: About,
@@ -101,7 +101,7 @@ impl Files<'_> {
         }
     }
 
-    /// What a change adds to the descriptor's directory, if that has a quota.
+    /// The size that a change adds to the descriptor's directory, if that has a quota.
     pub(super) fn growth(&self, fd: &Fd, more: Size) -> Option<Growth> {
         let quota = self.fds.quota(fd)?;
         Some(Growth { quota, more })
@@ -141,7 +141,7 @@ impl Files<'_> {
     }
 }
 
-/// Undoes the charge of a change that failed.
+/// Undoes the charge for a change that failed.
 fn undo_if_failed<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
     if let (Err(_), Some(charge)) = (&done, charge) {
         charge.undo();

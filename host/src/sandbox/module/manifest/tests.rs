@@ -7,7 +7,7 @@ use crate::job::cron;
 use crate::job::declared_gate::GateLimit;
 use crate::sanitize::is_unsafe;
 
-/// What `#[handler]` refuses at compile time.
+/// The limits that `#[handler]` enforces at compile time.
 #[path = "../../../../../sdk/macros/src/limits.rs"]
 mod sdk;
 
