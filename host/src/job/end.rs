@@ -78,7 +78,8 @@ pub enum RunEnd {
     GrantsRefused(String),
     /// The handler returned, and Postgres refused one of its effects: nothing was committed.
     EffectFailed(SqlFailure),
-    /// A statement of the handler does not fit the database: the handler is parked.
+    /// A statement of the handler does not fit the database, and the handler is parked; or a new version of the module
+    /// has replaced the statement.
     Parked,
     /// The host could not run the handler (no instance, a missing import …).
     Unrunnable(String),

@@ -80,7 +80,7 @@ pub struct OwnLimits {
 /// | suspended | when its wait ends; this attempt does not count |
 /// | Postgres cannot store its result, or the jobs that it enqueues | never |
 /// | Postgres refused an effect | as the statement declares: never, or after the backoff |
-/// | its handler is parked | immediately; this attempt does not count |
+/// | its handler is parked, or its statement was replaced | immediately; this attempt does not count |
 /// | a shutdown, or it never started (no slot in time, no handler) | immediately; this attempt does not count |
 ///
 /// # Errors

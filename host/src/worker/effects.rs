@@ -93,11 +93,16 @@ async fn after_failure(
     }
 }
 
-/// The statements of calls, in order.
-fn checked<'a>(statements: &'a Statements, calls: &'a [SqlCall]) -> Option<Vec<CheckedCall<'a>>> {
+/// The statements of calls, in order. `granted`: those of the attempt. `None` if one of them is not what the attempt's
+/// version of the module declares: a new version has replaced the file of the module.
+fn checked<'a>(
+    statements: &'a Statements,
+    granted: &Arc<GrantedSql>,
+    calls: &'a [SqlCall],
+) -> Option<Vec<CheckedCall<'a>>> {
     let checked = calls
         .iter()
-        .map(|call| Some((statements.by_name.get(&call.statement)?, call)));
+        .map(|call| Some((statements.declared_by(granted, &call.statement)?, call)));
     checked.collect()
 }
 
@@ -148,7 +153,7 @@ async fn commit(
         else {
             return Err(RunEnd::Parked);
         };
-        let Some(checked) = checked(&statements, calls) else {
+        let Some(checked) = checked(&statements, granted, calls) else {
             return Err(RunEnd::Parked);
         };
         let checked = [checked];
@@ -362,7 +367,7 @@ impl AttemptJournal {
         let mut warnings = Repeats::default();
         loop {
             let (statements, granted) = self.statements()?;
-            let checked = [checked(&statements, calls).ok_or(SqlRefusal::Parked)?];
+            let checked = [checked(&statements, granted, calls).ok_or(SqlRefusal::Parked)?];
             let effects = Effects {
                 write: FencedWrite::Step {
                     id: self.id,
@@ -419,11 +424,11 @@ impl AttemptJournal {
 
 impl SqlStore for AttemptJournal {
     fn check(&self, call: &SqlCall) -> Result<(), String> {
-        // If the handler has been parked since, this is noticed when the statement runs.
-        let Some(statements) = self.shared.sql.statements(&self.handler.manifest.name) else {
+        // If the handler has been parked since, or has other statements, this is noticed when the statement runs.
+        let Ok((statements, granted)) = self.statements() else {
             return Ok(());
         };
-        match statements.by_name.get(&call.statement) {
+        match statements.declared_by(granted, &call.statement) {
             Some(statement) => statement.check_params(&call.params.0),
             None => Ok(()),
         }
@@ -437,7 +442,7 @@ impl SqlStore for AttemptJournal {
             let mut conflicts = 0;
             loop {
                 let (statements, granted) = self.statements()?;
-                let statement = statements.by_name.get(&call.statement);
+                let statement = statements.declared_by(granted, &call.statement);
                 let statement = statement.ok_or(SqlRefusal::Parked)?;
                 let rows = statements
                     .login

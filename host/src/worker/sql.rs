@@ -86,9 +86,25 @@ enum FitState {
 /// The statements of a handler, which fit the database.
 pub(super) struct Statements {
     pub(super) login: Login,
-    pub(super) by_name: HashMap<String, CheckedStatement>,
+    granted: Arc<GrantedSql>,
+    by_name: HashMap<String, CheckedStatement>,
     /// The attempts whose effects are to be committed.
     pub(super) waiting: Waiting,
+}
+
+impl Statements {
+    /// The statement with this name that an attempt with these grants may run. `None` if it is not the one that the
+    /// attempt's version of the module declares: the file of the module was replaced after the attempt had started, and
+    /// the parameters are meant for the previous text.
+    pub(super) fn declared_by(
+        &self,
+        granted: &Arc<GrantedSql>,
+        name: &str,
+    ) -> Option<&CheckedStatement> {
+        let is_same = Arc::ptr_eq(&self.granted, granted)
+            || self.granted.statement(name) == Some(granted.statement(name)?);
+        self.by_name.get(name).filter(|_| is_same)
+    }
 }
 
 impl Fit {
@@ -535,7 +551,7 @@ fn change(
 async fn check_statements(
     shared: &Shared,
     login: &Login,
-    granted: &GrantedSql,
+    granted: &Arc<GrantedSql>,
 ) -> Result<Statements, Unfit> {
     shared.store.check_login(login).await?;
     let mut by_name = HashMap::new();
@@ -545,6 +561,7 @@ async fn check_statements(
     }
     Ok(Statements {
         login: login.clone(),
+        granted: granted.clone(),
         by_name,
         waiting: Waiting::new(),
     })

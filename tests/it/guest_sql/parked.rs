@@ -1,5 +1,6 @@
 //! Handlers whose statements do not fit the database.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -11,7 +12,7 @@ use tokio::net::TcpListener;
 
 use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in, guests_with};
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{TestWorker, enqueue};
+use crate::support::worker::{TestWorker, enqueue, lease};
 
 /// The reason why a handler is parked, as shown by the fleet.
 fn parked(handler: &str) -> String {
@@ -271,6 +272,93 @@ async fn a_new_version_with_the_same_statements_is_served_without_a_new_check() 
     )
     .await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
+}
+
+/// Replaces the file of the guests by one in which these texts, of the same length, are different.
+fn replace_texts(folder: &Path, texts: &[(&str, &str)]) {
+    let mut module = std::fs::read(folder.join(MODULE)).unwrap();
+    for (old, new) in texts {
+        assert_eq!(old.len(), new.len());
+        let at = |module: &[u8]| {
+            module
+                .windows(old.len())
+                .position(|it| it == old.as_bytes())
+        };
+        let first = at(&module).expect("the module contains the text");
+        module[first..first + new.len()].copy_from_slice(new.as_bytes());
+        assert_eq!(at(&module), None, "{old} occurs twice");
+    }
+    std::fs::write(folder.join("next"), module).unwrap();
+    std::fs::rename(folder.join("next"), folder.join(MODULE)).unwrap();
+}
+
+#[tokio::test]
+async fn an_attempt_of_a_replaced_module_runs_only_the_statements_that_its_version_declares() {
+    let shop = Shop::open().await;
+    let folder = folder_of_guests();
+    let (sandbox, catalog) = guests_in(folder.path()).await;
+    catalog.watch();
+    let parts = shop.parts_of(sandbox, catalog, shop.login());
+    let settings = Settings {
+        slots: 8,
+        overrides: lease("sql.*", 600),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_with(parts, settings);
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    shop.sql("CREATE TABLE first AS SELECT sha256 FROM rouse.handlers WHERE handler = 'sql.run'")
+        .await;
+    // No step can be recorded.
+    let other = shop.db.client().await;
+    let lock = "BEGIN; LOCK TABLE rouse.step IN SHARE MODE";
+    other.batch_execute(lock).await.unwrap();
+    // The statement of this step stays the same.
+    let step =
+        |order: i64| json!({"step": {"name": "a", "effects": [call("add_order", json!([order]))]}});
+    let line = || call("add_line", json!([7, 1]));
+    let mut ids = Vec::new();
+    for (order, then) in [
+        (1, json!({"sql": line()})),
+        (2, json!({"step": {"name": "b", "effects": [line()]}})),
+        (3, json!({"query": call("orders", json!([[3]]))})),
+    ] {
+        let script = json!([{"run": {"ms": 0}}, step(order), then]);
+        ids.push(shop.enqueue(script).await);
+    }
+    for id in &ids {
+        shop.until(&format!(
+            "SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})"
+        ))
+        .await;
+    }
+    replace_texts(
+        folder.path(),
+        &[
+            ("INTO ledger (job, amount)", "INTO ledger (amount, job)"),
+            ("ORDER BY id -- all of them", "ORDER BY id LIMIT 0 -- all"),
+        ],
+    );
+    shop.until(
+        "SELECT sha256 <> (SELECT sha256 FROM first) FROM rouse.handlers WHERE handler = 'sql.run'",
+    )
+    .await;
+    // It starts once the new statements have been checked.
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    other.batch_execute("COMMIT").await.unwrap();
+    let mut ends = Vec::new();
+    for id in ids {
+        let ended = shop.ended(id).await;
+        ends.push((ended.state, ended.attempt, ended.result.unwrap()));
+    }
+    // The first attempts have recorded their steps; the second ones have run the new statements.
+    let succeeded = |result| ("succeeded".to_owned(), 2, result);
+    assert_eq!(
+        ends,
+        [json!([1]), json!([1, 2]), json!([1, []])].map(succeeded)
+    );
+    let sql = "SELECT count(*) = 2 AND bool_and(amount = 7 AND job = 1) FROM ledger";
+    assert!(shop.holds(sql).await);
+    worker.drain().await;
 }
 
 #[tokio::test]

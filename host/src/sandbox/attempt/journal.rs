@@ -128,7 +128,8 @@ pub enum SqlRefusal {
     Refused(String),
     /// Postgres has refused it.
     Failed(SqlFailure),
-    /// The statement does not match the database: the handler is parked, and the attempt ends.
+    /// The statement does not match the database, and the handler is parked; or a new version of the module has
+    /// replaced it. The attempt ends.
     Parked,
 }
 

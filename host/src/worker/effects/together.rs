@@ -80,10 +80,13 @@ impl Success {
 pub(in crate::worker) async fn commit(mut success: Success) {
     let name = &success.handler.manifest.name;
     let statements = success.shared.sql.statements(name);
-    let statements = statements
-        .filter(|it| success.handler.sql().is_some() && checked(it, &success.calls).is_some());
+    let statements = statements.filter(|it| {
+        let granted = success.handler.sql();
+        granted.is_some_and(|granted| checked(it, granted, &success.calls).is_some())
+    });
     let Some(statements) = statements else {
-        // The handler was parked after the attempt had started. This call ends the attempt for that reason.
+        // The handler was parked after the attempt had started, or a new version of its module has other statements.
+        // This call ends the attempt for that reason.
         success.commit_alone(Arc::default()).await;
         return;
     };
@@ -239,7 +242,9 @@ impl Committer {
 
     /// Returns whether there are releases to continue.
     async fn commit_part(&self, part: &[Success]) -> Result<bool, CommitError> {
-        let calls = part.iter().map(|it| checked(&self.statements, &it.calls));
+        let calls = part
+            .iter()
+            .map(|it| checked(&self.statements, it.handler.sql()?, &it.calls));
         let calls: Vec<_> = calls.collect::<Option<_>>().expect(CHECKED);
         let settlements: Vec<&Settlement> = part.iter().map(|it| &it.one().settlement).collect();
         let committed = self.shared.store.commit_effects(
