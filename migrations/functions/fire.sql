@@ -194,10 +194,11 @@ END
 $$;
 
 -- Enqueues jobs for due times of a backfill, unless another host has continued it since it was listed. `p_finished`: it
--- is complete, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, as rouse.fire_schedules
--- does. Served by the primary keys.
+-- is complete, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, or 1 ms if p_patient is
+-- false, as rouse.fire_schedules does. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_backfill(
-    p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean, p_error text) RETURNS boolean
+    p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean,
+    p_error text, p_patient boolean DEFAULT true) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -208,6 +209,9 @@ DECLARE
     due_at   timestamptz;
     made     integer := 0;
 BEGIN
+    IF p_patient IS NOT TRUE THEN
+        PERFORM set_config('lock_timeout', '1ms', true);
+    END IF;
     IF cardinality(p_due) > 1000 THEN
         RAISE EXCEPTION 'rouse.fire_backfill: at most 1000 due times in one call' USING ERRCODE = 'program_limit_exceeded';
     END IF;

@@ -146,19 +146,21 @@ impl Store {
     }
 
     /// Enqueues jobs for due times of a backfill; with `is_last` or an error, it is finished. Returns false if another
-    /// host has already continued it.
+    /// host has already continued it. Waits up to 250 ms for a lock that one of the jobs needs; only a millisecond
+    /// unless `is_patient`.
     pub async fn fire_backfill(
         &self,
         backfill: &Backfill,
         due: &[Timestamp],
         is_last: bool,
         error: Option<&str>,
+        is_patient: bool,
     ) -> Result<bool, StoreError> {
         let worker = self.identity()?;
         let due: Vec<SystemTime> = due.iter().copied().map(SystemTime::from).collect();
         let rows = self
             .query(
-                "SELECT rouse.fire_backfill($1, $2, $3, $4, $5, $6, $7)",
+                "SELECT rouse.fire_backfill($1, $2, $3, $4, $5, $6, $7, $8)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
@@ -170,6 +172,7 @@ impl Store {
                     (&due, Type::TIMESTAMPTZ_ARRAY),
                     (&(is_last || error.is_some()), Type::BOOL),
                     (&error, Type::TEXT),
+                    (&is_patient, Type::BOOL),
                 ],
             )
             .await?;

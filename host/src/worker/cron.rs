@@ -134,11 +134,10 @@ async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, Stor
         false => blocking(move || next_steps(backfills)).await,
     };
     let is_idle = decided.is_empty() && steps.is_empty();
-    let mut not_continued = Vec::new();
-    let result = continue_backfills(shared, steps, &mut not_continued).await;
+    let result = continue_backfills(shared, steps, &mut not_fired).await;
     hints
         .backfills
-        .note(&not_continued, started_at, Instant::now());
+        .note(&not_fired.backfills, started_at, Instant::now());
     result?;
     if !is_idle {
         return Ok(Duration::ZERO);
@@ -183,13 +182,15 @@ fn next_steps(backfills: Vec<Backfill>) -> Vec<BackfillStep> {
     steps.collect()
 }
 
-/// The schedules that a round could not fire.
+/// The schedules that a round could not fire, and the backfills that it could not continue.
 #[derive(Default)]
 struct NotFired {
     /// By revision.
     schedules: Vec<(i64, Cause)>,
+    /// By id.
+    backfills: Vec<(i64, Cause)>,
     /// True if a call of the round has waited for a lock until its timeout. The other calls do not wait, so that
-    /// schedules that are blocked delay others by one such wait, however many they are.
+    /// schedules and backfills that are blocked delay others by one such wait, however many they are.
     has_waited: bool,
 }
 
@@ -204,6 +205,24 @@ impl NotFired {
             false => shared.store.fire_schedules(fired).await,
             true => shared.store.try_fire_schedules(fired).await,
         };
+        self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
+        written
+    }
+
+    /// Enqueues these jobs of a backfill.
+    async fn continue_backfill(
+        &mut self,
+        shared: &Shared,
+        listed: &Backfill,
+        due: &[Timestamp],
+        is_last: bool,
+        error: Option<&str>,
+    ) -> Result<bool, StoreError> {
+        let is_patient = !self.has_waited;
+        let written = shared
+            .store
+            .fire_backfill(listed, due, is_last, error, is_patient)
+            .await;
         self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
         written
     }
@@ -349,17 +368,17 @@ fn is_refusal(error: &StoreError) -> bool {
     error.is_about_data()
 }
 
-/// Continues backfills. Notes the ids of those that could not be continued.
+/// Continues backfills. Notes those that could not be continued.
 ///
 /// # Errors
 /// If none of the rest can be continued.
 async fn continue_backfills(
     shared: &Shared,
     steps: Vec<BackfillStep>,
-    not_continued: &mut Vec<(i64, Cause)>,
+    not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     for step in steps {
-        continue_backfill(shared, step, not_continued).await?;
+        continue_backfill(shared, step, not_fired).await?;
     }
     Ok(())
 }
@@ -370,21 +389,23 @@ async fn continue_backfills(
 async fn continue_backfill(
     shared: &Shared,
     (listed, step): BackfillStep,
-    not_continued: &mut Vec<(i64, Cause)>,
+    not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
-    let (store, schedule, id) = (&shared.store, &listed.schedule, listed.id);
+    let (schedule, id) = (&listed.schedule, listed.id);
     let (due, is_last, error) = match step {
         Ok((due, is_last)) => (due, is_last, None),
         Err(why) => (Vec::new(), true, Some(why)),
     };
-    let written = match store
-        .fire_backfill(&listed, &due, is_last, error.as_deref())
+    let written = match not_fired
+        .continue_backfill(shared, &listed, &due, is_last, error.as_deref())
         .await
     {
         Err(error) if is_refusal(&error) => {
             warn!(schedule, backfill = id, %error, "the jobs of this backfill cannot be enqueued");
             let why = error.to_string();
-            store.fire_backfill(&listed, &[], true, Some(&why)).await
+            not_fired
+                .continue_backfill(shared, &listed, &[], true, Some(&why))
+                .await
         }
         written => written,
     };
@@ -394,15 +415,15 @@ async fn continue_backfill(
                 info!(schedule, backfill = id, error, "finished a backfill");
             }
         }
-        Ok(false) => not_continued.push((id, Cause::Busy)),
+        Ok(false) => not_fired.backfills.push((id, Cause::Busy)),
         Err(error) if error.is_locked() => {
             debug!(schedule, backfill = id, %error, "another transaction blocks the jobs of this backfill");
-            not_continued.push((id, Cause::Busy));
+            not_fired.backfills.push((id, Cause::Busy));
         }
         Err(error) if concerns_all(shared, &error) => return Err(error),
         Err(error) => {
             warn!(schedule, backfill = id, %error, "cannot continue this backfill; trying again after 1, 2, 4 … 60 s");
-            not_continued.push((id, Cause::Failed));
+            not_fired.backfills.push((id, Cause::Failed));
             if error.is_silence() {
                 // The others might wait just as long.
                 return Err(error);

@@ -128,6 +128,49 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
     worker.drain().await;
 }
 
+/// A host lists ten of them at once. If each waited for 250 ms, the first ten would be tried again before the host has
+/// tried the others.
+#[tokio::test]
+async fn backfills_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
+    let db = TestDb::new().await;
+    let (client, mut producer) = (db.client().await, db.client().await);
+    client
+        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
+        .await
+        .unwrap();
+    let open = producer.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('gated')")
+        .await
+        .unwrap();
+    for (name, handler) in [("a", "gated"), ("b", "gated"), ("free", "plain")] {
+        let sql = format!("'{name}', '{handler}', cron => '0 0 1 1 *'");
+        schedule(&client, &sql).await;
+    }
+    client
+        .batch_execute(
+            "SELECT rouse.backfill_schedule(s, '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
+             FROM unnest(ARRAY['a', 'b']) AS s, generate_series(1, 10);
+             SELECT rouse.backfill_schedule('free', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')",
+        )
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT finished_at IS NOT NULL FROM rouse.backfill WHERE schedule = 'free'",
+    )
+    .await;
+    let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
+    assert_eq!(one::<i64>(&client, unfinished).await, 20);
+    open.rollback().await.unwrap();
+    until_true(
+        &client,
+        "SELECT bool_and(finished_at IS NOT NULL AND error IS NULL) FROM rouse.backfill",
+    )
+    .await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_backfill_of_impossible_times_is_refused() {
     let db = TestDb::new().await;
