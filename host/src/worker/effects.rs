@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::Shared;
-use super::journal::AttemptJournal;
+use super::journal::{AttemptJournal, FailedTries};
 use super::repeats::Repeats;
 use super::settler::{self, Unsettled};
 use super::sql::{Rechecked, Statements, recheck};
@@ -343,7 +343,7 @@ impl AttemptJournal {
     /// Looks up whether a step was recorded by a commit that got no response.
     async fn is_recorded(&self, step: &str, attempt: Attempt) -> bool {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
-        let mut locked = 0;
+        let mut failed = FailedTries::default();
         loop {
             // This waits for the transaction in question.
             let response = match store.confirm(id, fence, attempt).await {
@@ -351,7 +351,7 @@ impl AttemptJournal {
                 Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,
                 Err(error) => Err(error),
             };
-            if let Some(result) = self.check_response(response, &mut locked).await {
+            if let Some(result) = self.check_response(response, &mut failed).await {
                 return result.is_some();
             }
         }
@@ -364,7 +364,7 @@ impl AttemptJournal {
         calls: &[SqlCall],
     ) -> Result<(), SqlRefusal> {
         let (mut conflicts, mut locked) = (0, 0);
-        let mut warnings = Repeats::default();
+        let (mut warnings, mut failed) = (Repeats::default(), FailedTries::default());
         loop {
             let (statements, granted) = self.statements()?;
             let checked = [checked(&statements, granted, calls).ok_or(SqlRefusal::Parked)?];
@@ -404,7 +404,7 @@ impl AttemptJournal {
                 }
                 CommitError::Store(error) => {
                     let response: Result<_, StoreError> = Err(error);
-                    self.check_response::<()>(response, &mut locked).await;
+                    self.check_response::<()>(response, &mut failed).await;
                 }
                 CommitError::InDoubt(error) => {
                     info!(job.id = self.id.0, %error, "the response to a commit with effects was lost; looking it up");

@@ -13,6 +13,7 @@ use tracing::{Level, debug};
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 use super::recorded::recorded;
+use super::repeats::Repeats;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
 use crate::sandbox::{Handler, Journal, JournalFuture, Meter, SqlStore, StateStore, WaitStore};
 use crate::store::{ClaimedJob, LostJob, RecordedSteps, Report, StoreError};
@@ -46,6 +47,15 @@ pub(super) struct AttemptJournal {
     /// The number of the last line of its log, and that of the previous run: the jobs of a batch that has crashed are
     /// run again one by one.
     lines: [AtomicU32; 2],
+}
+
+/// The failed tries of one call.
+#[derive(Debug, Default)]
+pub(super) struct FailedTries {
+    /// How often it has met a lock.
+    locked: u32,
+    /// The warnings about other errors, which may last until the lease ends.
+    warnings: Repeats,
 }
 
 /// The usage of an attempt while it runs.
@@ -132,7 +142,7 @@ impl AttemptJournal {
     where
         F: Future<Output = Result<Result<T, LostJob>, StoreError>>,
     {
-        let mut locked = 0;
+        let mut failed = FailedTries::default();
         loop {
             let permit = limit.acquire().await;
             let response = call().await;
@@ -140,7 +150,7 @@ impl AttemptJournal {
             match response {
                 Err(error) if error.is_about_data() => return Err(error.to_string()),
                 response => {
-                    if let Some(response) = self.check_response(response, &mut locked).await {
+                    if let Some(response) = self.check_response(response, &mut failed).await {
                         return Ok(response);
                     }
                 }
@@ -149,11 +159,11 @@ impl AttemptJournal {
     }
 
     /// Returns the response of the database, or `None` if the call has to be retried. If the attempt has lost its job,
-    /// waits for the abort signal. `locked`: the number of times that this call has met a lock.
+    /// waits for the abort signal. `failed`: the earlier tries of this call.
     pub(super) async fn check_response<T>(
         &self,
         response: Result<Result<T, LostJob>, StoreError>,
-        locked: &mut u32,
+        failed: &mut FailedTries,
     ) -> Option<T> {
         match response {
             Ok(Ok(response)) => Some(response),
@@ -166,17 +176,21 @@ impl AttemptJournal {
             // Another transaction has the lock, usually for a short time.
             Err(error) if error.is_locked() => {
                 debug!(job.id = self.id.0, %error, "a step or the state is locked; trying again");
-                tokio::time::sleep(after_lock(*locked)).await;
-                *locked += 1;
+                tokio::time::sleep(after_lock(failed.locked)).await;
+                failed.locked += 1;
                 None
             }
             Err(error) => {
                 self.shared.note_missing_partition(&error);
-                warn_unless_unreachable!(
-                    error,
-                    job.id = self.id.0,
-                    "could not read or write a step or the state; trying again"
-                );
+                // In an outage, nothing is logged as a warning.
+                let is_outage = error.is_unreachable() || error.is_cut_off();
+                if is_outage || failed.warnings.is_logged(Instant::now()) {
+                    warn_unless_unreachable!(
+                        error,
+                        job.id = self.id.0,
+                        "could not read or write a step or the state; trying again"
+                    );
+                }
                 tokio::time::sleep(RETRY_AFTER).await;
                 None
             }
@@ -196,10 +210,10 @@ impl Journal for AttemptJournal {
             if self.attempt == Attempt(1) {
                 return Arc::default();
             }
-            let mut locked = 0;
+            let mut failed = FailedTries::default();
             loop {
                 let response = recorded(&self.shared, (self.id, self.fence)).await;
-                if let Some(recorded) = self.check_response(response, &mut locked).await {
+                if let Some(recorded) = self.check_response(response, &mut failed).await {
                     let steps = recorded.steps.clone();
                     *self.read_steps() = Some(recorded);
                     return steps;
@@ -211,12 +225,12 @@ impl Journal for AttemptJournal {
     fn result<'a>(&'a self, step: &'a str) -> JournalFuture<'a, Result<Vec<u8>, String>> {
         Box::pin(async move {
             let store = &self.shared.store;
-            let mut locked = 0;
+            let mut failed = FailedTries::default();
             loop {
                 let call = self.shared.calls.steps.acquire().await;
                 let response = store.recorded_step(self.id, self.fence, step).await;
                 drop(call);
-                if let Some(result) = self.check_response(response, &mut locked).await {
+                if let Some(result) = self.check_response(response, &mut failed).await {
                     let gone =
                         || format!("the recorded result of the step {step} no longer exists");
                     return result.ok_or_else(gone);
