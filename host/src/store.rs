@@ -20,6 +20,7 @@ mod database_metrics;
 mod deadlines;
 mod declared;
 mod enqueue;
+mod error;
 mod find;
 mod fire;
 mod fleet;
@@ -57,8 +58,6 @@ mod sql;
 mod steps;
 mod waits;
 
-use std::error::Error as _;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,12 +65,11 @@ use arc_swap::ArcSwapOption;
 use deadpool::managed::{Object, PoolError};
 use tokio::sync::watch;
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::connect::{Connector, OpenError, Pool, PooledClient, Reach};
+use self::error::describe_chain;
 use crate::job::Incarnation;
-use crate::sanitize::printable;
 
 pub use crate::job::JsonText;
 pub use admin::When;
@@ -88,6 +86,7 @@ pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforcement, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{EnqueueRequest, EnqueueResult};
+pub use error::StoreError;
 pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, ScheduleDecision};
 pub use flows::FlowPage;
@@ -125,34 +124,6 @@ pub use steps::{LostJob, RecordedSteps};
 /// silent for this long is dead.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The functions in which calls by hosts and commands wait for locks for up to a few seconds, and what they wait for.
-const AWAITED: [(&str, &str); 10] = [
-    (
-        "rouse._in_own_shards",
-        "a transaction that has changed the shards of a queue and is still open",
-    ),
-    ("rouse._within_gates", CHANGED_QUEUE),
-    ("rouse._charge_gates", CHANGED_QUEUE),
-    ("rouse.register", CHANGED_WORKER),
-    ("rouse.heartbeat", CHANGED_WORKER),
-    ("rouse.outlived", CHANGED_WORKER),
-    ("rouse.unregister", CHANGED_WORKER),
-    ("rouse.declare_fair_share", CHANGED_QUEUE),
-    ("rouse.declare_gates", CHANGED_QUEUE),
-    (
-        "rouse.retry_jobs",
-        "a transaction that has retried jobs by a filter and is still open",
-    ),
-];
-
-const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
-
-const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate and is still open";
-
-/// The maximum size of an error text that is kept, in bytes. A Postgres error message is a sentence or two, and may
-/// quote a row.
-const ERROR_BYTES_MAX: usize = 4 << 10;
-
 /// The database, as the worker and the commands see it. Cheap to clone; every operation borrows a connection for one
 /// round trip.
 #[derive(Clone)]
@@ -169,164 +140,6 @@ pub struct Store {
     reader: Option<Arc<str>>,
     /// See [`Store::cancelling`].
     cancels: bool,
-}
-
-/// Why an operation failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// No connection could be opened. [`Store::ready`] waits for the next try.
-    #[error("cannot connect to {target}: {why}")]
-    Unreachable {
-        /// The address, without secrets.
-        target: Arc<str>,
-        /// The cause and, if known, what to do.
-        why: String,
-    },
-    /// Postgres did not answer in time.
-    #[error("no response from {target} within {} s", .waited.as_secs())]
-    Silent {
-        /// The address, without secrets.
-        target: Arc<str>,
-        /// The time waited.
-        waited: Duration,
-    },
-    /// Postgres refused the statement, or the connection broke during it.
-    #[error("{}", describe(.0))]
-    Refused(tokio_postgres::Error),
-    /// An operation for workers was called before a worker registered.
-    #[error("no worker has registered")]
-    NotRegistered,
-    /// The schema lacks a type of records.
-    #[error("the database has no type rouse.{0}; run `rouse migrate`")]
-    NotMigrated(&'static str),
-}
-
-// Not `#[from]`: the text already contains the source's.
-impl From<tokio_postgres::Error> for StoreError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl StoreError {
-    /// The error code, if Postgres gave one.
-    pub fn code(&self) -> Option<&SqlState> {
-        match self {
-            Self::Unreachable { .. }
-            | Self::Silent { .. }
-            | Self::NotRegistered
-            | Self::NotMigrated(_) => None,
-            Self::Refused(error) => error.code(),
-        }
-    }
-
-    /// True if no connection could be opened. The worker reports an outage once (`worker/reach.rs`).
-    pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
-    }
-
-    /// True if Postgres did not answer in time.
-    pub fn is_silence(&self) -> bool {
-        matches!(self, Self::Silent { .. })
-    }
-
-    /// True if the connection broke during the statement. In an outage, one statement of each task may end in this way
-    /// before the first try to connect has failed.
-    pub fn is_cut_off(&self) -> bool {
-        let Self::Refused(error) = self else {
-            return false;
-        };
-        error.is_closed()
-            || error
-                .source()
-                .is_some_and(|source| source.is::<io::Error>())
-    }
-
-    /// True if the statement was sent and got no response: none in time, or none because its connection broke.
-    pub fn is_unanswered(&self) -> bool {
-        matches!(self, Self::Silent { .. }) || self.is_cut_off()
-    }
-
-    /// True if a lock could not be taken in time.
-    pub fn is_locked(&self) -> bool {
-        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
-    }
-
-    /// True if Postgres rolled the transaction back because of concurrent ones: the same call may work at once.
-    pub fn is_conflict(&self) -> bool {
-        let conflicts = [
-            SqlState::T_R_SERIALIZATION_FAILURE,
-            SqlState::T_R_DEADLOCK_DETECTED,
-        ];
-        self.code().is_some_and(|code| conflicts.contains(code))
-    }
-
-    /// True if the same call about another job or queue may work now. An outage, a full disk and a login without the
-    /// necessary roles concern all calls.
-    pub fn concerns_one_call(&self) -> bool {
-        self.code().is_some_and(|code| {
-            // 25 invalid transaction state; 42 access rules, and functions that do not exist.
-            let concerns_all = self.is_transient()
-                || code.code().starts_with("25")
-                || code.code().starts_with("42");
-            !concerns_all || self.is_conflict() || *code == SqlState::QUERY_CANCELED
-        })
-    }
-
-    /// What a call has waited for until its timeout, as text. `None` if it has failed for another reason.
-    pub fn waits_for(&self) -> Option<&'static str> {
-        let Self::Refused(error) = self else {
-            return None;
-        };
-        waited_for(error)
-    }
-
-    /// True if Postgres cannot store the data it was given: the same call would fail again.
-    pub fn is_about_data(&self) -> bool {
-        self.code().is_some_and(|code| is_about_data(code.code())) && !self.is_partition_missing()
-    }
-
-    /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of
-    /// a CHECK violation for this too, but a CHECK has a name, and an error that a trigger of the operator raises names
-    /// no table of Rouse.
-    pub fn is_partition_missing(&self) -> bool {
-        matches!(self, Self::Refused(error) if is_partition_missing(error))
-    }
-
-    /// True if the cause may be an individual row or the size of the call: no space on disk or in memory, a timeout, an
-    /// unreadable page. A smaller call may work.
-    pub fn may_be_one_rows_fault(&self) -> bool {
-        // 58 system.
-        self.code().is_some_and(|code| {
-            let size = [
-                SqlState::DISK_FULL,
-                SqlState::OUT_OF_MEMORY,
-                SqlState::CONFIGURATION_LIMIT_EXCEEDED,
-                SqlState::QUERY_CANCELED,
-            ];
-            size.contains(code) || code.code().starts_with("58")
-        })
-    }
-
-    /// True if the same call may work later: the server is unreachable, restarting, in recovery, out of connections, or
-    /// rolled the transaction back.
-    pub fn is_transient(&self) -> bool {
-        match self.code() {
-            None => !matches!(self, Self::NotRegistered | Self::NotMigrated(_)),
-            // 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system;
-            // 25006 read-only (a standby before its promotion).
-            Some(code) => {
-                matches!(&code.code()[..2], "08" | "40" | "53" | "57" | "58")
-                    || *code == SqlState::READ_ONLY_SQL_TRANSACTION
-            }
-        }
-    }
-}
-
-/// True for the SQLSTATEs of data that Postgres cannot store. A missing partition has one of them too.
-fn is_about_data(code: &str) -> bool {
-    // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
-    code.starts_with("22") || code.starts_with("54") || code == SqlState::CHECK_VIOLATION.code()
 }
 
 /// The parameters of a statement, with their types.
@@ -439,8 +252,7 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        self.query_within(RESPONSE_TIMEOUT, Some(BEGIN_READ), sql, params)
-            .await
+        self.query_within(RESPONSE_TIMEOUT, true, sql, params).await
     }
 
     /// Like [`query`](Self::query), but with its own timeout.
@@ -450,25 +262,25 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        self.query_within(timeout, None, sql, params).await
+        self.query_within(timeout, false, sql, params).await
     }
 
-    /// Runs one statement, in the transaction that `begin` begins if it is given. A connection that got no response is
+    /// Runs one statement, with the settings of [`BEGIN_READ`] if `is_page` is true. A connection that got no response is
     /// given up: its next user would not get one either.
     async fn query_within(
         &self,
         timeout: Duration,
-        begin: Option<&str>,
+        is_page: bool,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
         let until = tokio::time::Instant::now() + timeout;
         let mut client = self.client_with_timeout(timeout).await?;
         let response = async {
-            match (&self.reader, begin) {
+            match (&self.reader, is_page) {
                 (Some(reader), _) => query_for(&mut client, reader, sql, params).await,
-                (None, Some(begin)) => query_after(&client, begin, sql, params).await,
-                (None, None) => client.query_typed(sql, params).await,
+                (None, true) => query_page(&client, sql, params).await,
+                (None, false) => client.query_typed(sql, params).await,
             }
         };
         match tokio::time::timeout_at(until, response).await {
@@ -577,24 +389,23 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
     }
 }
 
-/// Begins the transaction of a read for people. Functions for workers have these settings of their own, but views have
+/// Starts the transaction of a read for people. Functions for workers have these settings of their own, but views have
 /// none. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
 /// Postgres compiled the listing of 100 jobs for 1 to 12 s, and ran it in 20 ms
 /// (docs/decisions/plans-without-statistics.md). Both settings together: the estimated cost of a table that can only be
 /// read as a whole is so high without `enable_seqscan` that the statement would be compiled.
 const BEGIN_READ: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 
-/// A statement in its own transaction, which this statement begins. One round trip.
-async fn query_after(
+/// A statement in a transaction that [`BEGIN_READ`] starts. One round trip.
+async fn query_page(
     client: &tokio_postgres::Client,
-    begin: &str,
     sql: &str,
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     // These are sent in this order, without waiting for responses. Postgres rolls back a statement that fails, instead
     // of committing it. A caller that is dropped leaves no transaction open, because the last one has been sent too.
     let (begun, rows, ended) = futures_util::future::join3(
-        client.batch_execute(begin),
+        client.batch_execute(BEGIN_READ),
         client.query_typed(sql, params),
         client.batch_execute("COMMIT"),
     )
@@ -625,15 +436,6 @@ async fn query_for(
     Ok(rows)
 }
 
-/// See [`StoreError::is_partition_missing`].
-fn is_partition_missing(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|db| {
-        *db.code() == SqlState::CHECK_VIOLATION
-            && db.constraint().is_none()
-            && db.schema() == Some("rouse")
-    })
-}
-
 /// A count as the database stores it, capped at its maximum.
 fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -647,76 +449,4 @@ fn micros(duration: Duration) -> i64 {
 /// A duration as the functions of schema `rouse` take it.
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// What a call has waited for until its lock timeout.
-fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
-    let db = error.as_db_error()?;
-    if *db.code() != SqlState::LOCK_NOT_AVAILABLE {
-        return None;
-    }
-    // The functions that were running.
-    let within = db.where_().unwrap_or_default();
-    let awaited = AWAITED
-        .iter()
-        .find(|(function, _)| within.contains(function));
-    awaited.map(|(_, what)| *what)
-}
-
-/// True if a function of Rouse has refused the login, in contrast to Postgres, which has the same SQLSTATE for a login
-/// that may not call the function.
-fn is_login_refused_by_function(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|db| {
-        *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.routine() == Some("exec_stmt_raise")
-    })
-}
-
-/// The Postgres message with detail and hint: `tokio_postgres::Error` alone prints "db error".
-fn describe(error: &tokio_postgres::Error) -> String {
-    let lacks_role = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
-        && !is_login_refused_by_function(error);
-    let roles = lacks_role.then_some(
-        "The login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
-         single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
-    );
-    let lock = waited_for(error)
-        .map(|what| format!("It waited for {what}: commit it, or end its session"));
-    describe_with(error, roles.or(lock.as_deref()))
-}
-
-/// The same about a statement of a handler.
-fn describe_sql(error: &tokio_postgres::Error) -> String {
-    describe_with(error, None)
-}
-
-fn describe_with(error: &tokio_postgres::Error, more: Option<&str>) -> String {
-    let Some(db) = error.as_db_error() else {
-        return describe_chain(error);
-    };
-    let mut text = db.message().to_string();
-    // Details and hints are sentences.
-    for sentence in [db.detail(), db.hint(), more].into_iter().flatten() {
-        if !text.ends_with('.') {
-            text.push('.');
-        }
-        text.push(' ');
-        text.push_str(sentence);
-    }
-    // The message may quote a row, and with it a guest's text.
-    printable(&text, ERROR_BYTES_MAX)
-}
-
-/// An error with all its sources.
-fn describe_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let part = source.to_string();
-        if !text.contains(&part) {
-            text.push_str(": ");
-            text.push_str(&part);
-        }
-        next = source.source();
-    }
-    text
 }

@@ -317,7 +317,7 @@ $$;
 -- effect on a live incarnation. Waits for locks as a heartbeat does.
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
 -- In PL/pgSQL: the error of a lock then names the function with its schema (StoreError::waits_for in
--- host/src/store.rs).
+-- host/src/store/error.rs).
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()

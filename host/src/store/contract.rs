@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::describe_sql;
+use super::error::describe_sql;
 
 /// The change of the contract of one handler by a publication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

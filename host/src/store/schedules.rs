@@ -4,8 +4,9 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::error::is_login_refused_by_function;
 use super::json::shown_rows;
-use super::{JsonText, Store, StoreError, is_login_refused_by_function};
+use super::{JsonText, Store, StoreError};
 
 /// The arguments of `rouse.schedule` that the command line supports. `None` means the default of the function.
 #[derive(Debug, Clone, Default)]

@@ -26,8 +26,9 @@ use self::params::TextParam;
 pub use self::query::QueryError;
 pub use self::session::Login;
 use self::session::{RESET, settings, settings_again, transaction_start};
+use super::error::is_about_data;
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
-use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError, is_about_data};
+use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
 
 /// The timeout of a transaction, as a multiple of its statement timeout.

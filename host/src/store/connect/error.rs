@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use crate::store::describe_chain;
+use crate::store::error::describe_chain;
 
 /// The reason why there is no connection. Never contains a password.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Config, Error};
 
 use super::backoff::{Backoff, OpenError, Try};
 use super::{Tls, next_step, open};
-use crate::store::describe;
+use crate::store::error::describe;
 
 /// A pool of connections to one database.
 pub type Pool = managed::Pool<Opener>;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 
-use crate::store::{describe, describe_with};
+use crate::store::error::{describe, describe_with};
 
 /// The maximum number of differences that a message lists.
 const LISTED_MAX: usize = 5;

@@ -1,7 +1,7 @@
 //! Errors of the handlers' sessions.
 
 use crate::job::{SqlErrorClass, SqlFailure};
-use crate::store::{describe_sql, is_partition_missing};
+use crate::store::error::{describe_sql, is_partition_missing};
 
 /// An error from Postgres, or of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
