@@ -197,24 +197,27 @@ async fn each_job_is_looked_up_regardless_of_the_statistics() {
     }
 }
 
+/// The names of functions, which this statement reads from the catalog of Postgres.
+async fn function_names(client: &Client, sql: &str) -> Vec<String> {
+    let rows = client.query(sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 /// Functions for workers share others, such as `rouse._known`: a plan that one of them has made is used by all.
 #[tokio::test]
 async fn every_function_for_workers_and_producers_reads_through_indexes() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // Those in SQL are planned at each call. rouse.prepare_partitions reads no table of Rouse.
-    let others = client
-        .query(
-            "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-             WHERE p.pronamespace = 'rouse'::regnamespace AND l.lanname = 'plpgsql' AND p.proname <> 'prepare_partitions'
-               AND (has_function_privilege('rouse_worker', p.oid, 'EXECUTE') OR has_function_privilege('rouse_producer', p.oid, 'EXECUTE'))
-               AND NOT coalesce(p.proconfig, '{}') @> ARRAY['enable_seqscan=off']
-             ORDER BY 1",
-            &[],
-        )
-        .await
-        .unwrap();
-    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
+    let others = function_names(
+        &client,
+        "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+         WHERE p.pronamespace = 'rouse'::regnamespace AND l.lanname = 'plpgsql' AND p.proname <> 'prepare_partitions'
+           AND (has_function_privilege('rouse_worker', p.oid, 'EXECUTE') OR has_function_privilege('rouse_producer', p.oid, 'EXECUTE'))
+           AND NOT coalesce(p.proconfig, '{}') @> ARRAY['enable_seqscan=off']
+         ORDER BY 1",
+    )
+    .await;
     assert!(others.is_empty(), "{others:?} may read whole tables");
 }
 
@@ -634,15 +637,12 @@ async fn enqueue_one(client: &Client) {
 async fn no_statement_of_a_worker_is_jit_compiled() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let compiled = client
-        .query(
-            "SELECT proname::text FROM pg_proc WHERE pronamespace = 'rouse'::regnamespace
-             AND proconfig @> ARRAY['plan_cache_mode=force_generic_plan'] AND NOT proconfig @> ARRAY['jit=off']",
-            &[],
-        )
-        .await
-        .unwrap();
-    let compiled: Vec<String> = compiled.iter().map(|row| row.get(0)).collect();
+    let compiled = function_names(
+        &client,
+        "SELECT proname::text FROM pg_proc WHERE pronamespace = 'rouse'::regnamespace
+         AND proconfig @> ARRAY['plan_cache_mode=force_generic_plan'] AND NOT proconfig @> ARRAY['jit=off']",
+    )
+    .await;
     assert!(compiled.is_empty(), "{compiled:?} may be compiled by jit");
 }
 

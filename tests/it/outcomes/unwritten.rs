@@ -301,6 +301,10 @@ async fn an_uncommitted_cancellation_does_not_block_other_settlements() {
     worker.drain().await;
 }
 
+/// Locks all jobs until the transaction ends.
+const NAME_ALL_JOBS: &str =
+    "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
+
 /// For example, a producer that names the jobs in `after`, and leaves its transaction open. It does not prevent the
 /// worker from renewing their leases.
 #[tokio::test]
@@ -311,9 +315,7 @@ async fn outcomes_of_many_jobs_that_a_producer_has_locked_do_not_block_others() 
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 20) AS n))")
         .await
         .unwrap();
-    let name =
-        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
-    producer.batch_execute(name).await.unwrap();
+    producer.batch_execute(NAME_ALL_JOBS).await.unwrap();
     let few = Settings {
         overrides: lease("noop", 2),
         // Fewer than the locked jobs.
@@ -352,9 +354,7 @@ async fn outcomes_that_stay_locked_take_no_space_of_others_however_long_their_le
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 60) AS n))")
         .await
         .unwrap();
-    let name =
-        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
-    producer.batch_execute(name).await.unwrap();
+    producer.batch_execute(NAME_ALL_JOBS).await.unwrap();
     let few = Settings {
         slots: 4,
         overrides: lease("noop", 600),
@@ -396,9 +396,7 @@ async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
     for _ in 0..8 {
         named.push(enqueue(&client, "test.big-result", json!({"bytes": 400_000})).await);
     }
-    let name =
-        "BEGIN; SELECT rouse.enqueue('test.echo', after => (SELECT jsonb_agg(id) FROM rouse.job))";
-    producer.batch_execute(name).await.unwrap();
+    producer.batch_execute(NAME_ALL_JOBS).await.unwrap();
     let small = Settings {
         slots: 4,
         unsettled_max: UnsettledMax {

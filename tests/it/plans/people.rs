@@ -9,7 +9,7 @@ use crate::support::TestDb;
 use crate::support::worker::until_true;
 
 use super::one_job::{CROWD, Known, STATISTICS, few_jobs, rows_read_of_all_tables};
-use super::rows_read;
+use super::{function_names, rows_read};
 
 /// A statement as the host sends it: planned for its arguments, with the settings of reads.
 fn page(sql: &str, types: &str, values: &str) -> String {
@@ -260,18 +260,15 @@ async fn statements_for_people_have_settings_that_end_with_them() {
 async fn every_function_for_observers_reads_through_indexes() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let others = client
-        .query(
-            "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-             WHERE p.pronamespace = 'rouse'::regnamespace AND l.lanname = 'plpgsql' AND p.provolatile = 's' AND NOT starts_with(p.proname, '_')
-               AND has_function_privilege('rouse_observer', p.oid, 'EXECUTE')
-               AND NOT coalesce(p.proconfig, '{}') @> ARRAY['enable_seqscan=off', 'jit=off']
-             ORDER BY 1",
-            &[],
-        )
-        .await
-        .unwrap();
-    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
+    let others = function_names(
+        &client,
+        "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+         WHERE p.pronamespace = 'rouse'::regnamespace AND l.lanname = 'plpgsql' AND p.provolatile = 's' AND NOT starts_with(p.proname, '_')
+           AND has_function_privilege('rouse_observer', p.oid, 'EXECUTE')
+           AND NOT coalesce(p.proconfig, '{}') @> ARRAY['enable_seqscan=off', 'jit=off']
+         ORDER BY 1",
+    )
+    .await;
     assert!(others.is_empty(), "{others:?} may read whole tables");
 }
 

@@ -7,6 +7,7 @@ use rouse::store::connect::Connector;
 use rouse::store::{ScheduleDecision, Store};
 use rouse::worker::Settings;
 use tokio::sync::Barrier;
+use tokio_postgres::Client;
 
 use super::{
     REFUSE_JOBS_OF_BAD, decided, due, fire_due, make_due, one, outcomes, schedule, shown,
@@ -15,6 +16,16 @@ use super::{
 use crate::support::claims::claim;
 use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
+
+/// The most overdue schedules are listed and fired first.
+async fn make_free_the_least_overdue(client: &Client) {
+    client
+        .batch_execute(
+            "UPDATE rouse.schedule SET next_at = clock_timestamp() - CASE name WHEN 'free' THEN interval '1 s' ELSE interval '1 minute' END",
+        )
+        .await
+        .unwrap();
+}
 
 #[tokio::test]
 async fn three_hosts_that_fire_the_same_due_time_at_once_enqueue_one_job() {
@@ -205,13 +216,7 @@ async fn hundreds_of_schedules_whose_jobs_a_producer_blocks_delay_others_by_one_
     )
     .await;
     make_due(&client).await;
-    // The most overdue ones are fired first.
-    client
-        .batch_execute(
-            "UPDATE rouse.schedule SET next_at = clock_timestamp() - CASE name WHEN 'free' THEN interval '1 s' ELSE interval '1 minute' END",
-        )
-        .await
-        .unwrap();
+    make_free_the_least_overdue(&client).await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     // 200 waits take 50 s.
     let is_fired = "SELECT EXISTS (SELECT FROM rouse.schedule_run WHERE schedule = 'free')";
@@ -244,13 +249,7 @@ async fn schedules_that_a_transaction_has_locked_do_not_delay_others() {
     )
     .await;
     make_due(&client).await;
-    // The most overdue ones are listed first.
-    client
-        .batch_execute(
-            "UPDATE rouse.schedule SET next_at = clock_timestamp() - CASE name WHEN 'free' THEN interval '1 s' ELSE interval '1 minute' END",
-        )
-        .await
-        .unwrap();
+    make_free_the_least_overdue(&client).await;
     let open = other.transaction().await.unwrap();
     open.batch_execute("SELECT FROM rouse.schedule WHERE name <> 'free' FOR UPDATE")
         .await
