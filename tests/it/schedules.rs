@@ -107,7 +107,7 @@ async fn write(store: &Store, decided: &[(DueSchedule, Decision)]) -> Vec<String
             refused: None,
         })
         .collect();
-    store.fire_schedules(&fired).await.unwrap()
+    store.fire_schedules(&fired, true).await.unwrap()
 }
 
 /// Fires everything that is due, as one round of a host does.

@@ -106,23 +106,8 @@ impl Store {
 
     /// Writes decisions in one transaction. Returns the names of the schedules for which they were written. These do
     /// not include schedules that have changed since they were listed, or that another host is firing. Waits up to 250
-    /// ms for a lock that one of the jobs needs.
+    /// ms for a lock that one of the jobs needs; only a millisecond unless `is_patient`.
     pub async fn fire_schedules(
-        &self,
-        fired: &[ScheduleDecision<'_>],
-    ) -> Result<Vec<String>, StoreError> {
-        self.fire(fired, true).await
-    }
-
-    /// Like [`fire_schedules`](Self::fire_schedules), but waits only a millisecond for a lock.
-    pub async fn try_fire_schedules(
-        &self,
-        fired: &[ScheduleDecision<'_>],
-    ) -> Result<Vec<String>, StoreError> {
-        self.fire(fired, false).await
-    }
-
-    async fn fire(
         &self,
         fired: &[ScheduleDecision<'_>],
         is_patient: bool,
@@ -146,8 +131,7 @@ impl Store {
     }
 
     /// Enqueues jobs for due times of a backfill; with `is_last` or an error, it is finished. Returns false if another
-    /// host has already continued it. Waits up to 250 ms for a lock that one of the jobs needs; only a millisecond
-    /// unless `is_patient`.
+    /// host has already continued it. `is_patient`: as for [`fire_schedules`](Self::fire_schedules).
     pub async fn fire_backfill(
         &self,
         backfill: &Backfill,

@@ -201,10 +201,7 @@ impl NotFired {
         shared: &Shared,
         fired: &[ScheduleDecision<'_>],
     ) -> Result<Vec<String>, StoreError> {
-        let written = match self.has_waited {
-            false => shared.store.fire_schedules(fired).await,
-            true => shared.store.try_fire_schedules(fired).await,
-        };
+        let written = shared.store.fire_schedules(fired, !self.has_waited).await;
         self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
         written
     }
@@ -218,10 +215,9 @@ impl NotFired {
         is_last: bool,
         error: Option<&str>,
     ) -> Result<bool, StoreError> {
-        let is_patient = !self.has_waited;
         let written = shared
             .store
-            .fire_backfill(listed, due, is_last, error, is_patient)
+            .fire_backfill(listed, due, is_last, error, !self.has_waited)
             .await;
         self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
         written
