@@ -40,7 +40,7 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No connection could be opened. [`Store::ready`] waits for the next try.
+    /// No connection could be opened. [`Store::ready`](super::Store::ready) waits for the next try.
     #[error("cannot connect to {target}: {why}")]
     Unreachable {
         /// The address, without secrets.
