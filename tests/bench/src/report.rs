@@ -162,6 +162,12 @@ fn align(mut table: Table) -> Table {
 }
 
 impl Figure {
+    /// The figure in one line, to be shown as soon as it is known.
+    pub(super) fn line(&self) -> String {
+        let value = self.unit.format(self.value);
+        format!("{}: {value} ({})", self.key, self.label)
+    }
+
     fn row(&self) -> [String; 6] {
         let target = Target::of(&self.key);
         let bound = |bound: fn(&Target) -> f64| {
@@ -262,6 +268,14 @@ mod tests {
         assert_eq!(Unit::Bytes.format(120e6), "120 MB");
         assert_eq!(Unit::Count.format(-1000.0), "-1000.0");
         assert_eq!(rounded(0.123_456_78), 0.12346);
+    }
+
+    #[test]
+    fn the_line_of_a_figure_has_its_key_its_value_and_its_label() {
+        let mut report = Report::new("scale");
+        report.add("scale.fair_1.per_s", "jobs", 12_345.6, Unit::PerSecond);
+        let line = "scale.fair_1.per_s: 12,346 /s (jobs)";
+        assert_eq!(report.figures[0].line(), line);
     }
 
     #[test]

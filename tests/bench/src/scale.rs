@@ -23,7 +23,7 @@ use super::Bench;
 use super::backlog::Work;
 use super::drained::{self, Drained};
 use super::host::HostOptions;
-use super::report::{Report, Unit};
+use super::report::{Figure, Report, Unit};
 use super::server::Server;
 
 #[derive(Args)]
@@ -198,17 +198,44 @@ impl Scale<'_> {
         }
     }
 
-    async fn drains(&self, hosts: usize, work: &Work) -> Result<Vec<Drained>> {
+    /// Drains `work` as often as the options say.
+    async fn drains(&self, title: &str, hosts: usize, work: &Work) -> Result<Vec<Drained>> {
         let options = HostOptions::new(&self.handlers);
         let mut drains = Vec::new();
-        for _ in 0..self.runs() {
-            drains.push(drained::drain(self.bench, self.server, &options, hosts, work).await?);
+        for run in 1..=self.runs() {
+            drains.push(self.run(run, title, &options, hosts, work).await?);
         }
         Ok(drains)
     }
 
+    /// One of several drains: prints its jobs per second, because the figures follow only after the last drain.
+    async fn run(
+        &self,
+        run: u16,
+        title: &str,
+        options: &HostOptions,
+        hosts: usize,
+        work: &Work,
+    ) -> Result<Drained> {
+        let drained = drained::drain(self.bench, self.server, options, hosts, work).await?;
+        self.bench.progress.note(&format!(
+            "run {run} of {}, {title}: {:.0} jobs/s",
+            self.runs(),
+            drained.jobs_per_s()
+        ));
+        Ok(drained)
+    }
+
+    /// Adds a figure to the report, and prints it at once: other parts may follow for many minutes.
     fn figure(&mut self, name: &str, label: &str, value: f64, unit: Unit) {
-        self.report.add(format!("scale.{name}"), label, value, unit);
+        let figure = Figure {
+            key: format!("scale.{name}"),
+            label: label.to_owned(),
+            value,
+            unit,
+        };
+        self.bench.progress.note(&figure.line());
+        self.report.figures.push(figure);
     }
 
     /// Adds the figures that all drains have, and returns the jobs per second.

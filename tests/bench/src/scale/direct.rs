@@ -98,9 +98,11 @@ async fn drains<const N: usize>(
     for round in 0..=scale.runs() {
         for (policy, drains) in policies.iter().zip(&mut all) {
             set(scale, policy).await?;
-            let drain = drained::drain(scale.bench, scale.server, options, hosts, work).await?;
-            if round > 0 {
-                drains.push(drain);
+            if round == 0 {
+                drained::drain(scale.bench, scale.server, options, hosts, work).await?;
+            } else {
+                let title = format!("{hosts} host(s), {policy}");
+                drains.push(scale.run(round, &title, options, hosts, work).await?);
             }
         }
     }

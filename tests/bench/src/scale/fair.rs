@@ -31,24 +31,27 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         .execute("SELECT rouse.set_fair_share($1, policy => 'drr', weights => '{\"t1\": 3}', starvation => '0 s')", &[&QUEUE])
         .await?;
     let options = HostOptions::new(&scale.handlers);
-    let drain = async |tenants: i64, jobs: i64| {
+    let of_tenants = |tenants: i64, jobs: i64| {
         let mut work = Work::noop(jobs);
-        if tenants > 0 {
-            work.tenants = Some((QUEUE, format!("'t' || n % {tenants}")));
-        }
-        drained::drain(scale.bench, scale.server, &options, 1, &work).await
+        work.tenants = Some((QUEUE, format!("'t' || n % {tenants}")));
+        work
     };
     // The lanes are added to the catalog beforehand, so that the figures do not include their creation.
     for tenants in TENANT_COUNTS {
-        drain(tenants, tenants).await?;
+        let work = of_tenants(tenants, tenants);
+        drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
     }
     // Measured in turn, so that all have the same noise.
     let mut plain = Vec::new();
     let mut fair = TENANT_COUNTS.map(|_| Vec::new());
-    for _ in 0..scale.runs() {
-        plain.push(drain(0, scale.jobs()).await?.jobs_per_s());
+    for run in 1..=scale.runs() {
+        let one_lane = Work::noop(scale.jobs());
+        let drained = scale.run(run, "one lane", &options, 1, &one_lane).await?;
+        plain.push(drained.jobs_per_s());
         for (tenants, drains) in TENANT_COUNTS.iter().zip(&mut fair) {
-            drains.push(drain(*tenants, scale.jobs()).await?);
+            let title = format!("{tenants} tenant(s)");
+            let work = of_tenants(*tenants, scale.jobs());
+            drains.push(scale.run(run, &title, &options, 1, &work).await?);
         }
     }
     let plain = median(plain)?;

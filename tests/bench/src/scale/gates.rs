@@ -29,14 +29,13 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     work.tenants = Some((QUEUE, format!("'t' || n % {TENANTS}")));
     // Measured in turn, so that both have the same noise. The first drain adds the lanes to the catalog.
     let options = HostOptions::new(&scale.handlers);
-    let one = async || drained::drain(scale.bench, scale.server, &options, 1, &work).await;
-    one().await?;
+    drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
     let (mut without, mut with): (Vec<Drained>, Vec<Drained>) = (Vec::new(), Vec::new());
-    for _ in 0..scale.runs() {
-        without.push(one().await?);
+    for run in 1..=scale.runs() {
+        without.push(scale.run(run, "no gates", &options, 1, &work).await?);
         gate("'few', 'max_concurrent', key => '{tenant}', max => 1000000").await?;
         gate("'rate', 'throttle', key => '{tenant}', max => 1000000, period => '1 s', burst => 1000000").await?;
-        with.push(one().await?);
+        with.push(scale.run(run, "open gates", &options, 1, &work).await?);
         client
             .batch_execute("SELECT rouse.delete_gate('few'), rouse.delete_gate('rate')")
             .await?;

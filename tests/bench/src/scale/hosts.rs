@@ -15,7 +15,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let label = "probe: rows claimed and deleted by plain SQL";
     scale.figure("probe_per_s", label, probe, Unit::PerSecond);
     for hosts in scale.options.hosts.clone() {
-        let drains = scale.drains(hosts, &work).await?;
+        let title = format!("{hosts} host(s)");
+        let drains = scale.drains(&title, hosts, &work).await?;
         let key = format!("hosts_{hosts}");
         let per_s = scale.drained(&key, &format!("jobs, {hosts} host(s)"), &drains)?;
         let ratio = per_s / probe;

@@ -21,7 +21,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let options = HostOptions::new(&scale.handlers);
         drained::drain(scale.bench, scale.server, &options, 1, &work).await?;
         work.jobs = scale.jobs();
-        let drains = scale.drains(1, &work).await?;
+        let title = format!("{lanes} lane(s)");
+        let drains = scale.drains(&title, 1, &work).await?;
         let key = format!("lanes_{lanes}");
         let per_s = scale.drained(&key, &format!("jobs, {lanes} lane(s)"), &drains)?;
         let fewest = *fewest.get_or_insert(per_s);

@@ -117,7 +117,10 @@ async fn measure(scale: &mut Scale<'_>, mode: Mode, cells: &mut Vec<Cell>) -> Re
     scale.figure(&key, &label, probe, Unit::PerSecond);
     // Fair queues are also compared with one plain lane, before there are other lanes.
     let one_lane = match mode {
-        Mode::Drr => Some(median_per_s(&scale.drains(1, &plain).await?)?),
+        Mode::Drr => {
+            let drains = scale.drains("one plain lane", 1, &plain).await?;
+            Some(median_per_s(&drains)?)
+        }
         Mode::Plain | Mode::Direct | Mode::Shards => None,
     };
     let mut counts = scale.lanes();
@@ -136,10 +139,11 @@ async fn measure(scale: &mut Scale<'_>, mode: Mode, cells: &mut Vec<Cell>) -> Re
         drained::drain(bench, server, &options, 1, &first).await?;
         let work = mode.work(jobs, lanes);
         for hosts in scale.options.hosts.clone() {
-            let per_s = median_per_s(&scale.drains(hosts, &work).await?)?;
+            let title = format!("{name}, {hosts} host(s), {lanes} lane(s)");
+            let per_s = median_per_s(&scale.drains(&title, hosts, &work).await?)?;
             let ratio = per_s / probe;
             let key = format!("modes_{name}_{hosts}_{lanes}.ratio");
-            let label = format!("{name}, {hosts} host(s), {lanes} lane(s): ratio to the probe");
+            let label = format!("{title}: ratio to the probe");
             scale.figure(&key, &label, ratio, Unit::Ratio);
             cells.push(Cell {
                 mode,

@@ -18,7 +18,8 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let mut work = Work::noop(scale.jobs().min(BYTES_MAX / bytes.max(SMALL_BYTES)));
         work.payload = payload(bytes);
         let mut probes = probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?;
-        let drains = scale.drains(1, &work).await?;
+        let title = format!("{bytes} bytes each");
+        let drains = scale.drains(&title, 1, &work).await?;
         probes.extend(probe::run(scale.bench, scale.server, work.jobs, &work.payload).await?);
         let probe = median(probes)?;
         let key = format!("payload_{bytes}");

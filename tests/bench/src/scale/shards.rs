@@ -43,14 +43,14 @@ async fn on_lanes(scale: &mut Scale<'_>, lanes: i64) -> Result<()> {
     for hosts in scale.options.hosts.clone() {
         let mut drains: [Vec<Drained>; 2] = [Vec::new(), Vec::new()];
         // Measured in turn, so that both have the same noise.
-        for _ in 0..scale.runs() {
+        for run in 1..=scale.runs() {
             for (drains, shards) in drains.iter_mut().zip([0, SHARDS]) {
                 client
                     .execute("SELECT rouse.set_shards($1, $2)", &[&QUEUE, &shards])
                     .await
                     .context("set the shards")?;
-                let drain = drained::drain(scale.bench, server, &options, hosts, &work);
-                drains.push(drain.await?);
+                let title = format!("{lanes} lanes, {shards} shards, {hosts} host(s)");
+                drains.push(scale.run(run, &title, &options, hosts, &work).await?);
             }
         }
         let plain = median(drains[0].iter().map(Drained::jobs_per_s).collect())?;
