@@ -1,9 +1,11 @@
+//! Violated guarantees about effects.
+
 use super::super::super::cuts::{At, How};
 use super::super::super::ledger::{Event, Incident};
 use super::super::super::tally;
-use super::super::super::world::BankLine;
+use super::super::super::world::{BankLine, World};
+use super::breaks;
 use super::healthy::*;
-use super::*;
 
 fn pay_again(world: &mut World, job: i64, attempt: i32, part: &str) {
     world.lines.push(BankLine {
