@@ -1,8 +1,9 @@
 //! Tests of the engine: small scenarios, and guarantees that are violated on purpose.
 
 use super::*;
+use crate::MS;
 use crate::gates::{Limit, Rate};
-use crate::scenario::{Class, Fault, Gate, Name, Sabotage, Sizes};
+use crate::scenario::{Class, Fault, FaultKind, Gate, Name, Sabotage, Sizes};
 
 fn class(name: &str, tenants: u32, weight: f64, jobs_each: u32) -> Class {
     Class {
