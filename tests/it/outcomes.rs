@@ -1,5 +1,8 @@
 //! The outcome of a job after an attempt has ended.
 
+mod connections;
+mod locked;
+mod slots;
 mod unwritten;
 
 use std::time::Duration;
