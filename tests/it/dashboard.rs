@@ -2,7 +2,10 @@
 
 mod access;
 mod browser;
+mod changes;
+mod open_pages;
 mod pages;
+mod workers;
 
 use std::net::SocketAddr;
 
