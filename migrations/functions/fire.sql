@@ -103,12 +103,13 @@ $$;
 -- were applied. It leaves out schedules that have changed since they were listed, or that another host is firing at
 -- this moment. With overlap => 'skip', a due time that finds the previous job waiting for its retry makes the retry
 -- due: otherwise, a failing job would make the schedule skip due times until its last attempt. All or nothing: if one
--- of the jobs is refused, nothing is written. Fails after waiting 250 ms, or 1 ms if p_patient is false, for another
--- transaction that has locked a previous job, or that enqueues a job with the same key of a gate. A host is patient
--- until a call of its round has failed in this way. Served by the primary keys.
+-- of the jobs is refused, nothing is written. Waits up to p_lock_wait_ms, at most 250 ms, for another transaction that
+-- has locked a previous job, or that enqueues a job with the same key of a gate; after that, the call fails with
+-- lock_not_available. Once a call of a host's round has failed in this way, the others hardly wait. Served by the
+-- primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[],
-    p_patient boolean DEFAULT true) RETURNS SETOF text
+    p_lock_wait_ms integer DEFAULT 250) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -123,8 +124,8 @@ DECLARE
     fired   text[] := '{}';
     jobs    bigint[] := '{}';
 BEGIN
-    IF p_patient IS NOT TRUE THEN
-        PERFORM set_config('lock_timeout', '1ms', true);
+    IF p_lock_wait_ms < 250 THEN
+        PERFORM set_config('lock_timeout', greatest(p_lock_wait_ms, 1) || 'ms', true);
     END IF;
     IF cardinality(p_changes) > 1000 OR cardinality(p_firings) > 10000 THEN
         RAISE EXCEPTION 'rouse.fire_schedules: at most 1000 schedules and 10000 due times in one call' USING ERRCODE = 'program_limit_exceeded';
@@ -194,11 +195,11 @@ END
 $$;
 
 -- Enqueues jobs for due times of a backfill, unless another host has continued it since it was listed. `p_finished`: it
--- is complete, or has failed with `p_error`. Returns whether it applied. Fails after 250 ms, or 1 ms if p_patient is
--- false, as rouse.fire_schedules does. Served by the primary keys.
+-- is complete, or has failed with `p_error`. Returns whether it applied. Waits for locks as rouse.fire_schedules does.
+-- Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_backfill(
     p_worker bigint, p_key bytea, p_id bigint, p_since timestamptz, p_due timestamptz[], p_finished boolean,
-    p_error text, p_patient boolean DEFAULT true) RETURNS boolean
+    p_error text, p_lock_wait_ms integer DEFAULT 250) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -209,8 +210,8 @@ DECLARE
     due_at   timestamptz;
     made     integer := 0;
 BEGIN
-    IF p_patient IS NOT TRUE THEN
-        PERFORM set_config('lock_timeout', '1ms', true);
+    IF p_lock_wait_ms < 250 THEN
+        PERFORM set_config('lock_timeout', greatest(p_lock_wait_ms, 1) || 'ms', true);
     END IF;
     IF cardinality(p_due) > 1000 THEN
         RAISE EXCEPTION 'rouse.fire_backfill: at most 1000 due times in one call' USING ERRCODE = 'program_limit_exceeded';

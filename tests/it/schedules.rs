@@ -9,6 +9,8 @@ mod interleavings;
 mod overlaps;
 mod page;
 
+use std::time::Duration;
+
 use rouse::job::cron::DueTimes;
 use rouse::job::firing::{Decision, fire};
 use rouse::store::{DueSchedule, ScheduleDecision, Store};
@@ -19,6 +21,9 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::database::{connect, refusal};
 use crate::support::worker::{TestWorker, until_true};
+
+/// The time that a host waits for a lock while it fires.
+const LOCK_WAIT: Duration = Duration::from_millis(250);
 
 /// A trigger of the operator refuses the jobs of the schedule `bad`, with an error that says nothing about the data.
 const REFUSE_JOBS_OF_BAD: &str = "
@@ -107,7 +112,7 @@ async fn write(store: &Store, decided: &[(DueSchedule, Decision)]) -> Vec<String
             refused: None,
         })
         .collect();
-    store.fire_schedules(&fired, true).await.unwrap()
+    store.fire_schedules(&fired, LOCK_WAIT).await.unwrap()
 }
 
 /// Fires everything that is due, as one round of a host does.

@@ -7,6 +7,7 @@ use postgres_types::ToSql;
 use serde::Deserialize;
 use tokio_postgres::types::Type;
 
+use super::lock_wait::lock_wait_ms;
 use super::{JsonText, Store, StoreError};
 use crate::job::firing::{Action, CatchUp, Decision, Overlap, Previous, Schedule};
 
@@ -105,12 +106,12 @@ impl Store {
     }
 
     /// Writes decisions in one transaction. Returns the names of the schedules for which they were written. These do
-    /// not include schedules that have changed since they were listed, or that another host is firing. Waits up to 250
-    /// ms for a lock that one of the jobs needs; only a millisecond unless `is_patient`.
+    /// not include schedules that have changed since they were listed, or that another host is firing. Waits up to
+    /// `lock_wait`, at most 250 ms, for a lock that one of the jobs needs.
     pub async fn fire_schedules(
         &self,
         fired: &[ScheduleDecision<'_>],
-        is_patient: bool,
+        lock_wait: Duration,
     ) -> Result<Vec<String>, StoreError> {
         let (worker, lists) = (self.identity()?, self.lists().await?);
         let changes: Vec<ChangeRecord<'_>> = fired.iter().map(ChangeRecord::from).collect();
@@ -123,7 +124,7 @@ impl Store {
                     (&worker.key(), Type::BYTEA),
                     (&changes, lists.array_type("schedule_change")),
                     (&firings, lists.array_type("schedule_firing")),
-                    (&is_patient, Type::BOOL),
+                    (&lock_wait_ms(lock_wait), Type::INT4),
                 ],
             )
             .await?;
@@ -131,14 +132,14 @@ impl Store {
     }
 
     /// Enqueues jobs for due times of a backfill; with `is_last` or an error, it is finished. Returns false if another
-    /// host has already continued it. `is_patient`: as for [`fire_schedules`](Self::fire_schedules).
+    /// host has already continued it. `lock_wait`: as for [`fire_schedules`](Self::fire_schedules).
     pub async fn fire_backfill(
         &self,
         backfill: &Backfill,
         due: &[Timestamp],
         is_last: bool,
         error: Option<&str>,
-        is_patient: bool,
+        lock_wait: Duration,
     ) -> Result<bool, StoreError> {
         let worker = self.identity()?;
         let due: Vec<SystemTime> = due.iter().copied().map(SystemTime::from).collect();
@@ -156,7 +157,7 @@ impl Store {
                     (&due, Type::TIMESTAMPTZ_ARRAY),
                     (&(is_last || error.is_some()), Type::BOOL),
                     (&error, Type::TEXT),
-                    (&is_patient, Type::BOOL),
+                    (&lock_wait_ms(lock_wait), Type::INT4),
                 ],
             )
             .await?;

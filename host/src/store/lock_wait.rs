@@ -1,4 +1,4 @@
-//! How long a bulk change waits for jobs that other transactions have locked.
+//! How long calls wait for jobs that other transactions have locked.
 
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,11 @@ impl LockWait {
     pub(super) fn lock_timeout(self) -> String {
         format!("{}ms", self.left().as_millis().max(1))
     }
+}
+
+/// The argument `p_lock_wait_ms` of functions for workers.
+pub(super) fn lock_wait_ms(wait: Duration) -> i32 {
+    i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub use self::query::QueryError;
 pub use self::session::Login;
 use self::session::{RESET, settings, settings_again, transaction_start};
 use super::error::is_about_data;
+use super::lock_wait::lock_wait_ms;
 use super::settle::{NewJobRecord, SettlementRecord, new_jobs};
 use super::{RESPONSE_TIMEOUT, Settlement, Store, StoreError};
 use crate::job::{Attempt, Fence, JobId, OnError, SqlCall, SqlErrorClass, SqlFailure, SqlLimits};
@@ -240,7 +241,7 @@ impl Store {
                 fence = include_str!("sql/settle_with_effects.sql");
                 fence_params.push((&settlements, lists.array_type("settlement")));
                 fence_params.push((&jobs, lists.array_type("new_job")));
-                job_lock_wait_ms = i32::try_from(job_lock_wait.as_millis()).unwrap_or(i32::MAX);
+                job_lock_wait_ms = lock_wait_ms(*job_lock_wait);
                 fence_params.push((&job_lock_wait_ms, Type::INT4));
             }
             FencedWrite::Step {

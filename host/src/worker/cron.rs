@@ -36,6 +36,10 @@ const ALL_EVERY: Duration = Duration::from_secs(600);
 const LATE: Duration = Duration::from_secs(60);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The time that a call of a round waits for a lock.
+const LOCK_WAIT: Duration = Duration::from_millis(250);
+/// The time that it waits once another call of the round has waited until its timeout.
+const LOCK_WAIT_SHORT: Duration = Duration::from_millis(1);
 
 /// Fires schedules until the worker ends.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
@@ -189,19 +193,27 @@ struct NotFired {
     schedules: Vec<(i64, Cause)>,
     /// By id.
     backfills: Vec<(i64, Cause)>,
-    /// True if a call of the round has waited for a lock until its timeout. The other calls do not wait, so that
+    /// True if a call of the round has waited for a lock until its timeout. The other calls hardly wait, so that
     /// schedules and backfills that are blocked delay others by one such wait, however many they are.
     has_waited: bool,
 }
 
 impl NotFired {
+    /// The time that the next call waits for a lock.
+    fn lock_wait(&self) -> Duration {
+        match self.has_waited {
+            false => LOCK_WAIT,
+            true => LOCK_WAIT_SHORT,
+        }
+    }
+
     /// Writes these decisions.
     async fn write(
         &mut self,
         shared: &Shared,
         fired: &[ScheduleDecision<'_>],
     ) -> Result<Vec<String>, StoreError> {
-        let written = shared.store.fire_schedules(fired, !self.has_waited).await;
+        let written = shared.store.fire_schedules(fired, self.lock_wait()).await;
         self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
         written
     }
@@ -217,7 +229,7 @@ impl NotFired {
     ) -> Result<bool, StoreError> {
         let written = shared
             .store
-            .fire_backfill(listed, due, is_last, error, !self.has_waited)
+            .fire_backfill(listed, due, is_last, error, self.lock_wait())
             .await;
         self.has_waited |= written.as_ref().is_err_and(StoreError::is_locked);
         written

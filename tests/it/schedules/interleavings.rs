@@ -10,8 +10,8 @@ use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
 use super::{
-    REFUSE_JOBS_OF_BAD, decided, due, fire_due, make_due, one, outcomes, schedule, shown,
-    this_minute, write,
+    LOCK_WAIT, REFUSE_JOBS_OF_BAD, decided, due, fire_due, make_due, one, outcomes, schedule,
+    shown, this_minute, write,
 };
 use crate::support::claims::claim;
 use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
@@ -109,8 +109,8 @@ async fn a_host_that_is_cut_off_between_listing_and_firing_leaves_the_due_time_t
         decision: &listed[0].1,
         refused: None,
     };
-    let again = match store.fire_schedules(&[fired], true).await {
-        Err(error) if error.is_transient() => store.fire_schedules(&[fired], true).await,
+    let again = match store.fire_schedules(&[fired], LOCK_WAIT).await {
+        Err(error) if error.is_transient() => store.fire_schedules(&[fired], LOCK_WAIT).await,
         response => response,
     };
     assert!(again.unwrap().is_empty());
@@ -144,7 +144,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
             decision: &decided[0].1,
             refused: None,
         };
-        host.fire_schedules(&[fired], true).await
+        host.fire_schedules(&[fired], LOCK_WAIT).await
     });
     until_true(&watcher, SOMEBODY_WAITS).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -408,7 +408,7 @@ async fn a_host_cannot_fire_what_is_not_due() {
         refused: None,
     };
     let error = store
-        .fire_schedules(&[fired], true)
+        .fire_schedules(&[fired], LOCK_WAIT)
         .await
         .unwrap_err()
         .to_string();
