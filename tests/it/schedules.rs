@@ -16,7 +16,7 @@ use rouse::job::firing::{Decision, fire};
 use rouse::store::{DueSchedule, ScheduleDecision, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Transaction};
 
 use crate::support::TestDb;
 use crate::support::database::{connect, refusal};
@@ -113,6 +113,20 @@ async fn write(store: &Store, decided: &[(DueSchedule, Decision)]) -> Vec<String
         })
         .collect();
     store.fire_schedules(&fired, LOCK_WAIT).await.unwrap()
+}
+
+/// Until the end of the transaction that this returns, it blocks jobs of the handler `gated`: it has enqueued one of them,
+/// and all of them have the same key of a gate.
+async fn block_gated_jobs<'a>(client: &Client, producer: &'a mut Client) -> Transaction<'a> {
+    client
+        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
+        .await
+        .unwrap();
+    let open = producer.transaction().await.unwrap();
+    open.batch_execute("SELECT rouse.enqueue('gated')")
+        .await
+        .unwrap();
+    open
 }
 
 /// Fires everything that is due, as one round of a host does.

@@ -7,7 +7,8 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::database::drop_all_partitions;
-use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, lease, show, until, until_true};
+use crate::support::refusals::{refuse_inserts, warnings_become_rare};
+use crate::support::worker::{TestWorker, ended, enqueue, lease, show, until, until_true};
 use crate::support::{Host, TestDb, command, folder};
 
 use super::locked::hold_up;
@@ -35,19 +36,9 @@ async fn an_outcome_that_cannot_be_written_does_not_block_others_and_ends_with_i
     worker.drain().await;
 }
 
-/// From now on, the ends of jobs that match this condition raise this error. `public.tries` counts how often a write
-/// was tried.
+/// From now on, the ends of jobs that match this condition raise this error.
 pub(super) async fn refuse_ends(client: &Client, condition: &str, error: &str) {
-    let sql = format!(
-        "CREATE SEQUENCE public.tries;
-         CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-             -- A sequence keeps its value whatever becomes of the statement.
-             PERFORM nextval('public.tries');
-             RAISE EXCEPTION {error};
-         END $$;
-         CREATE TRIGGER refuse BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.refuse()"
-    );
-    client.batch_execute(&sql).await.unwrap();
+    refuse_inserts(client, "rouse.finished", condition, error).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,15 +53,7 @@ async fn the_warnings_about_a_refused_outcome_become_rare() {
         line.contains("cannot settle; trying until the lease expires")
             && line.contains(&format!("job.id={id} "))
     };
-    host.line(TIMEOUT, is_warning);
-    until_true(&client, "SELECT last_value >= 12 FROM public.tries").await;
-    // After 0, 1, 3, 7, 15 s.
-    let warnings = host
-        .output()
-        .lines()
-        .filter(|line| is_warning(line))
-        .count();
-    assert!(warnings <= 5, "{}", host.output());
+    warnings_become_rare(&client, &host, is_warning).await;
     accept_ends(&client).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
 }

@@ -2,7 +2,7 @@
 
 use rouse::worker::Settings;
 
-use super::{REFUSE_JOBS_OF_BAD, one, schedule, shown};
+use super::{REFUSE_JOBS_OF_BAD, block_gated_jobs, one, schedule, shown};
 use crate::support::TestDb;
 use crate::support::database::refusal;
 use crate::support::worker::{TestWorker, until_true};
@@ -134,14 +134,7 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
 async fn backfills_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
-    client
-        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
-        .await
-        .unwrap();
-    let open = producer.transaction().await.unwrap();
-    open.batch_execute("SELECT rouse.enqueue('gated')")
-        .await
-        .unwrap();
+    let open = block_gated_jobs(&client, &mut producer).await;
     for (name, handler) in [("a", "gated"), ("b", "gated"), ("free", "plain")] {
         let sql = format!("'{name}', '{handler}', cron => '0 0 1 1 *'");
         schedule(&client, &sql).await;

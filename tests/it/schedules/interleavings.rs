@@ -10,8 +10,8 @@ use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
 use super::{
-    LOCK_WAIT, REFUSE_JOBS_OF_BAD, decided, due, fire_due, make_due, one, outcomes, schedule,
-    shown, this_minute, write,
+    LOCK_WAIT, REFUSE_JOBS_OF_BAD, block_gated_jobs, decided, due, fire_due, make_due, one,
+    outcomes, schedule, shown, this_minute, write,
 };
 use crate::support::claims::claim;
 use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
@@ -160,14 +160,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
 async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules() {
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
-    client
-        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
-        .await
-        .unwrap();
-    let open = producer.transaction().await.unwrap();
-    open.batch_execute("SELECT rouse.enqueue('gated')")
-        .await
-        .unwrap();
+    let open = block_gated_jobs(&client, &mut producer).await;
     let cron = this_minute(&client).await;
     for (name, handler) in [("a", "gated"), ("b", "plain"), ("c", "gated")] {
         let sql = format!("'{name}', '{handler}', cron => '{cron}', overlap => 'allow'");
@@ -199,14 +192,7 @@ async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules(
 async fn hundreds_of_schedules_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
-    client
-        .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")
-        .await
-        .unwrap();
-    let open = producer.transaction().await.unwrap();
-    open.batch_execute("SELECT rouse.enqueue('gated')")
-        .await
-        .unwrap();
+    let open = block_gated_jobs(&client, &mut producer).await;
     let cron = this_minute(&client).await;
     let sql = "SELECT rouse.schedule('gated-' || n, 'gated', cron => $1, overlap => 'allow') FROM generate_series(1, 200) AS n";
     client.execute(sql, &[&cron]).await.unwrap();

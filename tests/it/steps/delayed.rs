@@ -7,7 +7,8 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 
 use crate::support::claims::{claim, lock_job};
-use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, until_true};
+use crate::support::refusals::{refuse_inserts, warnings_become_rare};
+use crate::support::worker::{TestWorker, ended, enqueue, until_true};
 use crate::support::{Host, TestDb, command, cut_all_others, folder};
 
 /// The host makes few such calls at a time, and others would wait for them.
@@ -121,18 +122,7 @@ async fn a_step_that_cannot_be_recorded_now_is_recorded_later() {
 async fn the_warnings_about_a_refused_step_become_rare() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    client
-        .batch_execute(
-            "CREATE SEQUENCE public.tries;
-             CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-                 -- A sequence keeps its value whatever becomes of the statement.
-                 PERFORM nextval('public.tries');
-                 RAISE EXCEPTION 'the books are closed';
-             END $$;
-             CREATE TRIGGER refuse BEFORE INSERT ON rouse.step FOR EACH ROW EXECUTE FUNCTION public.refuse()",
-        )
-        .await
-        .unwrap();
+    refuse_inserts(&client, "rouse.step", "true", "'the books are closed'").await;
     let folder = folder("[handlers.\"*\"]\nlease = \"1m\"\n", &["test_guests.wasm"]);
     let host = Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder));
     let id = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
@@ -140,15 +130,7 @@ async fn the_warnings_about_a_refused_step_become_rare() {
         line.contains("could not read or write a step or the state; trying again")
             && line.contains(&format!("job.id={id}"))
     };
-    host.line(TIMEOUT, is_warning);
-    until_true(&client, "SELECT last_value >= 12 FROM public.tries").await;
-    // After 0, 1, 3, 7, 15 s.
-    let warnings = host
-        .output()
-        .lines()
-        .filter(|line| is_warning(line))
-        .count();
-    assert!(warnings <= 5, "{}", host.output());
+    warnings_become_rare(&client, &host, is_warning).await;
     client
         .batch_execute("DROP TRIGGER refuse ON rouse.step")
         .await

@@ -11,6 +11,7 @@ mod host;
 pub(crate) mod libraries;
 pub(crate) mod page;
 pub(crate) mod proxy;
+pub(crate) mod refusals;
 mod skip;
 mod terminal;
 pub(crate) mod web;

@@ -1,0 +1,36 @@
+//! Writes that the database refuses.
+
+use tokio_postgres::Client;
+
+use super::Host;
+use super::worker::{TIMEOUT, until_true};
+
+/// From now on, inserts into this table of rows that match this condition raise this error. `public.tries` counts how
+/// often one was tried.
+pub(crate) async fn refuse_inserts(client: &Client, table: &str, condition: &str, error: &str) {
+    let sql = format!(
+        "CREATE SEQUENCE public.tries;
+         CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             -- A sequence keeps its value whatever becomes of the statement.
+             PERFORM nextval('public.tries');
+             RAISE EXCEPTION {error};
+         END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.refuse()"
+    );
+    client.batch_execute(&sql).await.unwrap();
+}
+
+/// Waits until the host has tried a refused insert many times, with pauses that become longer, and asserts that it has
+/// logged few of these lines.
+pub(crate) async fn warnings_become_rare(
+    client: &Client,
+    host: &Host,
+    is_warning: impl Fn(&str) -> bool,
+) {
+    host.line(TIMEOUT, &is_warning);
+    until_true(client, "SELECT last_value >= 12 FROM public.tries").await;
+    // After 0, 1, 3, 7, 15 s.
+    let output = host.output();
+    let warnings = output.lines().filter(|line| is_warning(line)).count();
+    assert!(warnings <= 5, "{output}");
+}
