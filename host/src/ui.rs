@@ -45,8 +45,8 @@ use views::Shown;
 pub const PATH: &str = "/ui";
 /// The maximum number of connections of readers, for pages and their updates.
 pub const CONNECTIONS_MAX: usize = 128;
-/// The maximum number of pages that are read for guests at once.
-const GUEST_READS_MAX: usize = 2;
+/// The maximum number of pages that are read for anonymous readers at once.
+const ANONYMOUS_READS_MAX: usize = 2;
 /// The maximum size of a form, in bytes: a selection of jobs, or the result of one.
 const FORM_BYTES_MAX: usize = 4 << 20;
 /// The maximum size of a sign-in form, in bytes: a token, and the page to go to.
@@ -75,8 +75,8 @@ pub struct Ui {
     look: Arc<Look>,
     streams: Streams,
     bulks: Bulks,
-    /// Permits for pages that are read for guests, so that guests leave connections for other readers.
-    guests: Arc<Semaphore>,
+    /// Permits for pages that are read for anonymous readers, so that they leave connections for other readers.
+    anonymous_reads: Arc<Semaphore>,
     stopping: CancellationToken,
 }
 
@@ -110,7 +110,7 @@ impl Ui {
             look: Arc::new(look),
             streams: Streams::default(),
             bulks: Bulks::default(),
-            guests: Arc::new(Semaphore::new(GUEST_READS_MAX)),
+            anonymous_reads: Arc::new(Semaphore::new(ANONYMOUS_READS_MAX)),
             stopping,
         }
     }
@@ -285,7 +285,8 @@ impl Ui {
         self.problem_for(&Reader::default(), status, title, why)
     }
 
-    /// The page of a problem. Guests do not see messages from the database, which can name servers and quote rows.
+    /// The page of a problem. Anonymous readers do not see messages from the database, which can
+    /// name servers and quote rows.
     fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
         let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
         if problem.is_of_database {

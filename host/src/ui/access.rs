@@ -93,7 +93,7 @@ impl Access {
         let on_loopback = is_loopback(address);
         let tokenless = match (&tokens.viewer, &proxy, on_loopback) {
             (Some(_), ..) | (_, Some(_), _) => None,
-            (None, None, false) => Some(Role::Guest),
+            (None, None, false) => Some(Role::Anonymous),
             (None, None, true) if is_own && tokens.operator.is_none() => Some(Role::Operator),
             (None, None, true) => Some(Role::Viewer),
         };
@@ -194,7 +194,7 @@ impl Access {
     pub(super) fn form_token(&self, reader: &Reader) -> String {
         match reader.role {
             Role::Operator => self.signature("form", &reader.name),
-            Role::Nobody | Role::Guest | Role::Viewer => String::new(),
+            Role::Nobody | Role::Anonymous | Role::Viewer => String::new(),
         }
     }
 

@@ -29,7 +29,7 @@ const PAGES_MAX: usize = 64;
 /// The maximum number of connections of readers who have signed in, or are on this machine.
 const READERS_MAX: usize = 80;
 /// The maximum number of connections of other readers.
-const GUESTS_MAX: usize = 16;
+const ANONYMOUS_MAX: usize = 16;
 /// The interval at which a line without meaning is sent, so that proxies keep the connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// After this time, a browser has to connect again, so that its reader is checked again.
@@ -53,7 +53,7 @@ enum Page {
 pub(super) struct Streams {
     pages: Arc<Mutex<HashMap<String, watch::Sender<Page>>>>,
     readers: Arc<Semaphore>,
-    guests: Arc<Semaphore>,
+    anonymous: Arc<Semaphore>,
 }
 
 impl Default for Streams {
@@ -61,7 +61,7 @@ impl Default for Streams {
         Self {
             pages: Arc::default(),
             readers: Arc::new(Semaphore::new(READERS_MAX)),
-            guests: Arc::new(Semaphore::new(GUESTS_MAX)),
+            anonymous: Arc::new(Semaphore::new(ANONYMOUS_MAX)),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Streams {
     /// A permit for one more reader of this role.
     fn permit(&self, role: Role) -> Option<OwnedSemaphorePermit> {
         let permits = match role {
-            Role::Nobody | Role::Guest => &self.guests,
+            Role::Nobody | Role::Anonymous => &self.anonymous,
             Role::Viewer | Role::Operator => &self.readers,
         };
         permits.clone().try_acquire_owned().ok()
@@ -113,7 +113,7 @@ pub(super) async fn stream(
     // Everything that the page depends on: the forms of an operator contain a token for the operator's name.
     let name = match reader.role {
         Role::Operator => reader.name.as_str(),
-        Role::Nobody | Role::Guest | Role::Viewer => "",
+        Role::Nobody | Role::Anonymous | Role::Viewer => "",
     };
     let key = format!("{:?} {name} {path}?{query}", reader.role);
     let Some(pages) = follow(&ui, key, view, query, ui.chrome(&reader)) else {

@@ -9,7 +9,7 @@ pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) title: &'static str,
     pub(super) why: String,
-    /// True for messages from the database, which are not for guests.
+    /// True for messages from the database, which are not for anonymous readers.
     pub(super) is_of_database: bool,
 }
 
@@ -32,7 +32,7 @@ impl Problem {
         }
     }
 
-    pub(super) fn not_for_guests(what: &str) -> Self {
+    pub(super) fn needs_sign_in(what: &str) -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
             title: "Not allowed",

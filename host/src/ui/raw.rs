@@ -34,7 +34,7 @@ async fn content(
     if !chrome.may_read_contents() {
         return ui.problem_page(
             &reader,
-            &Problem::not_for_guests("read payloads and results"),
+            &Problem::needs_sign_in("read payloads and results"),
         );
     }
     let job = match id.parse() {

@@ -21,7 +21,7 @@ const ROWS: i32 = 50;
 /// The maximum number of failures of a handler that are grouped by error.
 const FAILURES: i32 = 30;
 /// The maximum number of failures that are listed for readers who may not see errors.
-const FAILURES_OF_GUESTS: i32 = 10;
+const FAILURES_ANONYMOUS: i32 = 10;
 /// The maximum number of jobs that a search examines. A link continues the search.
 const EXAMINED: i32 = 10_000;
 /// The maximum number of running jobs, of all workers, among which the page of a worker looks for those of this worker.
@@ -37,8 +37,8 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads the data of a page, and draws it. Few pages are read for guests at once; a page whose reader has disconnected
-/// counts until the database has responded.
+/// Reads the data of a page, and draws it. Few pages are read for anonymous readers at once; a page whose reader has
+/// disconnected counts until the database has responded.
 pub(super) async fn render(
     ui: &Ui,
     chrome: &Chrome,
@@ -46,7 +46,7 @@ pub(super) async fn render(
     query: &Pairs,
 ) -> Result<Shown, Problem> {
     let permit = match chrome.role {
-        Role::Nobody | Role::Guest => ui.guests.clone().acquire_owned().await.ok(),
+        Role::Nobody | Role::Anonymous => ui.anonymous_reads.clone().acquire_owned().await.ok(),
         Role::Viewer | Role::Operator => return draw(ui, chrome, view, query).await,
     };
     let (ui, chrome, view, query) = (ui.clone(), chrome.clone(), view.clone(), query.clone());
@@ -72,7 +72,7 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
         View::Jobs => {
             let filter = JobFilter::read(query).map_err(Problem::invalid)?;
             if filter.looks_at_contents() && !chrome.may_read_contents() {
-                return Err(Problem::not_for_guests("search in payloads and errors"));
+                return Err(Problem::needs_sign_in("search in payloads and errors"));
             }
             let found = jobs(ui, &filter, before(), now).await?;
             let live = ui.reads.known_backlog().map(|it| Live::from_backlog(&it));
@@ -177,7 +177,7 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
         View::Audit => ("Audit".to_owned(), audit(ui, chrome, query, now).await?),
         View::Bulk(number) => {
             if !chrome.may_read_contents() {
-                return Err(Problem::not_for_guests("see changes of jobs"));
+                return Err(Problem::needs_sign_in("see changes of jobs"));
             }
             let bulk = ui.bulks.get(*number);
             let bulk = bulk.ok_or_else(|| Problem::unknown("This host does not know that change: it has restarted since, or another host makes it.".into()))?;
@@ -303,7 +303,7 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
         before: None,
         limit: match chrome.may_read_contents() {
             true => FAILURES,
-            false => FAILURES_OF_GUESTS,
+            false => FAILURES_ANONYMOUS,
         },
         max_examined: EXAMINED,
     };

@@ -44,7 +44,7 @@ pub struct JobFilter {
     fields: Vec<(&'static str, String)>,
 }
 
-/// Fields that compare contents, which guests may not see.
+/// Fields that compare contents, which anonymous readers may not see.
 const OF_CONTENTS: [&str; 3] = ["error", "kind", "payload"];
 
 /// The other fields: name, label, an example.

@@ -252,16 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn the_list_escapes_untrusted_text_and_hides_errors_from_guests() {
+    fn the_list_escapes_untrusted_text_and_hides_errors_from_anonymous_readers() {
         let mut chrome = Chrome::default();
         let filter = JobFilter::for_states(&["failed"]);
         let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), None, 1.0).into_string();
-        let guest = page(&chrome);
+        let anonymous = page(&chrome);
         assert!(
-            !guest.contains("script") && !guest.contains("<img"),
-            "{guest}"
+            !anonymous.contains("script") && !anonymous.contains("<img"),
+            "{anonymous}"
         );
-        assert!(!guest.contains("checkbox\" name=\"id\""));
+        assert!(!anonymous.contains("checkbox\" name=\"id\""));
         chrome.role = Role::Operator;
         let operator = page(&chrome);
         assert!(operator.contains("&lt;script&gt;x") && operator.contains("Retry all"));

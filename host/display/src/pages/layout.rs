@@ -12,7 +12,7 @@ pub enum Role {
     #[default]
     Nobody,
     /// Read, without payloads, results, errors and logs: a reader from another machine who has not signed in.
-    Guest,
+    Anonymous,
     /// Read.
     Viewer,
     /// Read and change.
@@ -234,7 +234,7 @@ fn reader(chrome: &Chrome) -> Markup {
             Role::Operator => { "You can read and change everything." },
             Role::Viewer => { "You can read everything and change nothing." },
             Role::Nobody => {},
-            Role::Guest => { "You can read everything except payloads, results, errors and logs, and change nothing." },
+            Role::Anonymous => { "You can read everything except payloads, results, errors and logs, and change nothing." },
         }
         @if !chrome.reader.is_empty() { " Signed in as " (line(&chrome.reader)) ". " }
         @if chrome.can_sign_out {

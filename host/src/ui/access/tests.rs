@@ -34,7 +34,10 @@ fn without_tokens_this_machine_reads_and_changes_only_its_own_host() {
     let served = access(&[], "127.0.0.1:1", false);
     assert_eq!(role(&served, &here), Ok(Role::Viewer));
     let open = access(&[], "0.0.0.0:1", false);
-    assert_eq!(role(&open, &[("host", "jobs.example")]), Ok(Role::Guest));
+    assert_eq!(
+        role(&open, &[("host", "jobs.example")]),
+        Ok(Role::Anonymous)
+    );
     for foreign in [
         &[("host", "evil.example")][..],
         &[("host", "localhost"), ("x-forwarded-for", "1.2.3.4")],
