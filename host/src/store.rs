@@ -404,13 +404,13 @@ async fn query_page(
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     // These are sent in this order, without waiting for responses. Postgres rolls back a statement that fails, instead
     // of committing it. A caller that is dropped leaves no transaction open, because the last one has been sent too.
-    let (begun, rows, ended) = futures_util::future::join3(
+    let (started, rows, ended) = futures_util::future::join3(
         client.batch_execute(BEGIN_READ),
         client.query_typed(sql, params),
         client.batch_execute("COMMIT"),
     )
     .await;
-    begun?;
+    started?;
     let rows = rows?;
     ended?;
     Ok(rows)

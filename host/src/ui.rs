@@ -285,8 +285,8 @@ impl Ui {
         self.problem_for(&Reader::default(), status, title, why)
     }
 
-    /// The page of a problem. Anonymous readers do not see messages from the database, which can
-    /// name servers and quote rows.
+    /// The page of a problem. Anonymous readers do not see messages from the database, which can name servers and quote
+    /// rows.
     fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
         let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
         if problem.is_of_database {

@@ -132,10 +132,10 @@ $$;
 -- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns their number, and the number of
 -- milliseconds until the next one is due (null: there is none). A due job that is locked is left to a later call: it
 -- does not count as the next one, because the worker would then not wait at all. `p_since`: only jobs that became due
--- after this time; null: all. `ids`: the promoted jobs, if `p_tell` requests them. Served by job_due. Like rouse.peek,
+-- after this time; null: all. `ids`: the promoted jobs, with `p_with_ids`. Served by job_due. Like rouse.peek,
 -- it sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.promote(
-    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_tell boolean DEFAULT false,
+    p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_with_ids boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -154,7 +154,7 @@ BEGIN
     moved AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
         WHERE j.id = ANY (ARRAY[due.id]) RETURNING j.id)
-    SELECT count(*), CASE WHEN p_tell THEN array_agg(moved.id) END INTO promoted, ids FROM moved;
+    SELECT count(*), CASE WHEN p_with_ids THEN array_agg(moved.id) END INTO promoted, ids FROM moved;
     IF promoted = p_max THEN
         next_due_ms := 0;
         RETURN;

@@ -27,8 +27,8 @@ END
 $$;
 
 -- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
--- a list of {"parent": …, "step": …, "id": …}. `begun` is set if the attempt waits at a step that an earlier attempt
--- has already recorded. Served by the primary key and signal_job.
+-- a list of {"parent": …, "step": …, "id": …}. `is_recorded` is set if the attempt waits at a step that an earlier
+-- attempt has already recorded. Served by the primary key and signal_job.
 CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -86,10 +86,10 @@ BEGIN
         SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.started_at, at, b.wait, b.lane, b.tenant,
                b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest, b.handler
         FROM back AS b),
-    begun AS (
+    started AS (
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
         SELECT b.id, b.result ->> 'step', b.wait, b.attempt, b.worker, at, at FROM back AS b
-        WHERE b.result ->> 'kind' <> 'call' AND b.result -> 'begun' IS NULL
+        WHERE b.result ->> 'kind' <> 'call' AND b.result -> 'is_recorded' IS NULL
         UNION ALL
         SELECT b.id, c.value ->> 'step', jsonb_build_object(
                    'kind', 'call', 'job', c.value -> 'id', 'chain', coalesce(rouse._chain_of((c.value ->> 'id')::bigint), (c.value ->> 'id')::bigint)), b.attempt, b.worker, at, at

@@ -98,10 +98,10 @@ async fn wait_of(client: &Client, id: i64) -> Value {
 /// The end of the wait that an earlier attempt of the job started.
 async fn end_of_wait(store: &Store, job: &ClaimedJob) -> SystemTime {
     let steps = recorded_steps(store, job.id, job.fence).await.unwrap();
-    let Some(RecordedStep::Waits(begun)) = steps.values().next() else {
+    let Some(RecordedStep::Waits(wait)) = steps.values().next() else {
         panic!("{steps:?}");
     };
-    begun.until.unwrap()
+    wait.until.unwrap()
 }
 
 async fn promote(store: &Store) {
@@ -128,11 +128,11 @@ async fn a_sleeping_job_holds_no_claim_spends_no_attempt_and_wakes_when_it_is_du
     assert_eq!((job.attempt.0, job.uncounted), (2, 1));
     assert_eq!(wait_of(&client, id).await, Value::Null);
     let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
-    let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
+    let Some(RecordedStep::Waits(wait)) = steps.get("nap") else {
         panic!("{steps:?}");
     };
-    assert_eq!(begun.kind, WaitKind::Sleep);
-    let late = begun.until.unwrap().duration_since(until).unwrap();
+    assert_eq!(wait.kind, WaitKind::Sleep);
+    let late = wait.until.unwrap().duration_since(until).unwrap();
     assert!(late < Duration::from_millis(1), "{late:?}");
     assert_eq!(
         events(&client, id).await,

@@ -63,7 +63,7 @@ impl Suspension {
             stored["until_ms"] = json!(unix_ms(until));
         }
         if self.is_recorded {
-            stored["begun"] = json!(true);
+            stored["is_recorded"] = json!(true);
         }
         JsonText(stored.to_string())
     }
@@ -229,7 +229,7 @@ mod tests {
             (
                 Wait::Sleep { until },
                 true,
-                json!({"kind": "sleep", "step": "s", "until_ms": 7001, "begun": true}),
+                json!({"kind": "sleep", "step": "s", "until_ms": 7001, "is_recorded": true}),
             ),
             (
                 signal,

@@ -100,7 +100,7 @@ async fn nothing_is_enqueued_while_a_schedule_is_paused_and_nothing_is_caught_up
     let due = decided(&store).await;
     assert!(
         due[0].1.firings.len() <= 1,
-        "at most the minute that has just begun"
+        "at most the minute that has just started"
     );
     write(&store, &due).await;
     assert_eq!(shown(&client, "a").await["state"], "active");

@@ -33,7 +33,7 @@ pub(crate) struct Proxy {
 struct Outage {
     is_down: bool,
     /// The number of outages that have started. A connection does not survive one, however short it is.
-    begun: usize,
+    started: usize,
 }
 
 /// The part of an exchange that is held.
@@ -106,7 +106,7 @@ impl Proxy {
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let mut outages = outages.subscribe();
-                let Outage { is_down, begun } = *outages.borrow();
+                let Outage { is_down, started } = *outages.borrow();
                 let permit = permits.clone().try_acquire_owned().ok();
                 let Some(permit) = permit.filter(|_| !is_down) else {
                     refused.send_modify(|tries| tries.push(Instant::now()));
@@ -117,7 +117,7 @@ impl Proxy {
                 tokio::spawn(async move {
                     tokio::select! {
                         () = forward(client, socket, holds, &sending) => {}
-                        _ = outages.wait_for(|outage| outage.begun > begun) => {}
+                        _ = outages.wait_for(|outage| outage.started > started) => {}
                     }
                     drop(permit);
                 });
@@ -146,7 +146,7 @@ impl Proxy {
     pub(crate) fn go_down(&self) {
         self.outage.send_modify(|outage| {
             outage.is_down = true;
-            outage.begun += 1;
+            outage.started += 1;
         });
     }
 

@@ -87,10 +87,10 @@ async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled(
     }
     let job = claim_one(&store).await;
     let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
-    let Some(RecordedStep::Waits(begun)) = steps.get("nap") else {
+    let Some(RecordedStep::Waits(wait)) = steps.get("nap") else {
         panic!("{steps:?}");
     };
-    assert!(begun.until.unwrap() <= SystemTime::now() + Duration::from_millis(1));
+    assert!(wait.until.unwrap() <= SystemTime::now() + Duration::from_millis(1));
 }
 
 #[tokio::test]

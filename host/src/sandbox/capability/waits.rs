@@ -70,14 +70,14 @@ impl AttemptState {
     }
 
     async fn sleep_to(&mut self, step: String, until: Until) -> Result<Ended<()>, StepError> {
-        let begun = match self.steps.start_wait(&step).await? {
+        let earlier = match self.steps.start_wait(&step).await? {
             StepStart::Done(_) => return Ok(Ended::Returned(())),
-            StepStart::Waits(begun) if begun.kind == WaitKind::Sleep => Some(begun),
+            StepStart::Waits(earlier) if earlier.kind == WaitKind::Sleep => Some(earlier),
             StepStart::Waits(_) => return Err(other_kind("sleep")),
             StepStart::New => None,
         };
         let now = self.clock.now();
-        let until = match begun.and_then(|begun| begun.until) {
+        let until = match earlier.and_then(|earlier| earlier.until) {
             Some(until) => until,
             None => until.from(now),
         };
@@ -88,7 +88,7 @@ impl AttemptState {
             if !rest.is_zero() {
                 tokio::time::sleep(rest).await;
             }
-            if begun.is_none() {
+            if earlier.is_none() {
                 self.steps.complete(step, b"null".to_vec()).await?;
             }
             return Ok(Ended::Returned(()));
@@ -96,7 +96,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Sleep { until },
-            is_recorded: begun.is_some(),
+            is_recorded: earlier.is_some(),
         }))
     }
 
@@ -112,15 +112,15 @@ impl AttemptState {
                 "the name of a signal must have 1 to {NAME_CHARS_MAX} printable characters"
             )));
         }
-        let begun = match self.steps.start_wait(&step).await? {
+        let earlier = match self.steps.start_wait(&step).await? {
             StepStart::Done(result) => return payload(&result).map(Ended::Returned),
-            StepStart::Waits(begun) if begun.kind == WaitKind::Signal => Some(begun),
+            StepStart::Waits(earlier) if earlier.kind == WaitKind::Signal => Some(earlier),
             StepStart::Waits(_) => return Err(other_kind("signal")),
             StepStart::New => None,
         };
         let now = self.clock.now();
-        let until = match begun {
-            Some(begun) => begun.until,
+        let until = match earlier {
+            Some(earlier) => earlier.until,
             None => timeout.map(|timeout| now + timeout.min(WAIT_MAX)),
         };
         self.steps.count_calls(1).map_err(StepError::Refused)?;
@@ -134,7 +134,7 @@ impl AttemptState {
         Ok(Ended::Suspended(Suspension {
             step,
             wait: Wait::Signal { name, until },
-            is_recorded: begun.is_some(),
+            is_recorded: earlier.is_some(),
         }))
     }
 
@@ -214,7 +214,7 @@ impl AttemptState {
             }
             match self.steps.find(step).await.map_err(refused_job)? {
                 None => new += 1,
-                Some(RecordedStep::Waits(begun)) if begun.kind != WaitKind::Call => {
+                Some(RecordedStep::Waits(earlier)) if earlier.kind != WaitKind::Call => {
                     return Err(refused_job(other_kind("call")));
                 }
                 Some(RecordedStep::Done {

@@ -132,14 +132,14 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
 pub(super) fn calls_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for (job, _) in suspending(known) {
-        let begun = known.steps(job.id).iter().filter_map(|step| {
+        let started = known.steps(job.id).iter().filter_map(|step| {
             let wait = step.wait.as_ref()?;
             (wait["kind"] == "call").then(|| wait["job"].as_i64())
         });
-        let mut begun: Vec<i64> = begun.flatten().collect();
+        let mut started: Vec<i64> = started.flatten().collect();
         let called = parts(known, job, |part| part == Part::Call);
         let mut ids: Vec<i64> = called.iter().map(|call| call.id).collect();
-        begun.sort_unstable();
+        started.sort_unstable();
         ids.sort_unstable();
         let returned: Vec<&Value> = known
             .steps(job.id)
@@ -147,7 +147,7 @@ pub(super) fn calls_once(known: &Known<'_>) -> Found {
             .map(|step| &step.result)
             .filter(|result| result.get("output").is_some() || result.get("failed").is_some())
             .collect();
-        if begun.is_empty() && ids.is_empty() && returned.is_empty() {
+        if started.is_empty() && ids.is_empty() && returned.is_empty() {
             continue;
         }
         let is_true = match (called.first(), returned.first()) {
@@ -165,10 +165,11 @@ pub(super) fn calls_once(known: &Known<'_>) -> Found {
             },
             None => false,
         });
-        let wrong = begun != ids || ids.len() > 1 || returned.len() > 1 || !is_true || !is_received;
+        let wrong =
+            started != ids || ids.len() > 1 || returned.len() > 1 || !is_true || !is_received;
         found.case(job.id, wrong, || {
             format!(
-                "job {} has called {begun:?} and enqueued {ids:?}, which returned {returned:?}: {called:?}, {own:?}",
+                "job {} has called {started:?} and enqueued {ids:?}, which returned {returned:?}: {called:?}, {own:?}",
                 job.id
             )
         });

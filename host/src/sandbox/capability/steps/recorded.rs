@@ -218,7 +218,7 @@ impl Steps {
     ) -> Result<StepStart, StepError> {
         let small = match self.find(name).await? {
             None => return Ok(StepStart::New),
-            Some(RecordedStep::Waits(begun)) => return Ok(StepStart::Waits(*begun)),
+            Some(RecordedStep::Waits(wait)) => return Ok(StepStart::Waits(*wait)),
             Some(RecordedStep::Done { result, .. }) => result.clone(),
         };
         if let Some(result) = small {

@@ -118,8 +118,8 @@ pub(super) fn add(b: &mut Builder) {
     let payload = json!({"payload": {"mark": TAKEN}});
     b.step("signal:go", payload, None, 3, 408 * S + 1_200);
     let call = json!({"kind": "call", "step": "call:chaos.work", "jobs": [CALLED]});
-    let begun = json!({"kind": "call", "job": CALLED});
-    b.step("call:chaos.work", Value::Null, Some(begun), 3, 409 * S);
+    let started = json!({"kind": "call", "job": CALLED});
+    b.step("call:chaos.work", Value::Null, Some(started), 3, 409 * S);
     b.suspend(SUSPENDED, &call, 409 * S);
     b.made(CALLED, Part::Call, 409 * S);
     b.runs(CALLED, 410 * S);
