@@ -3,16 +3,16 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How a worker is chosen for each job of a queue when it is enqueued (`rouse.queue.dispatch`).
+/// Which worker gets each job that is enqueued into a queue (`rouse.queue.dispatch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatch {
-    /// No worker is chosen: any worker takes the job.
+    /// No worker in particular: any of them takes the job.
     Shared,
-    /// The next one.
+    /// The workers in turn.
     RoundRobin,
-    /// The same one for the same key.
+    /// The same worker for the same key.
     Hash,
-    /// Any.
+    /// A random worker.
     Random,
 }

@@ -1,4 +1,4 @@
-//! How workers are chosen for the jobs of a queue: the options of `rouse queue set`, and a line in `rouse queue ls`.
+//! Chooses workers for the jobs of a queue: the options of `rouse queue set`, and a line in `rouse queue ls`.
 
 use clap::Args;
 use serde_json::Value;
@@ -9,15 +9,15 @@ use crate::job::Dispatch;
 const HEADING: &str = "Direct dispatch";
 const GROUPS: [&str; 2] = ["settings", "dispatching"];
 
-/// How workers are chosen.
+/// The options of direct dispatch.
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// How a worker is chosen for each job when it is enqueued
+    /// Which worker gets each job that is enqueued
     #[arg(long, value_enum, groups = GROUPS, help_heading = HEADING)]
     dispatch: Option<Dispatch>,
 
-    /// With hash: jobs that agree in this go to the same worker: tenant, source, or a path of the payload such as $.customer.id; up to three
+    /// With hash: jobs with the same values of these keys go to the same worker: tenant, source, or a path in the payload such as $.customer.id; at most three
     #[arg(long, value_name = "KEY", value_delimiter = ',', groups = GROUPS, help_heading = HEADING)]
     dispatch_key: Vec<String>,
 }
@@ -30,7 +30,7 @@ impl Options {
     }
 }
 
-/// Prints how workers are chosen for the jobs of this queue, if it has direct dispatch.
+/// Prints which workers get the jobs of this queue, if it has direct dispatch.
 pub(super) fn print(queue: &Value) {
     if queue["dispatch"] != "shared" {
         let name = plain(queue["name"].as_str().unwrap_or_default());
