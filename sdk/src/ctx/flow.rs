@@ -265,8 +265,8 @@ impl Ctx {
     /// # Errors
     /// As for [`call`](Self::call), without `call_failed`.
     pub fn try_call<T: DeserializeOwned>(&self, job: Job<T>) -> Result<Result<T, Failure>> {
-        let mut ends = self.call_all([job])?;
-        ends.pop().ok_or_else(|| no_result(0, 1))
+        let end = self.call_all([job])?.pop();
+        Ok(end.expect("each job has an end, or there is an error"))
     }
 
     /// Like [`try_call`](Self::try_call), for several jobs that run in parallel: waits until all of them have ended,
