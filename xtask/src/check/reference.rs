@@ -120,8 +120,12 @@ fn guest_kinds(root: &Path) -> Result<BTreeSet<String>> {
     Ok(faults)
 }
 
-/// Kinds of handlers that their READMEs lack.
+/// Kinds of handlers that their READMEs lack, and kinds that READMEs list although no error has them.
 fn kinds_of_handlers(root: &Path) -> Result<Vec<String>> {
+    let mut sdk = String::new();
+    for file in files(&root.join(SDK), "rs", true)? {
+        sdk += &read(file)?;
+    }
     let mut faults = Vec::new();
     for readme in files(&root.join("handlers"), "md", true)? {
         let mut code = String::new();
@@ -133,17 +137,45 @@ fn kinds_of_handlers(root: &Path) -> Result<Vec<String>> {
         }
         let page = read(&readme)?;
         let name = readme.strip_prefix(root).unwrap_or(&readme).display();
-        let missing = unlisted_kinds(&code, &page);
-        faults.extend(missing.map(|kind| format!("{name} does not list {kind}")));
+        let (given, listed) = (given_kinds(&code), readme_kinds(&page));
+        for kind in given.difference(&listed) {
+            faults.push(format!("{name} does not list {kind}"));
+        }
+        for kind in unknown_kinds(&listed, &given, &given_kinds(&sdk)) {
+            faults.push(format!(
+                "{name} lists {kind}, which neither the handler nor the SDK gives an error"
+            ));
+        }
     }
     Ok(faults)
 }
 
-/// The kinds that code gives to errors and a page does not mention.
-fn unlisted_kinds<'a>(code: &'a str, page: &str) -> impl Iterator<Item = &'a str> {
-    given_kinds(code)
-        .into_iter()
-        .filter(move |kind| !page.contains(&format!("`{kind}`")))
+/// The kinds in the first cells of the tables in the section about errors.
+fn readme_kinds(page: &str) -> BTreeSet<&str> {
+    let (_, section) = page.split_once("\n## Errors\n").unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let cells = rows.filter_map(|row| row.split_once(" |"));
+    cells
+        .flat_map(|(cell, _)| cell.split('`').step_by(2))
+        .filter(|kind| !kind.is_empty() && leading_name(kind) == *kind)
+        .collect()
+}
+
+/// The kinds that a README lists, and that neither the code of its handler nor the SDK gives an error. The kinds of
+/// statuses are made of their numbers.
+fn unknown_kinds<'a>(
+    listed: &BTreeSet<&'a str>,
+    given: &BTreeSet<&str>,
+    of_sdk: &BTreeSet<&str>,
+) -> Vec<&'a str> {
+    let is_status = |kind: &str| {
+        let status = kind.strip_prefix("http_");
+        status.is_some_and(|status| status.parse::<u16>().is_ok())
+    };
+    let is_known = |kind: &str| given.contains(kind) || of_sdk.contains(kind) || is_status(kind);
+    let all = listed.iter().copied();
+    all.filter(|kind| !is_known(kind)).collect()
 }
 
 /// The kinds that code gives to errors, except in comments.
@@ -287,9 +319,19 @@ mod tests {
         let page = "| `early` | x |\n### Kinds of the SDK\n\n| `a` | x |\n| `b_c`, `d` | `e` |\n\n\
                     ## Next\n\n| `f` | x |\n";
         assert_eq!(listed_kinds(page), BTreeSet::from(["a", "b_c", "d"]));
-        let page = "`in-step` and no_parent";
-        let missing: Vec<&str> = unlisted_kinds(code, page).collect();
-        assert_eq!(missing, ["no_parent"]);
+    }
+
+    #[test]
+    fn kinds_of_readmes_are_those_of_the_handler_the_sdk_and_statuses() {
+        let page = "A `word`.\n\n| `field` | x |\n\n## Errors\n\n| error | why |\n|---|---|\n| `own` | `other` |\n\
+                    | `stale`, `denied` | x |\n| `http_404` and others | x |\n| `http_timeout` | x |\n\n## Next\n\n| `f` | x |\n";
+        let listed = readme_kinds(page);
+        let all = ["denied", "http_404", "http_timeout", "own", "stale"];
+        assert_eq!(listed, BTreeSet::from(all));
+        let (given, of_sdk) = (BTreeSet::from(["own"]), BTreeSet::from(["denied"]));
+        let unknown = unknown_kinds(&listed, &given, &of_sdk);
+        assert_eq!(unknown, ["http_timeout", "stale"]);
+        assert_eq!(readme_kinds("# noop\n\n| `n` | x |\n"), BTreeSet::new());
     }
 
     #[test]
