@@ -52,7 +52,7 @@ pub struct Settings {
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
     pub intervals: Intervals,
-    /// The maximum number and size of outcomes that wait for their settlement.
+    /// The space for outcomes that wait for their settlement.
     pub unsettled_max: UnsettledMax,
     /// Exports traces of attempts.
     pub traces: Traces,
@@ -161,8 +161,8 @@ impl Default for Intervals {
     }
 }
 
-/// The maximum number and size of outcomes that wait for their settlement. Further attempts keep their slots until
-/// their outcomes fit. Tests set these; operators do not.
+/// The space for outcomes that wait for their settlement. Further attempts keep their slots until their outcomes fit.
+/// Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsettledMax {
     /// The maximum number of outcomes that wait for the settler, and separately of those that it has tried and keeps.
@@ -170,14 +170,17 @@ pub struct UnsettledMax {
     /// The maximum number of bytes of all large outcomes that are not settled. A larger outcome waits until it is the
     /// only one.
     pub bytes: u32,
+    /// An outcome that locks of other transactions have blocked for so long is given up if others need its space.
+    pub blocked: Duration,
 }
 
 impl Default for UnsettledMax {
-    /// 4000 outcomes, 256 MiB.
+    /// 4000 outcomes, 256 MiB, 10 s.
     fn default() -> Self {
         Self {
             count: 4000,
             bytes: 256 << 20,
+            blocked: Duration::from_secs(10),
         }
     }
 }

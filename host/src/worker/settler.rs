@@ -55,9 +55,6 @@ const LOCKED_PAUSE_FACTOR: u32 = 4;
 /// most locks are held for milliseconds.
 const BLOCKED_MIN: Duration = Duration::from_secs(1);
 
-/// An outcome that a lock has blocked for so long is given up if others need its space.
-pub(super) const BLOCKED_LONG: Duration = Duration::from_secs(10);
-
 /// Why an outcome is given up if others need its space.
 pub(super) const NO_SPACE: &str =
     "other transactions block so many outcomes that there is no space for others";
@@ -415,7 +412,7 @@ impl<'a> Settler<'a> {
             // One outcome alone may need all of the space, and small ones need none of it.
             let is_large = bytes > bytes_max && (1..bytes).contains(&own_bytes);
             let is_excess = count > count_max || is_large;
-            if !is_excess || !one.is_blocked_for(BLOCKED_LONG) {
+            if !is_excess || !one.is_blocked_for(max.blocked) {
                 return true;
             }
             count -= 1;

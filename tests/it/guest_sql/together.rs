@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::store::connect::Connector;
-use rouse::worker::Settings;
+use rouse::worker::{Settings, UnsettledMax};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
@@ -315,6 +315,10 @@ async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases
     let settings = Settings {
         slots: 4,
         overrides: lease("sql.*", 600),
+        unsettled_max: UnsettledMax {
+            blocked: Duration::from_secs(1),
+            ..UnsettledMax::default()
+        },
         ..Settings::default()
     };
     let worker = shop.start_with(shop.login(), settings).await;

@@ -185,6 +185,7 @@ async fn outcomes_that_stay_locked_take_no_space_of_others_however_long_their_le
         // The locked jobs fill this space, the way to it, and all slots.
         unsettled_max: UnsettledMax {
             count: 16,
+            blocked: Duration::from_secs(1),
             ..UnsettledMax::default()
         },
         ..settings()
@@ -225,6 +226,7 @@ async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
         slots: 4,
         unsettled_max: UnsettledMax {
             bytes: 1 << 20,
+            blocked: Duration::from_secs(1),
             ..UnsettledMax::default()
         },
         ..settings()
