@@ -140,6 +140,8 @@ pub struct Store {
     reader: Option<Arc<str>>,
     /// See [`Store::cancelling`].
     cancels: bool,
+    /// See [`Store::reading_payloads_for`].
+    read_payloads_for: Duration,
 }
 
 /// The parameters of a statement, with their types.
@@ -156,6 +158,15 @@ impl Store {
             lists: Arc::default(),
             reader: None,
             cancels: false,
+            read_payloads_for: RESPONSE_TIMEOUT,
+        }
+    }
+
+    /// The same store, with another maximum time for reading the payloads of a claim separately. Tests set it.
+    pub fn reading_payloads_for(self, max: Duration) -> Self {
+        Self {
+            read_payloads_for: max,
+            ..self
         }
     }
 

@@ -7,7 +7,7 @@ use postgres_types::ToSql;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, RESPONSE_TIMEOUT, Store, StoreError, millis};
+use super::{JsonText, Store, StoreError, millis};
 use crate::job::{Attempt, Fence, JobId, LaneId};
 
 /// A claim or an adoption ends with the job whose row makes the total reach this size; as in `rouse.claim`
@@ -363,7 +363,7 @@ impl Store {
                     }
                 }
             }
-            if started_at.elapsed() >= RESPONSE_TIMEOUT {
+            if started_at.elapsed() >= self.read_payloads_for {
                 break;
             }
         }
