@@ -475,7 +475,7 @@ CREATE TABLE rouse.schedule (
     jitter          interval NOT NULL CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
     -- The version of the module that has declared it; null: a login has created it.
     module_version  text,
-    -- The login that has created it, or that of the worker.
+    -- The login that has created it, or that of a worker whose module has declared it.
     login           name NOT NULL,
     created_at      timestamptz NOT NULL,
     changed_at      timestamptz NOT NULL,

@@ -60,16 +60,27 @@ $$;
 
 -- Rejects a job of an attempt that would give way to the job p_id, if the login of its worker is limited and its
 -- workers could not run that job: the attempt would receive the result of that job, or replace its arguments.
--- `p_unique_key`: the key that both have; null: a gate has merged them. The role rouse_enqueuer may use any job. Served
--- by primary keys, finished_id and lane_id.
+-- `p_unique_key`: the key that both have; null: a gate has merged them.
 CREATE OR REPLACE FUNCTION rouse._check_merged(p_worker bigint, p_id bigint, p_unique_key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     limits rouse.worker_login;
-    lane   record;
 BEGIN
     SELECT * INTO limits FROM rouse._limits_of(p_worker);
-    IF NOT FOUND OR pg_has_role(limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
+    IF FOUND THEN
+        PERFORM rouse._check_merged_within(limits, p_id, p_unique_key);
+    END IF;
+END
+$$;
+
+-- Rejects a job that would give way to the job p_id, if a worker with these limits could not run that job. The role
+-- rouse_enqueuer may use any job. Served by primary keys, finished_id and lane_id.
+CREATE OR REPLACE FUNCTION rouse._check_merged_within(p_limits rouse.worker_login, p_id bigint, p_unique_key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    lane record;
+BEGIN
+    IF pg_has_role(p_limits.login::oid, 'rouse_enqueuer'::name, 'USAGE') THEN
         RETURN;
     END IF;
     -- A gate with a period may have let through a job that has ended.
@@ -77,9 +88,9 @@ BEGIN
     WHERE l.id = coalesce((SELECT j.lane FROM rouse.job AS j WHERE j.id = p_id), (SELECT f.lane FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1))
     LIMIT 1;
     -- The error is also raised if the job is no longer kept.
-    IF (rouse._matches_any(lane.queue, limits.queues) AND rouse._matches_any(lane.handler, limits.handlers)
-        AND NOT EXISTS (SELECT FROM unnest(lane.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) IS NOT TRUE THEN
-        RAISE EXCEPTION 'rouse: login % may not use job %, %', limits.login, p_id,
+    IF (rouse._matches_any(lane.queue, p_limits.queues) AND rouse._matches_any(lane.handler, p_limits.handlers)
+        AND NOT EXISTS (SELECT FROM unnest(lane.tags) AS tag WHERE NOT rouse._matches_any(tag, p_limits.tags))) IS NOT TRUE THEN
+        RAISE EXCEPTION 'rouse: login % may not use job %, %', p_limits.login, p_id,
             coalesce('which has the unique key ' || quote_literal(p_unique_key),
                      'with which a gate would merge a job' || CASE WHEN lane.queue IS NULL THEN '' ELSE format(' for handler %L; it is in queue %L', lane.handler, lane.queue) END)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Its handlers and queues are listed in rouse.worker_login.';

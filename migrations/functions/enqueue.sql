@@ -281,13 +281,15 @@ $$;
 -- Checks all arguments of an enqueue, and enqueues the job as `p_id`, unless a live job has its unique key. For the
 -- functions of producers, under their settings; p_bytes is the size of the payload's text, and p_stored_at is the key
 -- of the payload if it is in rouse.payload already. `p_may_refuse`: a gate may refuse the job with an error; otherwise
--- it gives way without one. `p_worker`: the worker whose attempt enqueues the job. Waits for a transaction that is
--- enqueuing the same key. Served by job_unique_key.
+-- it gives way without one. `p_worker`: the worker whose attempt enqueues the job. `p_module_schedule`: the schedule
+-- that enqueues it, if a module has declared it. Waits for a transaction that is enqueuing the same key. Served by
+-- job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_stored_at timestamptz, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
     p_job_timeout interval, p_after jsonb, p_flow bigint, p_flow_name text, p_chain bigint DEFAULT NULL, p_origin jsonb DEFAULT NULL,
-    p_may_refuse boolean DEFAULT true, p_trace text DEFAULT NULL, p_worker bigint DEFAULT NULL, OUT id bigint, OUT created boolean, OUT differs text[])
+    p_may_refuse boolean DEFAULT true, p_trace text DEFAULT NULL, p_worker bigint DEFAULT NULL, p_module_schedule text DEFAULT NULL,
+    OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -339,6 +341,8 @@ BEGIN
             -- Before the earlier job is moved to the lane of this one.
             IF p_worker IS NOT NULL THEN
                 PERFORM rouse._check_merged(p_worker, passed.live, NULL);
+            ELSIF p_module_schedule IS NOT NULL THEN
+                PERFORM rouse._check_merged_run(p_module_schedule, passed.live);
             END IF;
             IF passed.replaced THEN
                 PERFORM rouse._replace_queued(

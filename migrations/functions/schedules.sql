@@ -115,8 +115,8 @@ END
 $$;
 
 -- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. A schedule that a login
--- has created is never replaced by a module's (`foreign`). If its due times change, they count from now; otherwise,
--- times that are already due are not lost.
+-- has created is never replaced by a module's (`foreign`), which has its login already. If its due times change, they
+-- count from now; otherwise, times that are already due are not lost.
 CREATE OR REPLACE FUNCTION rouse._put_schedule(p_schedule rouse.schedule) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -136,7 +136,7 @@ BEGIN
         p_schedule.changed_at := at;
         p_schedule.handled_until := at;
         p_schedule.revision := nextval('rouse.turn_seq');
-        p_schedule.login := session_user;
+        p_schedule.login := coalesce(p_schedule.login, session_user);
         p_schedule.upcoming := '{}';
         INSERT INTO rouse.schedule SELECT (p_schedule).* ON CONFLICT DO NOTHING;
         IF FOUND THEN
@@ -164,7 +164,8 @@ BEGIN
         grants = p_schedule.grants, lease = p_schedule.lease, timeout = p_schedule.timeout, job_timeout = p_schedule.job_timeout,
         due_key = p_schedule.due_key, cron = p_schedule.cron, time_zone = p_schedule.time_zone, overlap = p_schedule.overlap, catch_up = p_schedule.catch_up,
         catch_up_window = p_schedule.catch_up_window, jitter = p_schedule.jitter, module_version = p_schedule.module_version,
-        login = CASE WHEN was.module_version IS NOT NULL AND p_schedule.module_version IS NULL THEN session_user ELSE s.login END,
+        login = CASE WHEN p_schedule.module_version IS NOT NULL THEN p_schedule.login WHEN was.module_version IS NOT NULL THEN session_user
+                ELSE s.login END,
         changed_at = at, revision = nextval('rouse.turn_seq'),
         handled_until = CASE WHEN moved THEN at ELSE s.handled_until END,
         next_at = CASE WHEN moved THEN NULL ELSE s.next_at END,
@@ -363,7 +364,8 @@ $$;
 
 -- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null
 -- if the due time has a job already. Without a due time, it is enqueued in any case. If a gate merges it with an
--- earlier job, the id is that of the earlier one. Served by schedule_run_due.
+-- earlier job, the id is that of the earlier one; the schedule of a module may not use every job
+-- (rouse._check_merged_run). Served by schedule_run_due.
 CREATE OR REPLACE FUNCTION rouse._enqueue_run(
     p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -384,7 +386,8 @@ BEGIN
         -- With the collation of the name, all comparisons in rouse._enqueue would have it, and no index would serve
         -- them.
         coalesce(p_schedule.source, 'schedule:' || p_schedule.name COLLATE "default"), p_schedule.priority::text, p_run_at, p_schedule.max_attempts, NULL,
-        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false) AS e);
+        p_schedule.tags, p_schedule.grants, p_schedule.lease, p_schedule.timeout, p_schedule.job_timeout, p_after, NULL, NULL, NULL, NULL, false,
+        p_module_schedule => CASE WHEN p_schedule.module_version IS NOT NULL THEN p_schedule.name COLLATE "default" END) AS e);
     IF merged <> made THEN
         UPDATE rouse.schedule_run AS r SET job = merged WHERE r.id = run;
     END IF;

@@ -49,7 +49,8 @@ impl Store {
         Ok(listed.collect())
     }
 
-    /// Creates or replaces the schedule of a handler. Returns `created`, `replaced`, `unchanged` or `foreign`.
+    /// Creates or replaces the schedule of a handler. Returns `created`, `replaced`, `unchanged`, `foreign` or
+    /// `undeclared`.
     pub async fn put_module_schedule(
         &self,
         handler: &str,

@@ -62,8 +62,9 @@ async fn look(shared: &Shared) -> Result<(), StoreError> {
             Change::Put(wanted) => {
                 let schedule = format!("{} {}", wanted.schedule.cron, wanted.schedule.time_zone);
                 let put = shared.store.put_module_schedule(handler, &wanted).await;
-                // Another host may have acted first, or a login may have a schedule of this name.
-                if let Ok("unchanged" | "foreign") = put.as_deref() {
+                // Another host may have acted first, a login may have a schedule of this name, or the worker that
+                // declares it may have ended in the meantime.
+                if let Ok("unchanged" | "foreign" | "undeclared") = put.as_deref() {
                     continue;
                 }
                 put.map(|done| format!("{done}: {schedule}"))

@@ -2,14 +2,17 @@
 
 use std::fmt::Display;
 
-use rouse::store::Report;
+use rouse::job::declared::{Current, DeclaredSchedule};
+use rouse::job::declared_gate::{DeclaredGate, During, GateLimit, OnConflict};
+use rouse::store::{Registration, Report};
+use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use super::{Login, limit};
+use super::{Login, limit, serving};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, make_due};
-use crate::support::worker::enqueue_sql;
+use crate::support::worker::{TestWorker, enqueue_sql, until_true};
 
 /// The fence of its claims.
 const FENCE: i64 = 5;
@@ -167,4 +170,95 @@ async fn a_worker_writes_log_lines_only_of_its_own_attempts() {
     let lines = "SELECT count(*) FROM rouse.job_log($1)";
     let lines: i64 = client.query_one(lines, &[&id]).await.unwrap().get(0);
     assert_eq!(lines, 1);
+}
+
+/// Any host creates such a schedule and fires it, also one whose login has no limits.
+#[tokio::test]
+async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_that_declares_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let login = Login::create(&db, "logins_declarer").await;
+    limit(
+        &client,
+        "login, worker_ids, queues, handlers",
+        "'logins_declarer', '{w}', '{default}', '{gated}'",
+    )
+    .await;
+    let declared = Current {
+        version: "1.0.0".into(),
+        schedule: DeclaredSchedule {
+            cron: "* * * * * *".into(),
+            time_zone: "UTC".into(),
+        },
+    };
+    let put = db.worker().await.put_module_schedule("gated", &declared);
+    assert_eq!(put.await.unwrap(), "undeclared");
+    let declaring = |id: &str| Registration {
+        capabilities: json!({"gated": {"version": "1.0.0", "sha256": "ab".repeat(32), "grants": [], "schedule": declared.schedule}}),
+        ..serving(id, &["default"])
+    };
+    let limited = login.store();
+    limited.register(&declaring("w")).await.unwrap();
+    let gate = DeclaredGate {
+        limit: GateLimit::Singleton {
+            during: During::Queued,
+            period_ms: None,
+            on_conflict: OnConflict::Replace,
+        },
+        key: Vec::new(),
+    };
+    assert!(limited.declare_gates("gated", &[gate]).await.unwrap());
+    let other = enqueue_sql(&client, "'gated', '{\"n\": 1}', queue => 'billing'").await;
+    client
+        .batch_execute(
+            "SELECT rouse.schedule('tick', 'noop', cron => '* * * * * *', overlap => 'allow')",
+        )
+        .await
+        .unwrap();
+    let host = TestWorker::start(&db, Settings::default()).await;
+    // The refusals do not stop the other schedule.
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE schedule = 'gated' AND outcome = 'refused') >= 2
+                AND count(*) FILTER (WHERE schedule = 'tick' AND outcome = 'enqueued') >= 2
+         FROM rouse.schedule_run",
+    )
+    .await;
+    let shown = "SELECT state, login::text, error FROM rouse.schedules WHERE name = 'gated'";
+    let shown = client.query_one(shown, &[]).await.unwrap();
+    assert_eq!((shown.get(0), shown.get(1)), ("error", "logins_declarer"));
+    let why = format!(
+        "rouse: login logins_declarer may not use job {other}, with which a gate would merge a job for handler 'gated'; \
+         it is in queue 'billing'"
+    );
+    let error: &str = shown.get(2);
+    assert!(error.contains(&why), "{error}");
+
+    // The limits also apply while no worker declares the schedule.
+    limited.unregister().await.unwrap();
+    let refusals = "SELECT count(*) FROM rouse.schedule_run WHERE outcome = 'refused'";
+    let before: i64 = client.query_one(refusals, &[]).await.unwrap().get(0);
+    // One of them may have started before.
+    let later = format!("SELECT ({refusals}) >= {}", before + 2);
+    until_true(&client, &later).await;
+    let kept = "SELECT queue = 'billing' AND payload = '{\"n\": 1}' FROM rouse.jobs WHERE id = $1";
+    let kept: bool = client.query_one(kept, &[&other]).await.unwrap().get(0);
+    assert!(kept, "the job is as it was enqueued");
+
+    // A worker whose login has no limits declares it too.
+    let free = db.store();
+    free.register(&declaring("free")).await.unwrap();
+    until_true(
+        &client,
+        &format!(
+            "SELECT queue = 'default' AND payload = '{{}}' FROM rouse.jobs WHERE id = {other}"
+        ),
+    )
+    .await;
+    until_true(
+        &client,
+        "SELECT state = 'active' FROM rouse.schedules WHERE name = 'gated'",
+    )
+    .await;
+    host.drain().await;
 }
