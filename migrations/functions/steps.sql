@@ -235,8 +235,25 @@ BEGIN
 END
 $$;
 
+-- True if an attempt may log this much more: 65 MiB in total, where a line counts 64 bytes in addition to its text.
+-- Hosts count lines in the same way, and allow at most 64 MiB (`log_bytes` in host/src/sandbox/settable.rs), apart from
+-- a few lines that report what they have dropped. Counting reads all log lines of the job, so only some calls count:
+-- all that add 4 MiB, and others with a probability that is proportional to what they add. An attempt can thus exceed
+-- the bound, by about 4 MiB on average. Served by log_job, in each partition.
+CREATE OR REPLACE FUNCTION rouse._may_log(p_job bigint, p_attempt integer, p_bytes bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF random() * 4194304 > p_bytes THEN
+        RETURN true;
+    END IF;
+    RETURN p_bytes + (SELECT coalesce(sum(pg_column_size(l.text) + 64), 0) FROM rouse.log AS l WHERE l.job = p_job AND l.attempt = p_attempt)
+           <= 68157440;
+END
+$$;
+
 -- Stores output and log lines of attempts of the last day. A line is cut after 16,384 characters. Returns the number of
--- lines that are stored: a worker may only write for its own attempts, running, ended or released.
+-- lines that are stored: a worker may only write for its own attempts, running, ended or released, and no more than
+-- rouse._may_log permits for each.
 --
 -- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
 -- count as stored. Lines of an earlier call that has not committed yet may be stored twice. Without p_repeats, the call
@@ -248,15 +265,19 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at           timestamptz := clock_timestamp();
     asked        integer := cardinality(p_lines);
-    -- Its own attempts.
+    -- Its own attempts, and what the call adds to their logs at most.
     own_jobs     bigint[];
     own_attempts integer[];
+    own_bytes    bigint[];
     kept         integer;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT coalesce(array_agg(reported.id), '{}'), coalesce(array_agg(reported.attempt), '{}') INTO own_jobs, own_attempts
-    FROM (SELECT DISTINCT s.id, greatest(s.attempt, 1) AS attempt FROM unnest(p_lines) AS s) AS reported
+    SELECT coalesce(array_agg(reported.id), '{}'), coalesce(array_agg(reported.attempt), '{}'), array_agg(reported.bytes)
+    INTO own_jobs, own_attempts, own_bytes
+    FROM (
+        SELECT s.id, greatest(s.attempt, 1) AS attempt, coalesce(sum(octet_length(left(s.text, 16384)) + 64), 0) AS bytes
+        FROM unnest(p_lines) AS s GROUP BY s.id, greatest(s.attempt, 1)) AS reported
     WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = reported.id AND j.attempt = reported.attempt AND j.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = reported.id AND a.attempt = reported.attempt AND a.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = reported.id AND f.attempt = reported.attempt AND f.worker = p_worker)
@@ -276,6 +297,8 @@ BEGIN
                 JOIN rouse.log AS l ON l.job = ANY (ARRAY[sent.id]) AND l.attempt = sent.attempt AND l.line >= sent.first
                     AND l.line <= sent.last AND l.worker = p_worker));
     END IF;
+    SELECT coalesce(array_agg(o.id), '{}'), coalesce(array_agg(o.attempt), '{}') INTO own_jobs, own_attempts
+    FROM unnest(own_jobs, own_attempts, own_bytes) AS o(id, attempt, bytes) WHERE rouse._may_log(o.id, o.attempt, o.bytes);
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
            at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)

@@ -288,6 +288,52 @@ async fn a_limited_login_adds_no_more_queues_and_incarnations_than_the_limits_pe
     assert!(error.starts_with(why), "{error}");
 }
 
+/// Text of 8,360,000 bytes that Postgres cannot compress.
+const NOISE: &str = "(SELECT string_agg(left(encode(sha512(n::text::bytea), 'base64'), 76), '') FROM generate_series(1, 110000) AS n)";
+
+#[tokio::test]
+async fn the_log_lines_of_an_attempt_are_bounded() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    for _ in 0..2 {
+        enqueue(&client, "x", json!({})).await;
+    }
+    let claimed = claim(&store, 2).await;
+    let [full, other] = [0, 1].map(|n| claimed[n].id.0);
+    worker_with(&client, "k").await;
+    let worker = store.incarnation().unwrap().0;
+    let fill = async |rows: i32| {
+        let sql = format!(
+            "INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
+             SELECT {full}, 1, n, {worker}, now(), 'info', v.text
+             FROM generate_series(1, {rows}) AS n CROSS JOIN (SELECT {NOISE} AS text OFFSET 0) AS v"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    // A call that adds 4 MiB always counts.
+    let append = format!(
+        "SELECT rouse.append_log({worker}, 'k', ARRAY(
+             SELECT ROW({full}, 1, n, 0, 'info', repeat('x', 16384))::rouse.log_line FROM generate_series(1, 256) AS n)
+             || ROW({other}, 1, 1, 0, 'info', 'x')::rouse.log_line, false)"
+    );
+    let stored = async || -> i32 { client.query_one(&append, &[]).await.unwrap().get(0) };
+    fill(7).await;
+    assert_eq!(stored().await, 257);
+    fill(1).await;
+    assert_eq!(stored().await, 1, "only the line of the other attempt");
+    fill(1).await;
+    // One in about 250 of the calls that add one line of the maximum length counts.
+    let one_each = format!(
+        "SELECT count(*) FILTER (WHERE stored = 0), count(*) FILTER (WHERE stored = 1)
+         FROM generate_series(1, 4000) AS n
+         CROSS JOIN LATERAL rouse.append_log({worker}, 'k', ARRAY[ROW({full}, 1, n, 0, 'info', repeat('x', 16384))::rouse.log_line], false) AS stored"
+    );
+    let row = client.query_one(&one_each, &[]).await.unwrap();
+    let (refused, accepted): (i64, i64) = (row.get(0), row.get(1));
+    assert_eq!(refused + accepted, 4000);
+    assert!(refused > 0 && accepted > 0, "{refused} were refused");
+}
+
 #[tokio::test]
 async fn the_recorded_steps_of_a_job_are_bounded() {
     let db = TestDb::new().await;
@@ -344,12 +390,11 @@ async fn the_recorded_steps_of_a_job_are_bounded() {
         let error = refusal(&client, &sql).await;
         assert!(error.starts_with("54000"), "{sql}: {error}");
     }
-    // Text that Postgres cannot compress.
-    let noise = "(SELECT to_json(string_agg(left(encode(sha512(n::text::bytea), 'base64'), 76), '')) FROM generate_series(1, 110000) AS n)";
-    client.batch_execute(&add(large, 7, noise)).await.unwrap();
+    let noise = format!("to_json({NOISE})");
+    client.batch_execute(&add(large, 7, &noise)).await.unwrap();
     client.query_one(&record(large, "last"), &[]).await.unwrap();
     client
-        .batch_execute(&add(large, 2, noise).replace("'s' || n", "'t' || n"))
+        .batch_execute(&add(large, 2, &noise).replace("'s' || n", "'t' || n"))
         .await
         .unwrap();
     let error = refusal(&client, &record(large, "one too many")).await;
