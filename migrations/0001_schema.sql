@@ -178,8 +178,8 @@ CREATE TABLE rouse.limits (
     -- The maximum depth to which these jobs may be nested.
     depth_max             integer NOT NULL DEFAULT 20 CHECK (depth_max > 0),
     schedules_max         integer NOT NULL DEFAULT 10000 CHECK (schedules_max > 0),
-    -- The maximum number of incarnations of workers that a limited login has registered and that are still listed. They
-    -- are listed until they are forgotten, so a login could otherwise fill the database with them.
+    -- The maximum number of incarnations of workers that a limited login has registered and that are still listed. The
+    -- last one of each worker is listed until it is forgotten, so a login could otherwise fill the database with them.
     incarnations_max      integer NOT NULL DEFAULT 100000 CHECK (incarnations_max > 0),
     -- The response to an enqueue for an unknown handler, once a contract is published: an error, a notice, or silence.
     -- Null means a notice. A handler is unknown if it has no contract and no live worker has it.
@@ -205,7 +205,7 @@ CREATE TABLE rouse.worker (
     -- SHA-256 of the key; null for a forgotten incarnation.
     key_hash      bytea,
     platform      text NOT NULL DEFAULT '',
-    -- {"handler": {"version": …, "grants": […], "max_attempts": …}, …}
+    -- {"handler": {"version": …, "grants": […], "max_attempts": …}, …}; empty once the incarnation has ended.
     capabilities  jsonb NOT NULL DEFAULT '{}',
     -- The maximum number of concurrent attempts.
     slots         integer NOT NULL DEFAULT 0,

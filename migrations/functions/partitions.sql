@@ -173,7 +173,8 @@ $$;
 -- behind everything that it waits for afterwards. If a partition comes into use in between, that wait happens at most
 -- once, and the rest is left to a later call. Steps of live jobs are copied to today's partition, as are payloads of
 -- live jobs, and of finished jobs with a longer retention. The ends that live jobs have waited for are kept
--- (rouse._keep_ends).
+-- (rouse._keep_ends). Rows of workers to which no history refers after earlier calls are deleted
+-- (rouse._delete_old_workers).
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -197,6 +198,7 @@ BEGIN
     END IF;
     -- Copies go to today's partitions.
     PERFORM rouse.prepare_partitions(0);
+    PERFORM rouse._delete_old_workers();
     BEGIN
         LOCK TABLE ONLY rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     EXCEPTION

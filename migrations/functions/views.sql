@@ -280,9 +280,10 @@ CROSS JOIN LATERAL (
     FROM fleet AS f
     WHERE d.handler = ANY (f.handlers) AND (f.queues = '{}' OR d.queue = ANY (f.queues)) AND f.tags @> d.tags) AS w;
 
--- Every incarnation of every worker, including dead ones, until they are forgotten. `timeouts` and `timed_out_…` are
--- its timeout flag: the number of attempts that have reached their run timeout since `timed_out_since`, the last one
--- for `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s.
+-- Every incarnation of every worker, including dead ones, until they are forgotten or deleted
+-- (rouse._delete_old_workers). `timeouts` and `timed_out_…` are its timeout flag: the number of attempts that have
+-- reached their run timeout since `timed_out_since`, the last one for `timed_out_job` (rouse.clear_timeouts). Stats are
+-- shown for 120 s, and capabilities until it ends.
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'

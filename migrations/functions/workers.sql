@@ -201,8 +201,10 @@ DECLARE
     at     timestamptz := clock_timestamp();
     queues text[];
 BEGIN
-    -- As in rouse._known.
-    UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
+    -- The condition is that of rouse._known. Of its capabilities, which may be megabytes, only the names of its handlers
+    -- are kept (rouse.backlog).
+    UPDATE rouse.worker AS w SET dead_at = at, capabilities = '{}'
+    WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
     -- Its shards are free. A lease that one of its claims holds expires on its own, so that nothing waits.
     WITH free AS MATERIALIZED (SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker FOR UPDATE SKIP LOCKED)
@@ -384,12 +386,35 @@ BEGIN
 END
 $$;
 
+-- Deletes rows of ended incarnations that are older than all history, which refers to them: of forgotten ones, and of
+-- those whose worker has started again since. A worker cannot be forgotten while it is alive, so a worker with a fixed
+-- id would otherwise leave a row for each start. Reads all rows of rouse.worker; running jobs are found by job_lease.
+CREATE OR REPLACE FUNCTION rouse._delete_old_workers() RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    kept_from timestamptz;
+    ended     bigint[];
+BEGIN
+    SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt', 'record');
+    -- Waits for no other transaction. NOT IN is never a join, so the rows are not compared with each other.
+    ended := ARRAY(
+        SELECT w.incarnation FROM rouse.worker AS w
+        WHERE coalesce(w.forgotten_at, w.stopped_at, w.dead_at) < kept_from
+          AND (w.forgotten_at IS NOT NULL OR w.incarnation NOT IN (SELECT max(n.incarnation) FROM rouse.worker AS n GROUP BY n.worker_id))
+        FOR UPDATE SKIP LOCKED);
+    IF ended <> '{}' THEN
+        DELETE FROM rouse.worker AS w
+        WHERE w.incarnation = ANY (ended) AND NOT EXISTS (
+            SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation);
+    END IF;
+END
+$$;
+
 -- Removes the ended incarnations of a worker from listings, and returns their number. Refused while one of them is
 -- alive. If its last heartbeat is more than 10 s in the future, the clock has been set back, and it counts as alive, as
 -- in rouse.register: the heartbeat then counts as sent now, nothing is removed, and the result is null: call again. An
--- error would undo this. Everything that ended incarnations have reported is deleted at once. The rows are deleted by a
--- later call, once they are older than all history: until then, the history of jobs refers to them. Running jobs are
--- found by job_lease.
+-- error would undo this. Everything that ended incarnations have reported is deleted at once; the rows are deleted once
+-- they are older than all history (rouse._delete_old_workers).
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
@@ -398,7 +423,6 @@ DECLARE
     at         timestamptz;
     worker_row record;
     forgotten  integer;
-    kept_from  timestamptz;
 BEGIN
     -- The lock of rouse.register: no incarnation of this id can start in the meantime.
     PERFORM rouse._lock('register', forget_worker.worker_id);
@@ -435,10 +459,7 @@ BEGIN
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
     VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'incarnations', forgotten));
-    SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt', 'record');
-    DELETE FROM rouse.worker AS w
-    WHERE w.forgotten_at < kept_from AND NOT EXISTS (
-        SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation);
+    PERFORM rouse._delete_old_workers();
     RETURN forgotten;
 END
 $$;

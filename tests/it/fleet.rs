@@ -6,7 +6,7 @@ mod jobs;
 use std::time::Duration;
 
 use rouse::job::{ErrorKind, Fence, Outcome};
-use rouse::store::{Locked, Stats, WorkerKey};
+use rouse::store::{Locked, Registration, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
@@ -193,6 +193,79 @@ async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
     client.query_one(forget, &[&"new"]).await.unwrap();
     let left: String = client.query_one(rows, &[]).await.unwrap().get(0);
     assert_eq!(left, "busy new", "a running job still names one");
+}
+
+/// A worker with a fixed id would otherwise leave a row for each start, because it cannot be forgotten while it is alive.
+#[tokio::test]
+async fn an_earlier_incarnation_of_a_worker_is_removed_once_no_kept_row_refers_to_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    enqueue(&client, "x", json!({})).await;
+    let mut incarnations: Vec<Store> = Vec::new();
+    for id in ["busy", "busy", "gone", "mail", "mail", "mail"] {
+        if let Some(previous) = incarnations.last() {
+            previous.unregister().await.unwrap();
+        }
+        let store = db.store();
+        store
+            .register(&registration(id, WorkerKey::random()))
+            .await
+            .unwrap();
+        if incarnations.is_empty() {
+            assert_eq!(claim(&store, 1).await.len(), 1);
+        }
+        incarnations.push(store);
+    }
+    // The last but one has ended today.
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET stopped_at = now() - interval '30 days'
+             WHERE incarnation < (SELECT max(incarnation) - 1 FROM rouse.worker)",
+        )
+        .await
+        .unwrap();
+    incarnations[5].maintain_partitions().await.unwrap();
+    let rows = "SELECT string_agg(worker_id, ' ' ORDER BY incarnation) FROM rouse.worker";
+    let left: String = client.query_one(rows, &[]).await.unwrap().get(0);
+    // A running job names the first one. The second and the third are the last ones of their workers.
+    assert_eq!(left, "busy busy gone mail mail");
+}
+
+#[tokio::test]
+async fn an_ended_incarnation_keeps_only_the_names_of_its_handlers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let registered = async |id: &str| {
+        let store = db.store();
+        let worker = Registration {
+            capabilities: json!({"mail.send": {"version": "9.8.7", "sha256": "ab".repeat(32), "grants": []}}),
+            ..registration(id, WorkerKey::random())
+        };
+        store.register(&worker).await.unwrap();
+        store
+    };
+    let (dead, stopped) = (registered("dead").await, registered("stopped").await);
+    let live = registered("live").await;
+    stopped.unregister().await.unwrap();
+    backdate_heartbeat(&client, &dead, 91).await;
+    let beat = live.heartbeat(None, &Stats::default(), false).await;
+    assert_eq!(beat.unwrap().expired, 1);
+    for (id, version) in [("dead", ""), ("live", "9.8.7"), ("stopped", "")] {
+        let row = client
+            .query_one(
+                "SELECT handlers, coalesce(capabilities -> 'mail.send' ->> 'version', ''), capabilities = '{}'
+                 FROM rouse.workers WHERE worker_id = $1",
+                &[&id],
+            )
+            .await
+            .unwrap();
+        assert_eq!(row.get::<_, Vec<String>>(0), ["mail.send"], "{id}");
+        let (of_handler, has_none): (&str, bool) = (row.get(1), row.get(2));
+        assert_eq!((of_handler, has_none), (version, id != "live"), "{id}");
+        let shown = run_rouse(&db, &["workers", "show", id]).await;
+        shown.exits(0).prints("mail.send");
+        assert_eq!(shown.stdout.contains("9.8.7"), id == "live", "{id}");
+    }
 }
 
 #[tokio::test]

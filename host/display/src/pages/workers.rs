@@ -145,7 +145,9 @@ pub fn worker(
                 table {
                     thead { tr { th { "Handler" } th { "Version" } th { "Module" } th { "Grants" } } }
                     tbody {
-                        @for (name, it) in worker["capabilities"].as_object().into_iter().flatten() {
+                        @for name in worker["handlers"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                            // Null if the incarnation has ended.
+                            @let it = &worker["capabilities"][name];
                             tr {
                                 td { (cells::handler(chrome, name)) @if it["parked"].is_string() { " " (cells::state("parked")) } }
                                 td class="keep" { (cells::plain(&it["version"])) }

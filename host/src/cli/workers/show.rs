@@ -11,7 +11,7 @@ use crate::cli::attempt_error::cell;
 use crate::cli::list::List;
 use crate::cli::screen::Screen;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{as_json, digest, plain};
+use crate::cli::text::{as_json, digest, plain, strings};
 
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
@@ -105,7 +105,9 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
     let mut text = about.text();
     text.push_str("\n\nhandlers\n");
     let mut handlers = List::plain();
-    for (name, capability) in worker["capabilities"].as_object().into_iter().flatten() {
+    for name in strings(&worker["handlers"]) {
+        // Null if the incarnation has ended.
+        let capability = &worker["capabilities"][name];
         handlers.row([
             plain(name),
             plain(capability["version"].as_str().unwrap_or_default()),
