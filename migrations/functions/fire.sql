@@ -21,7 +21,8 @@ $$;
 --   wait_ms    the time until the next schedule that is not listed is due; null: there is none
 --   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started;
 --              running, if it has; null, if its chain has ended
---   backfills  up to ten that are not finished; null: none
+--   backfills  up to ten that are not finished, in the order of their ids, starting after `p_after_backfill`, and
+--              continuing with the first; null: none
 --
 -- `p_except`: revisions of schedules that are left out, because the caller could not fire them a moment ago. Otherwise
 -- `p_max` schedules that nobody can fire would keep all others off the list. `p_except_backfills`: the same for
@@ -30,7 +31,7 @@ $$;
 -- Locks nothing. Served by schedule_due and backfill_open.
 CREATE OR REPLACE FUNCTION rouse.due_schedules(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_except bigint[] DEFAULT NULL,
-    p_except_backfills bigint[] DEFAULT NULL,
+    p_except_backfills bigint[] DEFAULT NULL, p_after_backfill bigint DEFAULT NULL,
     OUT now_us bigint, OUT wait_ms bigint, OUT due jsonb, OUT backfills jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -70,10 +71,16 @@ BEGIN
         'since_us', rouse._us(b.since), 'before_us', rouse._us(b.before), 'handled_us', rouse._us(b.handled_until)))
     INTO backfills
     FROM (
-        SELECT b.* FROM rouse.backfill AS b
-        WHERE b.finished_at IS NULL AND b.id NOT IN (SELECT unnest(p_except_backfills))
-          AND (NOT limited OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = b.schedule AND rouse._may_fire(s.queue, s.handler)))
-        ORDER BY b.id LIMIT 10) AS b;
+        (SELECT b.* FROM rouse.backfill AS b
+         WHERE b.finished_at IS NULL AND b.id > coalesce(p_after_backfill, 0) AND b.id NOT IN (SELECT unnest(p_except_backfills))
+           AND (NOT limited OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = b.schedule AND rouse._may_fire(s.queue, s.handler)))
+         ORDER BY b.id LIMIT 10)
+        UNION ALL
+        (SELECT b.* FROM rouse.backfill AS b
+         WHERE b.finished_at IS NULL AND b.id <= p_after_backfill AND b.id NOT IN (SELECT unnest(p_except_backfills))
+           AND (NOT limited OR EXISTS (SELECT FROM rouse.schedule AS s WHERE s.name = b.schedule AND rouse._may_fire(s.queue, s.handler)))
+         ORDER BY b.id LIMIT 10)
+        LIMIT 10) AS b;
 END
 $$;
 

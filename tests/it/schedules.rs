@@ -92,7 +92,10 @@ async fn due(overlap: &str) -> (TestDb, Client, Store) {
 
 /// The decisions of a host about everything that is due.
 async fn decided(store: &Store) -> Vec<(DueSchedule, Decision)> {
-    let due = store.due_schedules(1000, None, &[], &[]).await.unwrap();
+    let due = store
+        .due_schedules(1000, None, &[], &[], None)
+        .await
+        .unwrap();
     let now = due.now;
     let decide = |listed: DueSchedule| {
         let times = DueTimes::parse(&listed.cron, &listed.time_zone);

@@ -20,7 +20,7 @@ pub struct Due {
     pub next_in: Option<Duration>,
     /// The schedules, most overdue first.
     pub schedules: Vec<DueSchedule>,
-    /// Backfills that are not finished.
+    /// Backfills that are not finished, in the order in which they are tried.
     pub backfills: Vec<Backfill>,
 }
 
@@ -68,14 +68,16 @@ pub struct ScheduleDecision<'a> {
 }
 
 impl Store {
-    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due, and the
-    /// unfinished backfills, except the schedules with these revisions and the backfills with these ids. Locks nothing.
+    /// Lists up to `limit` schedules that were due after `since` (`None`: at any time) and are still due, and ten
+    /// unfinished backfills, the first of them after the one with the id `after_backfill`; except the schedules with
+    /// these revisions and the backfills with these ids. Locks nothing.
     pub async fn due_schedules(
         &self,
         limit: i32,
         since: Option<Timestamp>,
         except: &[i64],
         except_backfills: &[i64],
+        after_backfill: Option<i64>,
     ) -> Result<Due, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -88,6 +90,7 @@ impl Store {
                     (&since.map(SystemTime::from), Type::TIMESTAMPTZ),
                     (&except, Type::INT8_ARRAY),
                     (&except_backfills, Type::INT8_ARRAY),
+                    (&after_backfill, Type::INT8),
                 ],
             )
             .await?;

@@ -75,6 +75,9 @@ struct Hints {
     schedules: Postponed,
     /// The backfills that could not be continued, by id.
     backfills: Postponed,
+    /// The backfill that was tried last. The next round continues after it: if each round tried the first ones that are
+    /// not postponed, dozens of blocked backfills would come up again before the host has tried those behind them.
+    last_backfill: Option<i64>,
 }
 
 /// The times of the looks that found no due schedule.
@@ -116,7 +119,13 @@ async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, Stor
         backfills,
     } = shared
         .store
-        .due_schedules(LISTED_MAX, since, &except, &except_backfills)
+        .due_schedules(
+            LISTED_MAX,
+            since,
+            &except,
+            &except_backfills,
+            hints.last_backfill,
+        )
         .await?;
     if schedules.is_empty() && except.is_empty() {
         hints.looks.found_none(started_at, now, since);
@@ -139,6 +148,7 @@ async fn round(shared: &Arc<Shared>, hints: &mut Hints) -> Result<Duration, Stor
     };
     let is_idle = decided.is_empty() && steps.is_empty();
     let result = continue_backfills(shared, steps, &mut not_fired).await;
+    hints.last_backfill = not_fired.last_backfill.or(hints.last_backfill);
     hints
         .backfills
         .note(&not_fired.backfills, started_at, Instant::now());
@@ -193,6 +203,8 @@ struct NotFired {
     schedules: Vec<(i64, Cause)>,
     /// By id.
     backfills: Vec<(i64, Cause)>,
+    /// The backfill that the round has tried last.
+    last_backfill: Option<i64>,
     /// True if a call of the round has waited for a lock until its timeout. The other calls hardly wait, so that
     /// schedules and backfills that are blocked delay others by one such wait, however many they are.
     has_waited: bool,
@@ -400,6 +412,7 @@ async fn continue_backfill(
     not_fired: &mut NotFired,
 ) -> Result<(), StoreError> {
     let (schedule, id) = (&listed.schedule, listed.id);
+    not_fired.last_backfill = Some(id);
     let (due, is_last, error) = match step {
         Ok((due, is_last)) => (due, is_last, None),
         Err(why) => (Vec::new(), true, Some(why)),

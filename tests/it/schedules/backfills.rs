@@ -128,21 +128,24 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
     worker.drain().await;
 }
 
-/// A host lists ten of them at once. If each waited for 250 ms, the first ten would be tried again before the host has
-/// tried the others.
+/// A host tries ten of them at once, one of which waits for 250 ms, and each of them again after at most a second. If it
+/// always tried the first ones, they would come up again before the host has tried the last one.
 #[tokio::test]
-async fn backfills_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
+async fn a_hundred_backfills_whose_jobs_a_producer_blocks_do_not_prevent_others() {
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
     let open = block_gated_jobs(&client, &mut producer).await;
-    for (name, handler) in [("a", "gated"), ("b", "gated"), ("free", "plain")] {
-        let sql = format!("'{name}', '{handler}', cron => '0 0 1 1 *'");
-        schedule(&client, &sql).await;
+    open.batch_execute("SELECT rouse.enqueue('gated')")
+        .await
+        .unwrap();
+    for n in 0..10 {
+        schedule(&client, &format!("'s{n}', 'gated', cron => '0 0 1 1 *'")).await;
     }
+    schedule(&client, "'free', 'plain', cron => '0 0 1 1 *'").await;
     client
         .batch_execute(
-            "SELECT rouse.backfill_schedule(s, '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
-             FROM unnest(ARRAY['a', 'b']) AS s, generate_series(1, 10);
+            "SELECT rouse.backfill_schedule('s' || s, '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
+             FROM generate_series(0, 9) AS s, generate_series(1, 10);
              SELECT rouse.backfill_schedule('free', '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')",
         )
         .await
@@ -154,7 +157,7 @@ async fn backfills_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
     )
     .await;
     let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
-    assert_eq!(one::<i64>(&client, unfinished).await, 20);
+    assert_eq!(one::<i64>(&client, unfinished).await, 100);
     open.rollback().await.unwrap();
     until_true(
         &client,
@@ -162,6 +165,34 @@ async fn backfills_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
     )
     .await;
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn backfills_are_listed_in_turn() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    for name in ["a", "b"] {
+        schedule(&client, &format!("'{name}', 'x', cron => '0 0 1 1 *'")).await;
+    }
+    let requested = client
+        .query(
+            "SELECT rouse.backfill_schedule(s, '2024-01-01T00:00:00Z', '2024-01-02T00:00:00Z')
+             FROM unnest(ARRAY['a', 'b']) AS s, generate_series(1, 6)",
+            &[],
+        )
+        .await
+        .unwrap();
+    let mut ids: Vec<i64> = requested.iter().map(|row| row.get(0)).collect();
+    ids.sort_unstable();
+    let listed = async |except: &[i64], after: Option<i64>| -> Vec<i64> {
+        let due = store.due_schedules(1, None, &[], except, after).await;
+        let backfills = due.unwrap().backfills;
+        backfills.iter().map(|backfill| backfill.id).collect()
+    };
+    assert_eq!(listed(&[], None).await, ids[..10]);
+    let next = [&ids[10..], &ids[..8]].concat();
+    assert_eq!(listed(&[], Some(ids[9])).await, next);
+    assert_eq!(listed(&ids[..2], Some(ids[11])).await, ids[2..]);
 }
 
 #[tokio::test]

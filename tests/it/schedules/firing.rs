@@ -205,7 +205,7 @@ async fn an_expression_that_only_a_host_can_check_shows_its_error() {
     }
     assert!(
         store
-            .due_schedules(10, None, &[], &[])
+            .due_schedules(10, None, &[], &[], None)
             .await
             .unwrap()
             .schedules
@@ -242,7 +242,7 @@ async fn the_next_due_time_of_all_schedules_is_known_to_the_millisecond() {
     let (client, store) = (db.client().await, db.worker().await);
     assert_eq!(
         store
-            .due_schedules(10, None, &[], &[])
+            .due_schedules(10, None, &[], &[], None)
             .await
             .unwrap()
             .next_in,
@@ -252,7 +252,7 @@ async fn the_next_due_time_of_all_schedules_is_known_to_the_millisecond() {
     schedule(&client, "'b', 'x', cron => '0 0 1 1 *'").await;
     fire_due(&store).await;
     let next_in = store
-        .due_schedules(10, None, &[], &[])
+        .due_schedules(10, None, &[], &[], None)
         .await
         .unwrap()
         .next_in
@@ -303,14 +303,21 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         let set = format!("UPDATE rouse.schedule SET next_at = {next_at} WHERE name = '{name}'");
         client.batch_execute(&set).await.unwrap();
     }
-    let now = store.due_schedules(1, None, &[], &[]).await.unwrap().now;
+    let now = store
+        .due_schedules(1, None, &[], &[], None)
+        .await
+        .unwrap()
+        .now;
     let minute_ago = now - Duration::from_secs(60);
     for (since, max, expected) in [
         (None, 10, vec!["new", "old", "recent"]),
         (Some(minute_ago), 10, vec!["new", "recent"]),
         (Some(minute_ago), 1, vec!["new"]),
     ] {
-        let due = store.due_schedules(max, since, &[], &[]).await.unwrap();
+        let due = store
+            .due_schedules(max, since, &[], &[], None)
+            .await
+            .unwrap();
         let names: Vec<&str> = due
             .schedules
             .iter()
@@ -320,12 +327,15 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
     }
     // Those that a host could not fire are left out, unless they have changed since.
     let all = store
-        .due_schedules(10, None, &[], &[])
+        .due_schedules(10, None, &[], &[], None)
         .await
         .unwrap()
         .schedules;
     let except: Vec<i64> = all.iter().take(2).map(|due| due.revision).collect();
-    let due = store.due_schedules(1, None, &except, &[]).await.unwrap();
+    let due = store
+        .due_schedules(1, None, &except, &[], None)
+        .await
+        .unwrap();
     assert_eq!(due.schedules[0].schedule.name, "recent");
     client
         .batch_execute(
@@ -333,7 +343,10 @@ async fn a_look_for_recent_due_times_leaves_out_earlier_ones_and_finds_new_sched
         )
         .await
         .unwrap();
-    let due = store.due_schedules(1, None, &except, &[]).await.unwrap();
+    let due = store
+        .due_schedules(1, None, &except, &[], None)
+        .await
+        .unwrap();
     assert_eq!(due.schedules[0].schedule.name, "old");
 }
 
