@@ -135,9 +135,6 @@ async fn a_hundred_backfills_whose_jobs_a_producer_blocks_do_not_prevent_others(
     let db = TestDb::new().await;
     let (client, mut producer) = (db.client().await, db.client().await);
     let open = block_gated_jobs(&client, &mut producer).await;
-    open.batch_execute("SELECT rouse.enqueue('gated')")
-        .await
-        .unwrap();
     for n in 0..10 {
         schedule(&client, &format!("'s{n}', 'gated', cron => '0 0 1 1 *'")).await;
     }
