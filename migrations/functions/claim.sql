@@ -32,10 +32,11 @@
 --
 -- `p_in_batches`: all lanes have a gate of kind batch, and `p_wanted` is a number of batches.
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, by id: rows that were
--- enqueued together are updated together, regardless of lane. The caller knows the order of the lanes. After these
--- rows, there are rows without an id for each lane from which gates let no job start now: `closed_by` names gates, and
--- `lease_ms` is the number of milliseconds for which they let none start (null: until a job of its key has ended).
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, in the order of the ids:
+-- rows that were enqueued together are updated together, regardless of lane. The caller knows the order of the lanes.
+-- After these rows, there are rows without an id for each lane from which gates let no job start now: `closed_by` names
+-- gates, and `lease_ms` is the number of milliseconds for which they let none start (null: until a job of the key has
+-- ended).
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL,
     p_in_batches boolean DEFAULT false)
@@ -84,7 +85,8 @@ BEGIN
     IF has_gates THEN
         SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
         FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
-        -- It may have waited for other claims. In the meantime, leases may have ended, and queues may have been paused.
+        -- rouse._within_gates may have waited for other claims. In the meantime, leases may have ended, and queues may
+        -- have been paused.
         IF p_checked_at IS NOT NULL THEN
             PERFORM FROM rouse.job AS j
             WHERE j.state = 'running' AND j.lease_until >= p_checked_at AND j.lease_until < at
@@ -117,7 +119,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT j.id, 120 + j.bytes AS bytes, j.available_at, j.payload_at IS NOT NULL AS is_stored
             FROM rouse.job AS j
-            -- Null if it is not permitted, its queue is paused, or its shard is not leased.
+            -- Null if the lane is not permitted, its queue is paused, or its shard is not leased.
             WHERE j.lane = CASE WHEN lanes IS NULL THEN wanted.lane ELSE lanes[wanted.ordinality] END
               AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT least(p_wanted, wanted.max) FOR NO KEY UPDATE SKIP LOCKED) AS ready
@@ -154,7 +156,7 @@ END
 $$;
 
 -- rouse.claim for jobs of these sources only, by lane and then by source, in the given order, and from the start of
--- each: there are no cursors. Served by job_source: nothing else provides a range in this order without sorting.
+-- each: there are no cursors. Served by job_source: no other index provides a range in this order without sorting.
 -- Returns ids.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer)
@@ -193,7 +195,7 @@ BEGIN
         FROM rouse._within_gates(
             ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
             NULL, p_sources, p_wanted, false) AS w;
-        -- It may have waited for other claims. In the meantime, queues may have been paused.
+        -- rouse._within_gates may have waited for other claims. In the meantime, queues may have been paused.
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
         IF FOUND THEN
             p_lanes := rouse._not_paused(p_lanes);
@@ -253,7 +255,7 @@ BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           -- As rouse._payload: usually in the partition of its day. A large payload is only read when it is sent.
+           -- As in rouse._payload: usually in the partition of its day. A large payload is only read when it is sent.
            CASE WHEN p_payloads THEN coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at ORDER BY p.kept_at DESC LIMIT 1), '')
                 ELSE '' END,

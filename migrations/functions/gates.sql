@@ -502,7 +502,7 @@ $$;
 
 -- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
 -- Returns the lanes from which no job may start now, with the gates that have no room for it: a row for each number of
--- milliseconds for which that lasts (null: until a job of its key has ended). Waits up to 5 s for a change to the gate,
+-- milliseconds for which that lasts (null: until a job of the key has ended). Waits up to 5 s for a change to the gate,
 -- which also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
 RETURNS TABLE (lane bigint, wait_ms bigint, gates text[])

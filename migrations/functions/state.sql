@@ -25,8 +25,8 @@ BEGIN
 END
 $$;
 
--- At most `p_max` keys with this prefix, in the order of their bytes, after `p_after` (null: from the first); or one
--- row with the refusal.
+-- At most `p_max` keys with this prefix, in byte order, after `p_after` (null: from the first); or one row with the
+-- refusal.
 CREATE OR REPLACE FUNCTION rouse.state_keys(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_max integer)
 RETURNS TABLE (refusal text, name text)

@@ -26,9 +26,9 @@ BEGIN
 END
 $$;
 
--- Suspends the attempts whose settlement says so, and returns their jobs. `p_calls`: the jobs that they have called, as
--- a list of {"parent": …, "step": …, "id": …}. `is_recorded` is set if the attempt waits at a step that an earlier
--- attempt has already recorded. Served by the primary key and signal_job.
+-- Suspends the attempts that are settled as suspended, and returns their jobs. `p_calls`: the jobs that they have
+-- called, as a list of {"parent": …, "step": …, "id": …}. `is_recorded` is set if the attempt waits at a step that an
+-- earlier attempt has already recorded. Served by the primary key and signal_job.
 CREATE OR REPLACE FUNCTION rouse._suspend(p_worker bigint, p_settlements rouse.settlement[], p_calls jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 10
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
@@ -48,7 +48,7 @@ DECLARE
 BEGIN
     PERFORM FROM rouse.lane AS l WHERE l.worker IS NOT NULL LIMIT 1;
     has_inboxes := FOUND;
-    -- What they wait for is stored with the job, the attempt and the step.
+    -- The wait is stored with the job, the attempt and the step.
     PERFORM rouse._check_size('settle', pg_column_size(s.result), 8388608),
             rouse._check_steps(s.id, greatest(jsonb_array_length(coalesce(calls_of -> s.id::text, '[]')), 1), 0)
     FROM unnest(p_settlements) AS s WHERE s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL;
@@ -128,9 +128,9 @@ BEGIN
 END
 $$;
 
--- Sends a signal to a job, in the caller's transaction. True: the job has it, and the wait for it ends, now or when it
--- starts. False: the job has ended. Raises an error if the job does not exist or is no longer kept, or if it has 1,000
--- signals that no wait has taken.
+-- Sends a signal to a job, in the caller's transaction. True: the job has the signal, which ends the wait for it, now
+-- or when that wait starts. False: the job has ended. Raises an error if the job does not exist or is no longer kept,
+-- or if it has 1,000 signals that no wait has taken.
 --
 -- Served by the primary key and signal_job. Waits for a settlement of the job that is about to commit.
 CREATE OR REPLACE FUNCTION rouse.signal(id bigint, name text, payload jsonb DEFAULT 'null') RETURNS boolean
@@ -157,7 +157,7 @@ BEGIN
     IF (SELECT count(*) FROM (SELECT FROM rouse.signal AS g WHERE g.job = signal.id LIMIT 1000) AS g) = 1000 THEN
         RAISE EXCEPTION 'rouse.signal: job % has 1000 signals that it has not waited for yet', signal.id
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Each wait of the job takes one signal of its name. Send more when it has waited, or cancel it if it never will.';
+                  HINT = 'Each wait of the job takes one signal with its name. Send more when the job has waited, or cancel the job if it never will.';
     END IF;
     INSERT INTO rouse.signal (job, name, payload, at) VALUES (signal.id, signal.name, coalesce(signal.payload, 'null')::json, at);
     -- CASE hides the conditions from the planner: otherwise, a plan could read all jobs that wait (job_waiting).
@@ -181,8 +181,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- Ends a wait for a signal, for the worker that runs the job: takes the oldest signal with this name and records it as
--- the result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if it has to
--- wait. A repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked
+-- the result of the step, {"payload": …}; or, if there is none at p_until, {"timed_out": true}. No row if the job has
+-- to wait. A repeated call returns what is recorded. A result of more than 1,024 bytes is null here: the job is locked
 -- until the response has been sent, so the response has to be small, and rouse.recorded_results returns the result.
 -- Served by signal_job and step_job.
 CREATE OR REPLACE FUNCTION rouse.take_signal(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_step text, p_name text, p_until timestamptz)
@@ -214,7 +214,7 @@ BEGIN
         ELSE
             RETURN;
         END IF;
-        -- Its payload is bounded by rouse.signal.
+        -- rouse.signal bounds the payload of a signal.
         PERFORM rouse._check_steps(p_id, 1, 0);
         INSERT INTO rouse.step (job, name, result, attempt, worker, at, kept_at) VALUES (p_id, p_step, result, attempt, p_worker, at, at);
     END IF;
@@ -229,7 +229,7 @@ $$;
 -- {"output": …} or {"failed": {"kind": …, "message": …}}, and returns all that are recorded. `job`: the job of a call
 -- whose chain has not ended. A call whose step is not returned has not been made yet. As in rouse.take_signal, a result
 -- of more than 1,024 bytes is null, and so are those after the first 64 KiB. Fails if the results together exceed
--- p_bytes_max. Served by step_job, and as rouse.chain.
+-- p_bytes_max. Served by step_job and by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.returned_calls(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_steps text[], p_bytes_max bigint)
 RETURNS TABLE (refusal text, step text, result json, job bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -254,7 +254,7 @@ BEGIN
     FOR called IN
         SELECT s.name, (array_agg(s.result) FILTER (WHERE s.result IS NOT NULL))[1] AS result, max((s.wait ->> 'job')::bigint) AS job,
                max((s.wait ->> 'chain')::bigint) AS chain
-        -- Only calls name a job, which _suspend has written.
+        -- Only the steps of calls name a job. rouse._suspend has written its id.
         FROM rouse.step AS s
         WHERE s.job = p_id AND s.name = ANY (p_steps) AND (s.wait IS NULL OR s.wait ->> 'kind' = 'call') GROUP BY s.name
     LOOP
@@ -291,9 +291,9 @@ BEGIN
 END
 $$;
 
--- The ends of the chains that a job has waited for (`after`), by name in the order of their bytes, starting after
--- p_after, for the worker that runs the job; or one row with the refusal. Returns at most 1,000 ends, and no more once
--- they reach 1 MiB. `job` is null for a chain that is no longer kept. Served by the same indexes as rouse.chain.
+-- The ends of the chains that a job has waited for (`after`), by name in byte order, starting after p_after, for the
+-- worker that runs the job; or one row with the refusal. Returns at most 1,000 ends, and no more once they reach 1 MiB.
+-- `job` is null for a chain that is no longer kept. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -316,7 +316,7 @@ BEGIN
         WHERE j.id = p_id AND (p_after IS NULL OR d.name COLLATE "C" > p_after)
         ORDER BY d.name COLLATE "C" LIMIT 1000
     LOOP
-        -- The enqueue has stored the chain.
+        -- The enqueue has stored the id of the chain.
         ended := rouse._end_of(parent.id);
         name := parent.name;
         job := ended.job;
@@ -329,10 +329,10 @@ BEGIN
 END
 $$;
 
--- Deletes signals to jobs that have ended. Reads the next 10,000 signals after this id; `reached` is the id of the last
--- one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that may not
--- do maintenance delete nothing. Served by the primary keys, with a plan that does not depend on statistics (as in
--- rouse.maintain_gate_keys).
+-- Deletes signals to jobs that have ended. Reads the next 10,000 signals after the id p_after; `reached` is the id of
+-- the last one, or null if there are no more. Signals of the last hour stay. For workers; those of a limited login that
+-- may not do maintenance delete nothing. Served by the primary keys, with a plan that does not depend on statistics (as
+-- in rouse.maintain_gate_keys).
 CREATE OR REPLACE FUNCTION rouse.maintain_signals(p_worker bigint, p_key bytea, p_after bigint, OUT reached bigint, OUT deleted integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$

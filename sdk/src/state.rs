@@ -89,7 +89,7 @@ impl<'a> State<'a> {
         self.world.state_delete(key.as_ref())
     }
 
-    /// All keys with this prefix, in the order of their bytes; `""` means all keys.
+    /// All keys with this prefix, in byte order; `""` means all keys.
     pub fn keys(&self, prefix: impl AsRef<str>) -> Result<Vec<String>> {
         let mut keys = Vec::<String>::new();
         loop {

@@ -37,11 +37,11 @@ pub struct NewStateValue<'a> {
 /// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateWrite {
-    /// It is committed.
+    /// The value is committed.
     Set,
     /// The current version is not the expected one.
     Conflict,
-    /// A concurrent write changed it: try again.
+    /// A concurrent write changed the value: try again.
     Again,
     /// The handler already has the maximum number of keys for this tenant.
     TooManyKeys,
@@ -56,7 +56,7 @@ impl StateWrite {
             "conflict" => Self::Conflict,
             "again" => Self::Again,
             "keys" => Self::TooManyKeys,
-            // The last outcome of rouse.write_state.
+            // `bytes`, the only other result of rouse.write_state.
             _ => Self::TooManyBytes(u64::try_from(row.get::<_, i64>(2)).unwrap_or(0)),
         }
     }
@@ -108,7 +108,7 @@ impl Store {
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
     }
 
-    /// Up to `max` keys with this prefix, in the order of their bytes, after `after`.
+    /// Up to `max` keys with this prefix, in byte order, after `after`.
     pub async fn state_keys(
         &self,
         scope: StateScope<'_>,

@@ -18,7 +18,7 @@ use super::flows::FlowSpec;
 use super::load::JobSpec;
 use super::plan::Fault;
 
-/// One line.
+/// A line of the ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -147,7 +147,7 @@ pub(super) enum Event {
         status: String,
         clean: bool,
     },
-    /// It exited without a request. `up_us`: how long it had run.
+    /// The host exited on its own. `up_us`: how long it had run.
     HostEnded {
         worker: String,
         status: String,
@@ -169,7 +169,8 @@ pub(super) enum Event {
         job: i64,
         kills: u64,
     },
-    /// Two hosts shared this id, from the start of the second one. `exits` contains the unrequested exits of both.
+    /// Two hosts shared this id, from the start of the second one. `exits`: each time that one of them exited on its
+    /// own.
     IdShared {
         worker: String,
         exits: Vec<Exit>,
@@ -199,7 +200,7 @@ pub(super) enum Event {
     LoadEnded,
 }
 
-/// An unrequested exit of one of two hosts that share an id.
+/// One of two hosts that share an id exited on its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Exit {
     /// 0 or 1.

@@ -26,7 +26,7 @@ pub(crate) struct Spec {
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
     job_timeout_ms: Option<u64>,
-    /// Jobs that the attempt has enqueued before, by name.
+    /// Jobs that the attempt has already enqueued, by name.
     #[serde(default)]
     after: BTreeMap<String, After>,
 }
@@ -100,7 +100,7 @@ fn unknown(option: &str, value: &str) -> Error {
     Error::permanent(format_args!("unknown {option} {value:?} in the payload"))
 }
 
-/// 1: for fields that say how often.
+/// The default of fields that count repetitions.
 pub(crate) fn once() -> u32 {
     1
 }

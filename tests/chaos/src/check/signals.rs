@@ -56,7 +56,7 @@ pub(super) fn not_lost(known: &Known<'_>) -> Found {
         let steps: BTreeSet<i64> = known.steps(job.id).iter().filter_map(|s| mark(s)).collect();
         found.unless(job.id, received != steps, || {
             format!(
-                "the waits of job {} have taken {steps:?}, and it received {received:?}",
+                "the waits of job {} have taken {steps:?}, but its handler received {received:?}",
                 job.id
             )
         });
