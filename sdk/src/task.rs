@@ -12,7 +12,7 @@ pub(crate) use crate::native::{Source, park, waker};
 #[cfg(target_family = "wasm")]
 pub(crate) use crate::wasm::{Source, park, waker};
 
-/// Runs a future to completion. `async fn` handlers run in this executor; a plain `fn` can call it to wait.
+/// Runs a future to completion. `async fn` handlers run in this executor; a plain `fn` can call `block_on` to wait.
 ///
 /// # Panics
 /// In a module, if the future waits for something that can never wake it.
@@ -46,7 +46,7 @@ pub enum Either<A, B> {
     Second(B),
 }
 
-/// Completes with the first of two futures to complete, and drops the other. If both are ready, the first one wins.
+/// Completes with the first of two futures to complete, and drops the other. If both are ready, `first` wins.
 ///
 /// ```
 /// use std::time::Duration;

@@ -12,7 +12,8 @@ use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::database::registration;
 use crate::support::worker::enqueue;
 
-/// Makes four claims of at most 400 jobs each; the first 20 jobs have this payload and the rest a small one.
+/// Makes four claims of at most 400 jobs each, and returns how many jobs each took. The first 20 jobs have this
+/// payload, and the rest a small one.
 async fn claims_of(payload: &str) -> Vec<usize> {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
@@ -70,8 +71,8 @@ async fn a_job_larger_than_the_claim_limit_is_claimed_alone() {
 /// The key of the worker for which [`enqueue_and_claim`] claims.
 const KEY: [u8; 32] = [7; 32];
 
-/// Enqueues and claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in
-/// the rows.
+/// Enqueues and claims this many jobs with this payload; returns the numbers of rows, of ids, and of bytes of the
+/// payloads in the rows.
 async fn enqueue_and_claim(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
         .batch_execute(&format!(
@@ -159,7 +160,7 @@ async fn the_stored_size_of_a_job_matches_what_a_claim_sends() {
         .unwrap();
     let jobs = claim(&store, 10).await;
     assert_eq!(jobs.len(), 8);
-    sizes_are_true(&client, &jobs).await;
+    sizes_match(&client, &jobs).await;
     let done: Vec<_> = jobs
         .iter()
         .map(|job| settlement(job, result("1")))
@@ -171,10 +172,10 @@ async fn the_stored_size_of_a_job_matches_what_a_claim_sends() {
         .unwrap();
     let again = claim(&store, 10).await;
     assert_eq!(again.len(), 8);
-    sizes_are_true(&client, &again).await;
+    sizes_match(&client, &again).await;
 }
 
-async fn sizes_are_true(client: &Client, jobs: &[ClaimedJob]) {
+async fn sizes_match(client: &Client, jobs: &[ClaimedJob]) {
     let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     for job in jobs {
         let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());

@@ -172,7 +172,7 @@ fn the_default_backoff_outlasts_a_day() {
         .collect();
     let doubled = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120];
     assert_eq!(waits[..10], doubled);
-    // 2.5 hours plus 20 % jitter is the cap.
+    // The cap is 2.5 hours plus 20 % jitter.
     assert_eq!(waits[10..], [9000; 9]);
     assert_eq!(policy.delay(19, 1.0), Duration::from_secs(3 * 3600));
     // 25 hours, 20 minutes and 30 seconds.
@@ -229,7 +229,10 @@ fn out_of_memory_is_retried_once_and_only_with_more_memory() {
     assert_eq!(again.memory_bytes, Some(14));
     assert_eq!(again.at, RetryAt::After(Duration::ZERO));
     assert_eq!(error.kind, ErrorKind::OutOfMemory);
-    assert!(matches!(decide(None, 9), Ok(Outcome::Failed(_))), "no more");
+    assert!(
+        matches!(decide(None, 9), Ok(Outcome::Failed(_))),
+        "without more memory"
+    );
     let Ok(Outcome::Failed(error)) = decide(Some(14), 1) else {
         panic!("no try is left");
     };
@@ -390,7 +393,7 @@ fn a_denial_appears_once_and_lines_of_the_handler_after_it_are_marked() {
 }
 
 #[test]
-fn an_invalid_result_is_retried_unless_postgres_has_refused_it_and_an_invalid_payload_never() {
+fn an_invalid_result_is_retried_unless_postgres_has_refused_it_and_an_invalid_payload_never_is() {
     let decide = |end| decide(end, tries(1, 9), &RetryPolicy::default(), 0.0);
     let outcome = decide(RunEnd::PayloadRefused("at /a".into()));
     assert!(
@@ -444,7 +447,7 @@ fn an_attempt_that_never_started_does_not_count_and_unknown_grants_fail_the_job(
 }
 
 #[test]
-fn a_failed_effect_follows_the_word_of_its_statement() {
+fn a_failed_effect_fails_or_retries_the_job_as_its_statement_declares() {
     let outcome = |permanent| {
         let end = RunEnd::EffectFailed(SqlFailure {
             statement: "mark_paid".into(),
@@ -455,7 +458,7 @@ fn a_failed_effect_follows_the_word_of_its_statement() {
         decide(end, tries(1, 3), &RetryPolicy::default(), 0.0)
     };
     let Ok(Outcome::Failed(error)) = outcome(true) else {
-        panic!("the statement says that the job fails");
+        panic!("the statement declares that the job fails");
     };
     assert_eq!(error.kind, ErrorKind::EffectFailed);
     assert_eq!(
@@ -466,7 +469,7 @@ fn a_failed_effect_follows_the_word_of_its_statement() {
 }
 
 #[test]
-fn a_commit_that_has_failed_without_a_statement_is_retried_and_names_none() {
+fn a_commit_that_fails_on_its_own_is_retried_and_its_error_names_no_statement() {
     let end = RunEnd::EffectFailed(SqlFailure {
         statement: SqlFailure::NO_STATEMENT.into(),
         code: "57014".into(),

@@ -61,7 +61,7 @@ async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
         .unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (5_i64, 5_i64, 5_i64));
 
-    // A retried job stays retried after its retry has ended; a retry that fails again is another job.
+    // A job still counts as retried after its retry has ended; a retry that fails again is another job.
     let fail = "SELECT rouse.fail($1, 'again')";
     client.query(fail, &[&made[0]]).await.unwrap();
     let row = client.query_one(RETRY, &args).await.unwrap();
@@ -163,7 +163,7 @@ async fn jobs_of_newer_batches_are_retried_after_the_failed_job_that_they_wait_f
 }
 
 #[tokio::test]
-async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_again() {
+async fn a_concurrent_batch_skips_jobs_that_another_has_retried_even_if_the_retries_have_ended() {
     let db = TestDb::new().await;
     let (client, mut first, second) = (db.client().await, db.client().await, db.client().await);
     let id = failed(&client, "'x'", "no").await;
@@ -226,7 +226,7 @@ async fn locked_jobs_are_left_out_of_a_bulk_retry_and_listed() {
             && output.contains("2 were not retried, because another transaction has locked them"),
         "{output}"
     );
-    // One of the two becomes free without a retry, the other was retried.
+    // One of the two becomes free without having been retried; the other is retried.
     transaction.rollback().await.unwrap();
     let retry = "SELECT rouse.retry($1)";
     watcher.query(retry, &[&succeeded]).await.unwrap();
@@ -290,7 +290,7 @@ async fn a_locked_job_is_tried_again_without_the_refused_jobs_next_to_it() {
 }
 
 #[tokio::test]
-async fn a_deadlock_leaves_its_job_of_a_bulk_retry_and_counts_it_as_locked() {
+async fn a_bulk_retry_leaves_out_a_job_that_deadlocks_and_counts_it_as_locked() {
     let db = TestDb::new().await;
     let (mut bulk, other, watcher) = (db.client().await, db.client().await, db.client().await);
     let first = failed(&bulk, "'x'", "why").await;

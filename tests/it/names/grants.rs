@@ -13,7 +13,7 @@ use crate::support::{folder_of, rouse_without_database};
 async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() {
     let nothing: [&str; 0] = [];
     for table in ["mail.*", "*"] {
-        // No name conflict is needed for this.
+        // The grants are withheld even if no other module claims the name.
         let machine = Machine::new(with_grants(table));
         machine.put("evil.wasm", echo("mail.evil", "1"));
         machine.put("mail.wasm", echo("mail.send", "1"));
@@ -26,7 +26,7 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
         let withheld = &set.get("mail.send").unwrap().withheld;
         assert_eq!(withheld[0].lines, lines(table, "mail.wasm"));
 
-        // When bound, the grants belong to the module, and so do the names.
+        // With a binding, the grants belong to the module, and so do the names.
         let machine = Machine::new(Settings {
             modules: bound(table, "mail.wasm"),
             ..with_grants(table)
@@ -44,7 +44,8 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() 
         let printed = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
         assert_eq!(printed, lines("mail.evil", "evil.wasm"));
     }
-    // A wide table for one module grants nothing to another, even if the operator gives the other one a name.
+    // A table for all names that is bound to one module grants nothing to another, even if the operator binds names to
+    // the other one.
     let modules: BTreeMap<String, Vec<ModuleBinding>> =
         [bound("*", "mail.wasm"), bound("guest.*", "guest.wasm")]
             .into_iter()
@@ -91,7 +92,7 @@ async fn secrets_of_one_handler_need_a_binding_except_in_development() {
 }
 
 #[tokio::test]
-async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
+async fn a_job_that_is_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_its_module() {
     let guests = fs::read(crate::http_out::guest_folder().join(crate::http_out::MODULE)).unwrap();
     let config = "[secrets.KEY]\nenv = \"PATH\"\n\
                   [[handlers.\"test.http.*\".secrets]]\nname = \"KEY\"\nsign = true\n\

@@ -27,7 +27,8 @@ fn order(lane: u32) -> Order {
     Order { lane, max: None }
 }
 
-/// Claims, with these numbers of ready jobs in the lanes, and returns what was taken from each, and what is closed.
+/// Claims, with these numbers of ready jobs in the lanes, and returns how many were taken from each, and which lanes
+/// are closed.
 fn claim(
     gates: &mut Gates,
     keys: &[Vec<Key>],
@@ -82,7 +83,7 @@ fn a_window_permits_what_is_left_of_it_and_opens_when_its_first_start_leaves() {
     assert_eq!(
         tokens(rate, &[0, 1, 2], None, 3),
         (0, Some(1000)),
-        "more than now permitted"
+        "more starts than are permitted now"
     );
 }
 
@@ -150,7 +151,7 @@ fn a_job_passes_all_of_its_gates_or_none() {
         (1, None),
         "charged for one"
     );
-    // The next job uses up two of them.
+    // The next job uses up the room of two of its gates.
     gates.ended(key(0, 0));
     let two = vec![keys[0][..2].to_vec(); 2];
     let (taken, closed) = claim(&mut gates, &two, &[3, 9], 100, 2000 * MS);
@@ -178,5 +179,5 @@ fn no_period_has_more_starts_than_the_limit_however_often_jobs_are_claimed() {
             .windows(8)
             .all(|eight| eight[7] - eight[0] >= 100 * MS)
     );
-    assert!(starts.len() >= 7 * 60, "it is used: {}", starts.len());
+    assert!(starts.len() >= 7 * 60, "too few starts: {}", starts.len());
 }

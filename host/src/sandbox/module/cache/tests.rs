@@ -32,7 +32,7 @@ impl Cached {
         self.cache.get(self.module)
     }
 
-    /// Asserts that an entry is unusable and removed after this was done to it.
+    /// Asserts that an entry is unusable, and is removed, after `act` has changed it.
     #[track_caller]
     fn is_unusable_after(act: impl Fn(&Path)) {
         let cached = Self::new();
@@ -172,7 +172,7 @@ fn trim_the_cache_after_many_bytes_not_with_each_entry() {
     for n in 0..100_u8 {
         cached.cache.put(Digest::compute(&[n]), b"code");
     }
-    assert!(unused.exists(), "it was not trimmed yet");
+    assert!(unused.exists(), "the cache has not been trimmed yet");
     let nearly = TRIM_EVERY_BYTES - 1;
     cached.cache.put_bytes.store(nearly, Ordering::Relaxed);
     cached.cache.put(Digest::compute(b"one more"), b"code");
