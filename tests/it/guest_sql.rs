@@ -58,7 +58,10 @@ async fn effects_run_in_order_and_count_their_rows() {
     assert_eq!(error["details"]["statement"], "mark_paid");
     assert_eq!(error["details"]["code"], "rows");
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("expected 1 rows, got 0"), "{message}");
+    assert!(
+        message.contains("wrong number of rows: expected 1, got 0"),
+        "{message}"
+    );
     let sql = "SELECT array_agg(id ORDER BY id) FILTER (WHERE paid) = '{1}' FROM orders";
     assert!(shop.holds(sql).await);
 }

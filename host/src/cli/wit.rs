@@ -31,9 +31,10 @@ const FILES: [(&str, &str); 7] = files![
 #[command(after_help = "\
 A handler module is a component of the world `module`, or a core module of wasm32-wasip1 that is linked against it:
   rouse wit && wit-bindgen c wit --world module\n\
-docs/guides/other-languages.md builds one with each of componentize-py, componentize-js, componentize-qjs and clang.")]
+docs/guides/other-languages.md shows how to build one with componentize-py, componentize-js, componentize-qjs or \
+clang.")]
 pub(super) struct Args {
-    /// The folder to write it to
+    /// The folder to write the contract to
     #[arg(value_name = "DIR", default_value = "wit")]
     dir: PathBuf,
 

@@ -452,7 +452,7 @@ fn a_failed_effect_fails_or_retries_the_job_as_its_statement_declares() {
         let end = RunEnd::EffectFailed(SqlFailure {
             statement: "mark_paid".into(),
             code: SqlFailure::ROWS.into(),
-            message: "expected 1 rows, got 0".into(),
+            message: "wrong number of rows: expected 1, got 0".into(),
             permanent,
         });
         decide(end, tries(1, 3), &RetryPolicy::default(), 0.0)
@@ -463,7 +463,7 @@ fn a_failed_effect_fails_or_retries_the_job_as_its_statement_declares() {
     assert_eq!(error.kind, ErrorKind::EffectFailed);
     assert_eq!(
         error.message,
-        "the statement mark_paid failed, and nothing was committed: expected 1 rows, got 0"
+        "the statement mark_paid failed, and nothing was committed: wrong number of rows: expected 1, got 0"
     );
     assert!(matches!(outcome(false), Ok(Outcome::Retry { .. })));
 }

@@ -493,7 +493,7 @@ fn refusal(
                 return Some(CommitError::Statement(SqlFailure {
                     statement: statement.name.clone(),
                     code: SqlFailure::ROWS.into(),
-                    message: format!("expected {expected} rows, got {rows}"),
+                    message: format!("wrong number of rows: expected {expected}, got {rows}"),
                     permanent: statement.on_error == OnError::Fail,
                 }));
             }

@@ -49,7 +49,7 @@ enum Kind {
 pub(super) fn check(gates: Vec<WrittenGate>) -> Result<Vec<DeclaredGate>, String> {
     if gates.len() > GATES_MAX {
         return Err(format!(
-            "gates must be at most {GATES_MAX}; there are {}",
+            "at most {GATES_MAX} gates are allowed; there are {}",
             gates.len()
         ));
     }

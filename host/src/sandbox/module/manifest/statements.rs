@@ -4,20 +4,20 @@ use std::collections::HashSet;
 
 use crate::job::Statement;
 
-/// More statements than this belong in several handlers.
+/// The maximum number of statements of a handler; more of them belong in several handlers.
 pub(super) const STATEMENTS_MAX: usize = 64;
 
-/// As long as an identifier of Postgres.
+/// The maximum length of a name: that of an identifier in Postgres.
 pub(super) const NAME_CHARS_MAX: usize = 63;
 
-/// The text is sent with each call.
+/// The maximum size of a statement, whose text is sent with each call.
 pub(super) const SQL_BYTES_MAX: usize = 16 << 10;
 
 /// Checks the names and sizes of statements.
 pub(super) fn check(statements: Vec<Statement>) -> Result<Vec<Statement>, String> {
     if statements.len() > STATEMENTS_MAX {
         return Err(format!(
-            "statements must be at most {STATEMENTS_MAX}; there are {}",
+            "at most {STATEMENTS_MAX} statements are allowed; there are {}",
             statements.len()
         ));
     }
@@ -25,7 +25,7 @@ pub(super) fn check(statements: Vec<Statement>) -> Result<Vec<Statement>, String
     for Statement { name, sql, .. } in &statements {
         if !is_name(name) {
             return Err(format!(
-                "statements: a name must have 1 to {NAME_CHARS_MAX} of a-z, 0-9 and _, and not start with a digit; {name:?} does not"
+                "statements: {name:?} is not a valid name: it must be 1 to {NAME_CHARS_MAX} of a-z, 0-9 and _, and must not start with a digit"
             ));
         }
         if !names.insert(name) {
@@ -62,10 +62,10 @@ mod tests {
         let one = |name: &str, sql: &str| check(vec![statement(name, sql)]);
         assert!(one("mark_paid", "SELECT 1").is_ok());
         for (name, sql, why) in [
-            ("", "SELECT 1", "a name"),
+            ("", "SELECT 1", "valid name"),
             ("1st", "SELECT 1", "digit"),
             ("Mark", "SELECT 1", "a-z"),
-            ("a\"b", "SELECT 1", "a name"),
+            ("a\"b", "SELECT 1", "valid name"),
             ("a", " \n", "bytes"),
             ("a", "SELECT '\0'", "NUL"),
             ("a", &"x".repeat(SQL_BYTES_MAX + 1), "16384"),

@@ -195,7 +195,7 @@ fn refuse_gates_with_the_handler_and_the_gate() {
     let gates = vec![json!({ "kind": "singleton" }); 9];
     let why = refused(json!({ "name": "a", "gates": gates }));
     assert!(
-        why.contains("gates must be at most 8; there are 9"),
+        why.contains("at most 8 gates are allowed; there are 9"),
         "{why}"
     );
     let nasty = json!([{ "kind": "singleton", "key": ["\u{9b}\u{202e}\n"] }]);
