@@ -86,7 +86,7 @@ pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforcement, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{EnqueueRequest, EnqueueResult};
-pub use error::StoreError;
+pub use error::{CONFLICT_TRIES_MAX, StoreError};
 pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, ScheduleDecision};
 pub use flows::FlowPage;

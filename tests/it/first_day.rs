@@ -1,5 +1,6 @@
 //! The first day with Rouse: lists without a subcommand, subcommands for several jobs, pages whose examples work.
 
+mod concurrent;
 mod dev;
 
 use std::path::Path;

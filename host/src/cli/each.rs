@@ -6,10 +6,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::text::{as_json, error_line, plain, without_prefix};
-use crate::store::StoreError;
-
-/// The maximum number of tries for one item, if concurrent transactions make Postgres roll the changes back.
-const TRIES_MAX: u32 = 3;
+use crate::store::{CONFLICT_TRIES_MAX, StoreError};
 
 /// An error that is not a refusal.
 const EXIT_ERROR: u8 = 1;
@@ -48,7 +45,7 @@ pub(super) async fn each<T: fmt::Display>(
         let mut tries = 1;
         let acted = loop {
             match act(item).await {
-                Err(error) if tries < TRIES_MAX && is_conflict(&error) => tries += 1,
+                Err(error) if tries < CONFLICT_TRIES_MAX && is_conflict(&error) => tries += 1,
                 acted => break acted,
             }
         };

@@ -1,13 +1,15 @@
 //! Admin actions on a job, for the command line. Programs call the SQL functions themselves
 //! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state.
 //!
-//! The statements of bulk changes limit the wait for locks, and restore the setting before the commit: commits that
-//! send a notification wait for each other.
+//! The statements limit the wait for locks, and restore the setting before the commit: commits that send a notification
+//! wait for each other. Without a limit, a host would stop waiting for the response, and the change would still be made
+//! once the locks are free.
 
+use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, LockWait, Store, StoreError};
+use super::{CONFLICT_TRIES_MAX, JsonText, LockWait, Params, Store, StoreError};
 use crate::job::JobId;
 
 /// When a job becomes ready.
@@ -33,13 +35,44 @@ impl StoreError {
     }
 }
 
+/// A statement that makes this call, with this wait for locks. `from`: what the call reads, and its conditions.
+fn waiting(wait: LockWait, call: &str, from: &str) -> String {
+    format!(
+        "WITH wait AS MATERIALIZED (
+             SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', '{}', true))
+         SELECT {call}, set_config('lock_timeout', wait.was, true) FROM wait{from}",
+        wait.lock_timeout()
+    )
+}
+
 impl Store {
+    /// Makes the call of an admin action on one job. Waits for locks, but not without end.
+    async fn act(&self, call: &str, params: Params<'_>) -> Result<Row, StoreError> {
+        let sql = waiting(LockWait::start(), call, "");
+        let mut rows = self.query(&sql, params).await?;
+        Ok(rows.pop().expect("a scalar function returns one row"))
+    }
+
+    /// Makes a call of a bulk change; again if concurrent transactions made Postgres roll the change back.
+    async fn act_in_bulk(
+        &self,
+        wait: LockWait,
+        call: &str,
+        from: &str,
+        params: Params<'_>,
+    ) -> Result<Option<Row>, StoreError> {
+        let mut tries = 1;
+        loop {
+            match self.query(&waiting(wait, call, from), params).await {
+                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
+                rows => return Ok(rows?.pop()),
+            }
+        }
+    }
+
     /// True if the job is cancelled now; false if it has already ended or does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<bool, StoreError> {
-        let rows = self
-            .query("SELECT rouse.cancel($1)", &[(&id.0, Type::INT8)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let row = self.act("rouse.cancel($1)", &[(&id.0, Type::INT8)]).await?;
         Ok(row.get(0))
     }
 
@@ -50,63 +83,51 @@ impl Store {
         states: &[String],
         wait: LockWait,
     ) -> Result<bool, StoreError> {
-        let rows = self
-            .query(
-                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $3, true))
-                 SELECT rouse.cancel(j.id), set_config('lock_timeout', wait.was, true) FROM wait, rouse.jobs AS j
-                 WHERE j.id = $1 AND j.state = ANY ($2::text[]::rouse.state[])",
-                &[
-                    (&id.0, Type::INT8),
-                    (&states, Type::TEXT_ARRAY),
-                    (&wait.lock_timeout(), Type::TEXT),
-                ],
+        let row = self
+            .act_in_bulk(
+                wait,
+                "rouse.cancel(j.id)",
+                ", rouse.jobs AS j WHERE j.id = $1 AND j.state = ANY ($2::text[]::rouse.state[])",
+                &[(&id.0, Type::INT8), (&states, Type::TEXT_ARRAY)],
             )
             .await?;
-        Ok(rows.first().is_some_and(|row| row.get(0)))
+        Ok(row.is_some_and(|row| row.get(0)))
     }
 
     /// Makes a queued job due now, as part of a bulk change. False if it is not queued, or waits for something other
     /// than its time: another job, a signal, or the end of a sleep.
     pub async fn run_now(&self, id: JobId, wait: LockWait) -> Result<bool, StoreError> {
-        let rows = self
-            .query(
-                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
-                 SELECT rouse.reschedule(j.id), set_config('lock_timeout', wait.was, true) FROM wait, rouse.jobs AS j
-                 WHERE j.id = $1 AND j.state = 'queued' AND j.wait IS NULL AND j.waits_for IS NULL",
-                &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
+        let row = self
+            .act_in_bulk(
+                wait,
+                "rouse.reschedule(j.id)",
+                ", rouse.jobs AS j WHERE j.id = $1 AND j.state = 'queued' AND j.wait IS NULL AND j.waits_for IS NULL",
+                &[(&id.0, Type::INT8)],
             )
             .await?;
-        Ok(!rows.is_empty())
+        Ok(row.is_some())
     }
 
     /// Like [`Self::delete`], as part of a bulk change.
     pub async fn delete_waiting(&self, id: JobId, wait: LockWait) -> Result<(), StoreError> {
-        self.query(
-            "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
-             SELECT rouse.delete($1), set_config('lock_timeout', wait.was, true) FROM wait",
-            &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
-        )
-        .await?;
+        self.act_in_bulk(wait, "rouse.delete($1)", "", &[(&id.0, Type::INT8)])
+            .await?;
         Ok(())
     }
 
     /// Like [`Self::retry`], as part of a bulk change.
     pub async fn retry_waiting(&self, id: JobId, wait: LockWait) -> Result<JobId, StoreError> {
-        let rows = self
-            .query(
-                "WITH wait AS MATERIALIZED (SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', $2, true))
-                 SELECT rouse.retry($1), set_config('lock_timeout', wait.was, true) FROM wait",
-                &[(&id.0, Type::INT8), (&wait.lock_timeout(), Type::TEXT)],
-            )
+        let row = self
+            .act_in_bulk(wait, "rouse.retry($1)", "", &[(&id.0, Type::INT8)])
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let row = row.expect("a scalar function returns one row");
         Ok(JobId(row.get(0)))
     }
 
     /// Ends the job as succeeded, with this result.
     pub async fn complete(&self, id: JobId, result: JsonText) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.complete($1, $2)",
+        self.act(
+            "rouse.complete($1, $2)",
             &[(&id.0, Type::INT8), (&result, Type::JSONB)],
         )
         .await?;
@@ -120,9 +141,9 @@ impl Store {
         name: &str,
         payload: JsonText,
     ) -> Result<bool, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.signal($1, $2, $3)",
+        let row = self
+            .act(
+                "rouse.signal($1, $2, $3)",
                 &[
                     (&id.0, Type::INT8),
                     (&name, Type::TEXT),
@@ -130,14 +151,13 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 
     /// Ends the job as failed, with this message.
     pub async fn fail(&self, id: JobId, message: &str) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.fail($1, $2)",
+        self.act(
+            "rouse.fail($1, $2)",
             &[(&id.0, Type::INT8), (&message, Type::TEXT)],
         )
         .await?;
@@ -146,24 +166,20 @@ impl Store {
 
     /// Deletes a queued job.
     pub async fn delete(&self, id: JobId) -> Result<(), StoreError> {
-        self.query("SELECT rouse.delete($1)", &[(&id.0, Type::INT8)])
-            .await?;
+        self.act("rouse.delete($1)", &[(&id.0, Type::INT8)]).await?;
         Ok(())
     }
 
     /// Creates a new job from one that has ended, or returns the existing retry if one is live.
     pub async fn retry(&self, id: JobId) -> Result<JobId, StoreError> {
-        let rows = self
-            .query("SELECT rouse.retry($1)", &[(&id.0, Type::INT8)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let row = self.act("rouse.retry($1)", &[(&id.0, Type::INT8)]).await?;
         Ok(JobId(row.get(0)))
     }
 
     /// Changes the priority of a queued job: `high`, `normal` or `low`.
     pub async fn set_priority(&self, id: JobId, priority: &str) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.set_priority($1, $2)",
+        self.act(
+            "rouse.set_priority($1, $2)",
             &[(&id.0, Type::INT8), (&priority, Type::TEXT)],
         )
         .await?;
@@ -172,13 +188,12 @@ impl Store {
 
     /// Replaces a queued job by a new one with a different payload, and returns the new job.
     pub async fn replace_payload(&self, id: JobId, payload: JsonText) -> Result<JobId, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.replace_payload($1, $2)",
+        let row = self
+            .act(
+                "rouse.replace_payload($1, $2)",
                 &[(&id.0, Type::INT8), (&payload, Type::JSONB)],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(JobId(row.get(0)))
     }
 
@@ -189,8 +204,8 @@ impl Store {
             When::InSecs(secs) => (None, Some(secs)),
             When::At(text) => (Some(text), None),
         };
-        self.query(
-            "SELECT rouse.reschedule($1, coalesce($2::text::timestamptz, clock_timestamp() + $3::float8 * interval '1 second'))",
+        self.act(
+            "rouse.reschedule($1, coalesce($2::text::timestamptz, clock_timestamp() + $3::float8 * interval '1 second'))",
             &[(&id.0, Type::INT8), (&at, Type::TEXT), (&secs, Type::FLOAT8)],
         )
         .await?;

@@ -10,7 +10,7 @@ use tokio_postgres::error::SqlState;
 use crate::sanitize::printable;
 
 /// The functions in which calls by hosts and commands wait for locks for up to a few seconds, and what they wait for.
-const AWAITED: [(&str, &str); 10] = [
+const AWAITED: [(&str, &str); 19] = [
     (
         "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
@@ -27,7 +27,19 @@ const AWAITED: [(&str, &str); 10] = [
         "rouse.retry_jobs",
         "a transaction that has retried jobs by a filter and is still open",
     ),
+    ("rouse.cancel(", CHANGED_JOB),
+    ("rouse.retry(", CHANGED_JOB),
+    ("rouse.delete(", CHANGED_JOB),
+    ("rouse.reschedule(", CHANGED_JOB),
+    ("rouse.set_priority(", CHANGED_JOB),
+    ("rouse.replace_payload(", CHANGED_JOB),
+    ("rouse.complete(", CHANGED_JOB),
+    ("rouse.fail(", CHANGED_JOB),
+    ("rouse.signal(", CHANGED_JOB),
 ];
+
+const CHANGED_JOB: &str =
+    "a transaction that has changed the job, or one that is related to it, and is still open";
 
 const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
 
@@ -36,6 +48,9 @@ const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate an
 /// The maximum size of an error text that is kept, in bytes. A Postgres error message is a sentence or two, and may
 /// quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
+
+/// The maximum number of tries of a call, if concurrent transactions make Postgres roll its changes back.
+pub const CONFLICT_TRIES_MAX: u32 = 3;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]

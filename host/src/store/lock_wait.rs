@@ -1,12 +1,14 @@
-//! How long calls wait for jobs that other transactions have locked.
+//! How long a change waits for jobs that other transactions have locked.
 
 use std::time::{Duration, Instant};
 
-/// The maximum time for which a bulk change waits, for all locked jobs together.
+/// The maximum time for which a change waits: a bulk change for all locked jobs together, a change to one job for each
+/// lock that it needs.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// The time for which a bulk change still waits for locks: nothing at first, so that a locked job does not delay the
-/// others; and once it has tried all jobs, a few seconds for the locked ones.
+/// The time for which a change still waits for locks. A change to one job waits a few seconds. A bulk change does not
+/// wait at first, so that a locked job does not delay the others; once it has tried all jobs, it waits a few seconds for
+/// the locked ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LockWait {
     /// `None`: it does not wait yet.
@@ -48,11 +50,6 @@ impl LockWait {
     pub(super) fn lock_timeout(self) -> String {
         format!("{}ms", self.left().as_millis().max(1))
     }
-}
-
-/// The argument `p_lock_wait_ms` of functions for workers.
-pub(super) fn lock_wait_ms(wait: Duration) -> i32 {
-    i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

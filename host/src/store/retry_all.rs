@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use serde_json::Value;
 
-use super::{LockWait, RetriedJobs, Store, StoreError};
+use super::{CONFLICT_TRIES_MAX, LockWait, RetriedJobs, Store, StoreError};
 
 /// The number of new jobs that are remembered.
 pub const NEW_JOBS_MAX: usize = 20;
@@ -74,7 +74,8 @@ impl RetryAll {
         }
     }
 
-    /// Makes one call, in one transaction. Returns false if that was the last one.
+    /// Makes one call, in one transaction; again if concurrent transactions made Postgres roll it back. Returns false if
+    /// that was the last call.
     ///
     /// # Errors
     /// If the filter is invalid, or the database does not answer.
@@ -83,9 +84,16 @@ impl RetryAll {
             return Ok(false);
         };
         let filter = &self.filter;
-        let batch = match call {
-            Call::Range { before, .. } => store.retry_jobs(filter, before, self.limit).await?,
-            Call::One(id) => store.retry_job_if_matching(filter, id, self.wait).await?,
+        let mut tries = 1;
+        let batch = loop {
+            let done = match call {
+                Call::Range { before, .. } => store.retry_jobs(filter, before, self.limit).await,
+                Call::One(id) => store.retry_job_if_matching(filter, id, self.wait).await,
+            };
+            match done {
+                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
+                done => break done?,
+            }
         };
         self.note(&batch, call);
         Ok(!self.calls.is_empty())

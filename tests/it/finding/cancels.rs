@@ -154,6 +154,53 @@ async fn locked_jobs_are_left_after_a_short_wait_and_do_not_hold_up_the_others()
 }
 
 #[tokio::test]
+async fn a_bulk_change_that_meets_another_transaction_is_tried_again_a_few_times() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..2 {
+        enqueue_sql(&client, "'x'").await;
+    }
+    // A sequence keeps its value when a transaction is rolled back.
+    client
+        .batch_execute(
+            "CREATE SEQUENCE public.tries MINVALUE -10 START 1;
+             CREATE FUNCTION public.meet() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+             BEGIN
+                 IF nextval('public.tries') < 3 THEN
+                     RAISE EXCEPTION 'in use' USING ERRCODE = 'serialization_failure';
+                 END IF;
+                 RETURN NEW;
+             END
+             $$;
+             CREATE TRIGGER meet BEFORE INSERT ON rouse.finished FOR EACH ROW EXECUTE FUNCTION public.meet();
+             CREATE TRIGGER meet BEFORE INSERT ON rouse.job FOR EACH ROW WHEN (NEW.retried_from IS NOT NULL)
+                 EXECUTE FUNCTION public.meet()",
+        )
+        .await
+        .unwrap();
+    for (verb, state, done) in [
+        ("cancel", "queued", "cancelled"),
+        ("retry", "cancelled", "retried"),
+        ("delete", "queued", "deleted"),
+    ] {
+        let args = ["job", verb, "--state", state, "--confirm"];
+        // The next three tries meet another transaction, and the command ends.
+        let set = "SELECT setval('public.tries', -1)";
+        client.query_one(set, &[]).await.unwrap();
+        let (code, output) = run(&db, &args);
+        assert_eq!(code, 1, "{output}");
+        assert!(output.contains("in use"), "{output}");
+        // Only the next two.
+        let set = "SELECT setval('public.tries', 0)";
+        client.query_one(set, &[]).await.unwrap();
+        let (code, output) = run(&db, &args);
+        assert_eq!(code, 0, "{output}");
+        let summary = format!("{done} 2 of the ");
+        assert!(output.contains(&summary), "{output}");
+    }
+}
+
+#[tokio::test]
 async fn a_locked_job_is_changed_if_it_becomes_free_during_the_wait() {
     let db = TestDb::new().await;
     let (mut client, watcher) = (db.client().await, db.client().await);

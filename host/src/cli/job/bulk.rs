@@ -34,7 +34,8 @@ const EXIT_STOPPED: u8 = 130;
 /// Options of `rouse job retry`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With ids: retries each ended job as a new job, and prints its id. A refused job does not stop the others.\n\
+With ids: retries each ended job as a new job, and prints its id. It waits up to 3 s for a job that another transaction has \
+locked. A refused job does not stop the others.\n\
 With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
 counts them, and --confirm retries them, newest first, 60 in each transaction. Refused jobs are tried again at the end, because \
@@ -44,7 +45,7 @@ with the --until that it prints continues, because jobs that were retried are sk
 Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
 6 a job is not in a state for that, its unique key belongs to a live job, its payload was removed, it waits for a job that has \
-failed, or (with filters) another transaction has locked it: call it again · 130 stopped by a signal")]
+failed, or another transaction has locked it: call it again · 130 stopped by a signal")]
 pub(super) struct Retry {
     #[command(flatten)]
     chosen: Chosen,
@@ -53,7 +54,8 @@ pub(super) struct Retry {
 /// Options of `rouse job cancel`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With ids: cancels one job after the other. A refused job does not stop the others, and a summary follows.\n\
+With ids: cancels one job after the other, and waits up to 3 s for a job that another transaction has locked. \
+A refused job does not stop the others, and a summary follows.\n\
 With filters: cancels each queued or running job that matches. For instance\n\n  \
 rouse job cancel --handler email.send --tenant acme\n\n\
 counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs, but a \
@@ -61,7 +63,8 @@ job that starts at that moment may still be stopped. Jobs that another transacti
 in all. It can be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
 skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, or (with filters) another transaction has locked it: call it again; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or another transaction has locked it: call it again; with several ids, the highest \
+code · 130 stopped by a signal")]
 pub(super) struct Cancel {
     #[command(flatten)]
     chosen: Chosen,
@@ -70,10 +73,12 @@ pub(super) struct Cancel {
 /// Options of `rouse job delete`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With ids: deletes one job after the other. A refused job does not stop the others, and a summary follows.\n\
+With ids: deletes one job after the other, and waits up to 3 s for a job that another transaction has locked. \
+A refused job does not stop the others, and a summary follows.\n\
 With filters: deletes each queued job that matches, as `rouse job cancel` cancels them: counted first, then with --confirm.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
-6 a job is not in a state for that, or (with filters) another transaction has locked it: call it again; with several ids, the highest code · 130 stopped by a signal")]
+6 a job is not in a state for that, or another transaction has locked it: call it again; with several ids, the highest \
+code · 130 stopped by a signal")]
 pub(super) struct Delete {
     #[command(flatten)]
     chosen: Chosen,

@@ -1,5 +1,6 @@
 //! `rouse job cancel ID`, `retry ID`, `delete ID`, `complete`, `fail`, `signal`, `reschedule`, `edit`.
 
+use std::cell::Cell;
 use std::io::Read as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,11 +23,13 @@ pub(super) const EXIT_REFUSED: u8 = 6;
 const JOBS: &str = "jobs";
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that";
+Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that, or another \
+transaction has locked it";
 
 const EXIT_CODES_OF_SEVERAL: &str = "\
 Several jobs are changed one after the other. A refused job does not stop the others, and a summary follows.\n\
-Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; with several jobs, the highest code";
+Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that, or another \
+transaction has locked it; with several jobs, the highest code";
 
 /// Options of `rouse job complete`.
 #[derive(Debug, ClapArgs)]
@@ -52,7 +55,7 @@ pub(super) struct Complete {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 For instance: rouse job signal 17 approved '{\"by\": \"Ada\"}'\n\
-Exit codes: 0 the job has it · 3 no such job · 6 the job has ended")]
+Exit codes: 0 the job has it · 3 no such job · 6 the job has ended, or another transaction has locked it")]
 pub(super) struct Signal {
     #[command(flatten)]
     target: Target,
@@ -121,7 +124,7 @@ pub(super) struct Reschedule {
 #[command(after_help = "\
 A job with another payload is a new job: the old one is cancelled, and keeps its payload and its history. The id of the new one is printed. The \
 new job continues the chain, so jobs that wait for the old one wait for the new one.\n\
-Exit codes: 0 done · 3 no such job · 6 the job is not queued")]
+Exit codes: 0 done · 3 no such job · 6 the job is not queued, or another transaction has locked it")]
 #[group(id = "edited", required = true, multiple = true, args = ["priority", "payload"])]
 pub(super) struct Edit {
     #[command(flatten)]
@@ -169,8 +172,9 @@ pub(super) async fn cancel_each(
     in_json: bool,
 ) -> anyhow::Result<ExitCode> {
     each(ids, JOBS, in_json, async |&id| {
-        if store.cancel(JobId(id)).await? {
-            return Ok(Ok(now(id, "cancelled")));
+        let done = store.cancel(JobId(id)).await;
+        if !matches!(done, Ok(false)) {
+            return item_result(id, done, |_| now(id, "cancelled"));
         }
         Ok(Err(match store.job(JobId(id)).await? {
             None => Refusal {
@@ -283,10 +287,13 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let payload = args.payload.map(|text| json_argument("payload", text));
     let payload = payload.transpose()?;
     let store = args.target.checked_store().await?;
+    // The change to the payload may meet another transaction, and is then tried again.
+    let has_priority = Cell::new(false);
     each(&[args.id], JOBS, args.json, async |&id| {
         // The priority comes first: the new job gets it from the old one, and if it is refused, there is no new job
         // whose id was not printed.
-        if let Some(priority) = args.priority.map(Priority::as_str) {
+        let priority = args.priority.filter(|_| !has_priority.get());
+        if let Some(priority) = priority.map(Priority::as_str) {
             let text = format!("job {id} has the priority {priority}");
             let done = store.set_priority(JobId(id), priority).await;
             let done = item_result(id, done, |()| Done {
@@ -298,6 +305,7 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
             }
             // Printed even if the payload is refused.
             eprintln!("rouse: {text}");
+            has_priority.set(true);
         }
         let payload = payload.clone().expect("one of the two is required");
         let done = store.replace_payload(JobId(id), JsonText(payload)).await;
@@ -330,7 +338,7 @@ fn now(id: i64, state: &str) -> Done {
     }
 }
 
-/// The result of a change: done, or the reason why the database refused it.
+/// The result of a change: done, or the reason why it was not made.
 fn item_result<T>(
     id: i64,
     done: Result<T, StoreError>,
@@ -339,14 +347,17 @@ fn item_result<T>(
     match done {
         Ok(done) => Ok(Ok(show(done))),
         Err(error) => {
-            let code = if error.is_unknown_job() {
-                EXIT_NO_JOB
+            let (code, why) = if error.is_unknown_job() {
+                (EXIT_NO_JOB, error.to_string())
             } else if error.is_refused_by_state() {
-                EXIT_REFUSED
+                (EXIT_REFUSED, error.to_string())
+            } else if error.is_locked() {
+                // The message of Postgres does not name the job.
+                (EXIT_REFUSED, format!("job {id}: {error}"))
             } else {
                 return Err(error.into());
             };
-            let why = as_commands(id, error.to_string());
+            let why = as_commands(id, why);
             Ok(Err(Refusal { code, why }))
         }
     }
