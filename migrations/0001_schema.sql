@@ -683,8 +683,12 @@ CREATE TABLE rouse.attempt (
 CREATE INDEX attempt_job ON rouse.attempt (job);
 CREATE INDEX attempt_ended ON rouse.attempt USING brin (ended_at) WITH (pages_per_range = 32, autosummarize = on);
 
+CREATE SEQUENCE rouse.record_seq;
+
 -- Events of jobs and queues other than attempts. Insert-only, one partition a day.
 CREATE TABLE rouse.record (
+    -- Many records may have the same time.
+    id      bigint NOT NULL DEFAULT nextval('rouse.record_seq'),
     at      timestamptz NOT NULL,
     job     bigint,
     queue   text,
@@ -705,7 +709,7 @@ CREATE TABLE rouse.record (
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
 -- Serves the list of admin actions (host/src/store/admin_records.sql), which leaves out the jobs of a purge and of an
 -- action on a flow.
-CREATE INDEX record_of_people ON rouse.record (at)
+CREATE INDEX record_of_people ON rouse.record (at, id)
     WHERE who IS NOT NULL AND (job IS NULL OR event <> 'purged' AND NOT coalesce(detail ? 'flow', false));
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 

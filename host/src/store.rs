@@ -74,7 +74,7 @@ use crate::job::Incarnation;
 pub use crate::job::JsonText;
 pub use admin::When;
 pub use adopt::{Adoption, AdoptionResult, Orphan};
-pub use audit::Audit;
+pub use audit::{AdminRecords, Audit};
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{

@@ -1,5 +1,8 @@
 //! The history of ended jobs is immutable and can be audited.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -12,7 +15,7 @@ use crate::support::{TestDb, run_rouse};
 /// Inserts a row into each of the four tables.
 async fn history(db: &TestDb) -> Client {
     let client = db.client().await;
-    let overrides = tries("test.*", 2, std::time::Duration::from_millis(1));
+    let overrides = tries("test.*", 2, Duration::from_millis(1));
     let settings = Settings {
         overrides,
         ..Settings::default()
@@ -227,7 +230,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
             ("ping".to_owned(), "noop".to_owned()),
         ]
         .into(),
-        overrides: tries("test.*", 2, std::time::Duration::from_millis(1)),
+        overrides: tries("test.*", 2, Duration::from_millis(1)),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
@@ -288,24 +291,21 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
     let times: Vec<&str> = all.iter().filter_map(|row| row["at"].as_str()).collect();
     assert!(times.is_sorted_by(|one, next| one >= next), "{times:?}");
     // Reading page by page gives the same result.
-    let mut paged = Vec::new();
-    let mut before: Option<String> = None;
+    let mut paged: Vec<Value> = Vec::new();
     loop {
         let mut args = vec!["--limit", "2"];
-        if let Some(at) = before.as_deref() {
-            args.extend(["--before", at]);
+        if let Some(last) = paged.last() {
+            args.extend(["--before", last["at"].as_str().unwrap()]);
+            args.extend(["--before-key", last["key"].as_str().unwrap()]);
         }
         let page = audit(&args).await;
-        let Some(last) = page.last() else { break };
-        before = last["at"].as_str().map(str::to_owned);
+        if page.is_empty() {
+            break;
+        }
+        assert!(page.len() <= 2, "{page:?}");
         paged.extend(page);
     }
-    let distinct = |rows: &[Value]| rows.iter().map(|row| row["at"].clone()).collect::<Vec<_>>();
-    let mut expected = distinct(&all);
-    expected.dedup();
-    let mut got = distinct(&paged);
-    got.dedup();
-    assert_eq!(got, expected);
+    assert_eq!(paged, all);
     let of_other = audit(&["--queue", "other"]).await;
     assert!(
         of_other.iter().all(|row| row["job"] == other) && of_other.len() == 2,
@@ -337,6 +337,89 @@ async fn an_audit_lists_events_and_their_logins_page_by_page() {
         .prints("no job 999999");
     run_rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
     run_rouse(&db, &["audit"]).await.exits(0).prints("deleted");
+}
+
+#[tokio::test]
+async fn a_page_of_an_audit_has_no_more_rows_than_requested_even_if_many_have_the_same_time() {
+    const MANY: usize = 300;
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let enqueue = format!("SELECT rouse.enqueue('x') FROM generate_series(1, {MANY})");
+    client.batch_execute(&enqueue).await.unwrap();
+    // The ends of all jobs and their records have the same time.
+    let purge = "SELECT rouse.purge_queue('default')";
+    client.query_one(purge, &[]).await.unwrap();
+    let sql = "SELECT a.at::text, a.key FROM rouse.audit('-infinity', $1::text::timestamptz, max => 100, before_key => $2) AS a";
+    let mut keys: Vec<String> = Vec::new();
+    let mut last: (Option<String>, Option<String>) = (None, None);
+    loop {
+        let page = client.query(sql, &[&last.0, &last.1]).await.unwrap();
+        let Some(row) = page.last() else { break };
+        last = (row.get(0), row.get(1));
+        assert!(page.len() <= 100, "{} rows", page.len());
+        keys.extend(page.iter().map(|row| row.get::<_, String>(1)));
+    }
+    // And the record of the purge.
+    assert_eq!(keys.len(), 2 * MANY + 1);
+    let distinct: HashSet<&String> = keys.iter().collect();
+    assert_eq!(distinct.len(), keys.len());
+
+    let listed = run_rouse(&db, &["audit", "--limit", "100"]).await;
+    listed.exits(0).prints("there may be more; --before 2");
+    let next = keys[99].as_str();
+    listed.prints(&format!("--before-key {next} continues from there"));
+    let invalid = "SELECT FROM rouse.audit('-infinity', before_key => 'x')";
+    let why = refusal(&client, invalid).await;
+    assert!(why.contains("must be the key of an event"), "{why}");
+}
+
+#[tokio::test]
+async fn a_page_of_admin_actions_has_no_more_rows_than_requested_and_examines_a_limited_number() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.store();
+    // Older than those of others, which all have the same time.
+    client
+        .batch_execute(
+            "SELECT rouse._ensure_partitions(now());
+             INSERT INTO rouse.record (at, queue, event, who) VALUES (now() - interval '1 ms', 'q', 'paused', 'bob');
+             INSERT INTO rouse.record (at, queue, event, who) SELECT now(), 'q', 'paused', 'ada' FROM generate_series(1, 120)",
+        )
+        .await
+        .unwrap();
+    let since = Duration::from_secs(3600);
+    let pages = async |who: Option<&str>| {
+        let (mut pages, mut next) = (Vec::new(), None::<(String, i64)>);
+        loop {
+            let start = next
+                .as_ref()
+                .map_or((None, None), |(at, id)| (Some(at.as_str()), Some(*id)));
+            let page = store.admin_records(since, start, (who, None), 50).await;
+            let page = page.unwrap().expect("the login may read them");
+            let ids = page.actions.iter().map(|row| row["id"].as_i64().unwrap());
+            pages.push(ids.collect::<Vec<i64>>());
+            match page.next {
+                None => return pages,
+                some => next = some,
+            }
+        }
+    };
+    let all = pages(None).await;
+    let lengths: Vec<usize> = all.iter().map(Vec::len).collect();
+    assert_eq!(lengths, [50, 50, 21]);
+    let distinct: HashSet<i64> = all.concat().into_iter().collect();
+    assert_eq!(distinct.len(), 121);
+    let bob = *all.concat().last().unwrap();
+    assert_eq!(pages(Some("bob")).await, [vec![bob]]);
+
+    // With many newer actions of others, a page ends before it has found that of bob.
+    client
+        .batch_execute(
+            "INSERT INTO rouse.record (at, queue, event, who) SELECT now(), 'q', 'paused', 'ada' FROM generate_series(1, 10000)",
+        )
+        .await
+        .unwrap();
+    assert_eq!(pages(Some("bob")).await, [vec![], vec![bob]]);
 }
 
 #[tokio::test]

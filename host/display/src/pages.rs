@@ -24,7 +24,7 @@ mod timeline;
 mod why;
 mod workers;
 
-pub use audit::{AuditQuery, audit};
+pub use audit::{AuditNext, AuditQuery, audit};
 pub use bulk::{Bulk, bulk, bulk_question};
 pub use chart::Sample;
 pub use filter::{JobFilter, Pairs};

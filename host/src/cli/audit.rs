@@ -30,16 +30,23 @@ pub(super) struct Args {
     target: Target,
 
     /// The job's id; default: all jobs and queues
-    #[arg(value_name = "JOB", conflicts_with_all = ["since", "before", "queue", "handler", "who", "limit"])]
+    #[arg(
+        value_name = "JOB",
+        conflicts_with_all = ["since", "before", "before_key", "queue", "handler", "who", "limit"]
+    )]
     job: Option<i64>,
 
     /// How far to search back from now, or from --before, for instance 90s or 2h
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument_above_zero)]
     since: Duration,
 
-    /// Only events before this time, as listed: continues where a listing ended
+    /// Only events before this time, as listed
     #[arg(long, value_name = "AT")]
     before: Option<String>,
+
+    /// With --before: also the events at that time that follow the one with this key; continues where a listing ended
+    #[arg(long, value_name = "KEY", requires = "before")]
+    before_key: Option<String>,
 
     /// Only events of this queue
     #[arg(long, value_name = "NAME")]
@@ -53,7 +60,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "LOGIN")]
     who: Option<String>,
 
-    /// The number of rows; events at the same time as the last one are listed too
+    /// The maximum number of rows
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = between(1_i32, 100_000))]
     limit: i32,
 
@@ -78,6 +85,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             let audit = Audit {
                 since: args.since,
                 before: args.before,
+                before_key: args.before_key,
                 queue: args.queue,
                 handler: args.handler,
                 who: args.who,
@@ -93,8 +101,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let is_full = i32::try_from(rows.len()).unwrap_or(i32::MAX) >= args.limit;
     if let (None, true, Some(last)) = (args.job, is_full, rows.last()) {
         eprintln!(
-            "rouse: there may be more; --before {} continues from there",
-            cell(&last["at"])
+            "rouse: there may be more; --before {} --before-key {} continues from there",
+            cell(&last["at"]),
+            cell(&last["key"])
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -6,9 +6,12 @@ use serde_json::Value;
 use tokio_postgres::types::Type;
 
 use super::fleet::allowed;
-use super::json::shown_rows;
+use super::json::{ShownJson, shown_rows};
 use super::{Store, StoreError, millis};
 use crate::job::JobId;
+
+/// The maximum number of admin actions that a page examines. A filter with few matches does not read more.
+const ACTIONS_EXAMINED_MAX: i32 = 10_000;
 
 /// The selection of an audit.
 #[derive(Debug, Clone)]
@@ -17,6 +20,8 @@ pub struct Audit {
     pub since: Duration,
     /// Only events before this time; `None` means until now.
     pub before: Option<String>,
+    /// The key of an event at that time: those at the same time that follow it are listed too.
+    pub before_key: Option<String>,
     /// Only for this queue.
     pub queue: Option<String>,
     /// Only for this handler.
@@ -25,6 +30,16 @@ pub struct Audit {
     pub who: Option<String>,
     /// The maximum number of rows.
     pub limit: i32,
+}
+
+/// A page of admin actions.
+#[derive(Debug)]
+pub struct AdminRecords {
+    /// The newest first: `at`, `id`, `event`, `job`, `queue`, `handler`, `by`, `detail`.
+    pub actions: Vec<Value>,
+    /// The time and the id of the action after which the next page starts, because this page is full, or because it has
+    /// examined as many actions as it may. `None`: there are no more in the time range.
+    pub next: Option<(String, i64)>,
 }
 
 impl Store {
@@ -40,22 +55,23 @@ impl Store {
                     (&audit.handler, Type::TEXT),
                     (&audit.who, Type::TEXT),
                     (&audit.limit, Type::INT4),
+                    (&audit.before_key, Type::TEXT),
                 ],
             )
             .await;
         Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }
 
-    /// Admin actions, newest first: `at`, `event`, `job`, `queue`, `handler`, `by`, `detail`. `since`: the time range
-    /// before `before`, which is a time of the database (`None`: now); `who`: only this login, or this reader of the
-    /// dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
+    /// A page of admin actions. `since`: the time range before `before`, which is a time of the database (`None`: now);
+    /// `after`: the id of the action at that time after which the page starts; `who`: only this login, or this reader
+    /// of the dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
     pub async fn admin_records(
         &self,
         since: Duration,
-        before: Option<&str>,
+        (before, after): (Option<&str>, Option<i64>),
         (who, queue): (Option<&str>, Option<&str>),
         limit: i32,
-    ) -> Result<Option<Vec<Value>>, StoreError> {
+    ) -> Result<Option<AdminRecords>, StoreError> {
         let result = self
             .read(
                 include_str!("admin_records.sql"),
@@ -65,10 +81,23 @@ impl Store {
                     (&who, Type::TEXT),
                     (&limit, Type::INT4),
                     (&queue, Type::TEXT),
+                    (&ACTIONS_EXAMINED_MAX, Type::INT4),
+                    (&after, Type::INT8),
                 ],
             )
             .await;
-        Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
+        let Some(rows) = allowed(result)? else {
+            return Ok(None);
+        };
+        let actions = rows
+            .iter()
+            .filter_map(|row| row.get::<_, Option<ShownJson>>(0));
+        let actions: Vec<Value> = actions.map(|ShownJson(action)| action).collect();
+        let examined_to = rows.first().and_then(|row| row.get::<_, Option<Value>>(1));
+        let is_full = i32::try_from(actions.len()).is_ok_and(|count| count >= limit);
+        let last = actions.last().filter(|_| is_full).or(examined_to.as_ref());
+        let next = last.and_then(|row| Some((row["at"].as_str()?.to_owned(), row["id"].as_i64()?)));
+        Ok(Some(AdminRecords { actions, next }))
     }
 
     /// The events of one job, oldest first; empty if the job does not exist or is no longer kept. `None` if the login

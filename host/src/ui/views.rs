@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rouse_display::pages::{
-    self, AuditQuery, Chrome, Found, Job, JobFilter, Live, Loaded, LogRow, Markup, Overview, Pairs,
-    Role, RunningAttempts,
+    self, AuditNext, AuditQuery, Chrome, Found, Job, JobFilter, Live, Loaded, LogRow, Markup,
+    Overview, Pairs, Role, RunningAttempts,
 };
 use rouse_display::when;
 use serde_json::{Value, json};
@@ -342,24 +342,30 @@ async fn audit(ui: &Ui, chrome: &Chrome, query: &Pairs, now: f64) -> Result<Mark
         queue: get("queue").unwrap_or_default(),
     };
     let before = get("before");
+    let after = query.get("after").and_then(|id| id.parse().ok());
     let some = |text| Some(text).filter(|text: &&str| !text.is_empty());
     let of = (some(filter.who.as_str()), some(filter.queue.as_str()));
     let read = ui
         .reads
         .store
-        .admin_records(AUDITED, before.as_deref(), of, ROWS);
-    let rows = match read.await {
+        .admin_records(AUDITED, (before.as_deref(), after), of, ROWS);
+    let read = match read.await {
         Err(error) if error.is_about_data() => return Err(Problem::invalid(error.to_string())),
-        rows => rows?.ok_or_else(|| Problem::forbidden("the audit"))?,
+        read => read?.ok_or_else(|| Problem::forbidden("the audit"))?,
     };
-    // The next page starts at the last row, or where the search stopped.
-    let last = rows.last().filter(|_| rows.len() >= ROWS as usize);
+    // The next page starts after the last action that this one shows or has examined, or with the next period.
     let upto = before.as_deref().and_then(when::epoch).unwrap_or(now);
-    let next = match last.and_then(|row| row["at"].as_str()) {
-        Some(at) => at.to_owned(),
-        None => when::rfc3339(upto - AUDITED.as_secs_f64()),
+    let next = match read.next {
+        Some((at, id)) => AuditNext {
+            at,
+            after: Some(id),
+        },
+        None => AuditNext {
+            at: when::rfc3339(upto - AUDITED.as_secs_f64()),
+            after: None,
+        },
     };
-    Ok(pages::audit(chrome, &filter, &rows, &next, now))
+    Ok(pages::audit(chrome, &filter, &read.actions, &next, now))
 }
 
 /// The rows that have this value.

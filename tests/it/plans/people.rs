@@ -88,8 +88,8 @@ fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
             "admin_records",
             page(
                 include_str!("../../../host/src/store/admin_records.sql"),
-                "bigint, text, text, integer, text",
-                "604800000, NULL, NULL, 100, NULL",
+                "bigint, text, text, integer, text, integer, bigint",
+                "604800000, NULL, NULL, 100, NULL, 10000, NULL",
             ),
             60,
         ),

@@ -15,13 +15,35 @@ pub struct AuditQuery {
     pub queue: String,
 }
 
-/// The page. `next`: the time at which the next page starts.
-pub fn audit(chrome: &Chrome, filter: &AuditQuery, rows: &[Value], next: &str, now: f64) -> Markup {
+/// Where the next page starts.
+#[derive(Debug, Clone)]
+pub struct AuditNext {
+    /// The time before which its actions were made.
+    pub at: String,
+    /// The id of an action at that time: the page starts after it. `None`: the time range of this page is exhausted.
+    pub after: Option<i64>,
+}
+
+/// The page.
+pub fn audit(
+    chrome: &Chrome,
+    filter: &AuditQuery,
+    rows: &[Value],
+    next: &AuditNext,
+    now: f64,
+) -> Markup {
+    let after = next.after.map(|id| format!("&after={id}"));
     let query = format!(
-        "who={}&queue={}",
+        "who={}&queue={}&before={}{}",
         chrome.encoded(&filter.who),
-        chrome.encoded(&filter.queue)
+        chrome.encoded(&filter.queue),
+        chrome.encoded(&next.at),
+        after.unwrap_or_default()
     );
+    let nothing = match next.after {
+        Some(_) => "None of the examined actions matches. Older ones may.",
+        None => "Nobody changed anything in these 31 days.",
+    };
     html! {
         div class="title" { h1 { "Audit" } }
         section class="card" {
@@ -32,7 +54,7 @@ pub fn audit(chrome: &Chrome, filter: &AuditQuery, rows: &[Value], next: &str, n
             }
         }
         section class="card scroll" tabindex="0" aria-label="Events" {
-            @if rows.is_empty() { p { "Nobody changed anything in these 31 days." } }
+            @if rows.is_empty() { p { (nothing) } }
             @else {
                 table class="stack" {
                     thead { tr { th { "When" } th { "Event" } th { "By" } th { "Job" } th { "Queue" } th { "Handler" } th { "Detail" } } }
@@ -52,7 +74,7 @@ pub fn audit(chrome: &Chrome, filter: &AuditQuery, rows: &[Value], next: &str, n
                 }
             }
         }
-        div class="more" { a class="button" href={ (chrome.base) "/audit?" (query) "&before=" (chrome.encoded(next)) } { "Older" } }
+        div class="more" { a class="button" href={ (chrome.base) "/audit?" (query) } { "Older" } }
     }
 }
 
@@ -63,5 +85,31 @@ fn detail(detail: &Value) -> String {
             Some(message) => cells::excerpt(message),
             None => cells::excerpt(&it.to_string()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_starts_after_the_last_action_or_with_the_next_period() {
+        let page = |after| {
+            let next = AuditNext {
+                at: "2026-11-28T15:00:00+00:00".into(),
+                after,
+            };
+            let (chrome, filter) = (Chrome::default(), AuditQuery::default());
+            audit(&chrome, &filter, &[], &next, 1.0).into_string()
+        };
+        let (within, next_period) = (page(Some(17)), page(None));
+        assert!(
+            within.contains("%2B00%3A00&amp;after=17\"") && within.contains("Older ones may"),
+            "{within}"
+        );
+        assert!(
+            next_period.contains("%2B00%3A00\"") && next_period.contains("Nobody changed anything"),
+            "{next_period}"
+        );
     }
 }
