@@ -119,6 +119,7 @@ pub use sql::{
     Login, QueryError, SqlError, Unfit,
 };
 pub use steps::{LostJob, RecordedSteps};
+pub use waits::ParentEnds;
 
 /// The time that Postgres may take to respond. None of the host's statements takes a long time; a connection that is
 /// silent for this long is dead.

@@ -291,18 +291,21 @@ BEGIN
 END
 $$;
 
--- The ends of the chains that a job has waited for (`after`), by name in byte order, starting after p_after, for the
--- worker that runs the job; or one row with the refusal. Returns at most 1,000 ends, and no more once they reach 1 MiB.
--- `job` is null for a chain that is no longer kept. Served by the same indexes as rouse.chain.
-CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text)
-RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb)
+-- The ends of the chains that a job has waited for (`after`), by name in byte order, for the worker that runs the job; or
+-- one row with the refusal. Reads those with the names p_names; if it is empty, the first 1,000 after
+-- the name p_after. Once the ends reach 1 MiB, `is_read` is false: only the names follow, with which the next call
+-- continues. Otherwise each page would read and sort up to 10,000 names. `job` is null for a chain that is no longer
+-- kept; a name that `after` does not have is left out. Served by the same indexes as rouse.chain.
+CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text, p_names text[])
+RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb, is_read boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    parent record;
-    ended  record;
-    total  bigint := 0;
+    parents jsonb;
+    entry   jsonb;
+    ended   record;
+    total   bigint := 0;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     refusal := rouse._refusal(p_worker, p_id, p_fence);
@@ -310,21 +313,30 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    FOR parent IN
-        SELECT d.name, (d.job #>> '{}')::bigint AS id
-        FROM rouse.job AS j CROSS JOIN LATERAL rouse._dependencies_of(j.after) AS d
-        WHERE j.id = p_id AND (p_after IS NULL OR d.name COLLATE "C" > p_after)
-        ORDER BY d.name COLLATE "C" LIMIT 1000
-    LOOP
-        -- The enqueue has stored the id of the chain.
-        ended := rouse._end_of(parent.id);
-        name := parent.name;
-        job := ended.job;
-        state := ended.state;
-        output := coalesce(ended.result, ended.error);
+    -- A copy in memory: each lookup in the stored value would read it from the disk.
+    parents := (SELECT j.after FROM rouse.job AS j WHERE j.id = p_id) || '{}';
+    IF coalesce(cardinality(p_names), 0) = 0 THEN
+        p_names := ARRAY(
+            SELECT n.name FROM jsonb_object_keys(parents) AS n(name)
+            WHERE p_after IS NULL OR n.name COLLATE "C" > p_after
+            ORDER BY n.name COLLATE "C" LIMIT 1000);
+    END IF;
+    FOREACH name IN ARRAY p_names[:1000] LOOP
+        entry := parents -> name;
+        CONTINUE WHEN entry IS NULL;
+        is_read := total <= 1048576;
+        job := NULL;
+        state := NULL;
+        output := NULL;
+        IF is_read THEN
+            -- The enqueue has stored the chain.
+            ended := rouse._end_of((CASE jsonb_typeof(entry) WHEN 'object' THEN entry -> 'job' ELSE entry END #>> '{}')::bigint);
+            job := ended.job;
+            state := ended.state;
+            output := coalesce(ended.result, ended.error);
+            total := total + coalesce(octet_length(output::text), 0);
+        END IF;
         RETURN NEXT;
-        total := total + coalesce(octet_length(output::text), 0);
-        EXIT WHEN total > 1048576;
     END LOOP;
 END
 $$;

@@ -230,6 +230,50 @@ async fn a_resumed_attempt_does_not_read_the_ends_of_its_earlier_calls_again() {
     assert_eq!(count(&client, &format!("parent = {id}")).await, 3);
 }
 
+/// Otherwise, each page would read and sort the names of all parents.
+#[tokio::test]
+async fn the_names_of_parents_are_not_listed_again_for_each_page() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Counts the calls to rouse.parent_ends that list the names.
+    client
+        .batch_execute(
+            "CREATE SEQUENCE public.lists;
+             ALTER FUNCTION rouse.parent_ends RENAME TO counted_parent_ends;
+             CREATE FUNCTION rouse.parent_ends(bigint, bytea, bigint, bigint, text, text[])
+             RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb, is_read boolean)
+             LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+                 IF $6 = '{}' THEN
+                     PERFORM nextval('public.lists');
+                 END IF;
+                 RETURN QUERY SELECT p.* FROM rouse.counted_parent_ends($1, $2, $3, $4, $5, $6) AS p;
+             END $$",
+        )
+        .await
+        .unwrap();
+    // Two ends are more than a page.
+    let mut after = serde_json::Map::new();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let parent = enqueue_sql(&client, "'no.such'").await;
+        let complete = "SELECT rouse.complete($1, to_jsonb(repeat('x', 600 * 1024)))";
+        client.query_one(complete, &[&parent]).await.unwrap();
+        after.insert(name.to_owned(), parent.into());
+    }
+    let calls = json!([{"parents": null}, {"parents": "b"}, {"parents": "d"}, {"parents": "f"}]);
+    let sql = "SELECT rouse.enqueue('flow.raw', $1, after => $2)";
+    let row = client
+        .query_one(sql, &[&calls, &Value::Object(after)])
+        .await;
+    let id: i64 = row.unwrap().get(0);
+    let _worker = start(&db).await;
+    let result = ended(&client, id).await.result.unwrap();
+    let pages = json!([{"ok": ["a", "b"]}, {"ok": ["c", "d"]}, {"ok": ["e", "f"]}, {"ok": []}]);
+    assert_eq!(result, pages);
+    let lists = "SELECT last_value FROM public.lists";
+    let row = client.query_one(lists, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 2, "for the first page and the last");
+}
+
 #[tokio::test]
 async fn steps_before_a_sleep_are_not_done_again_however_often_it_is_suspended() {
     let db = TestDb::new().await;

@@ -200,8 +200,8 @@ async fn parents_are_listed_by_name_with_their_ends() {
         let store = &store;
         let sum = &sum;
         async move {
-            let ends = store.parent_ends(sum.id, sum.fence, after).await;
-            let ends = ends.unwrap().unwrap();
+            let ends = store.parent_ends(sum.id, sum.fence, after, &[]).await;
+            let ends = ends.unwrap().unwrap().ends;
             let end = |end: rouse::job::ParentEnd| {
                 (end.name, end.state.unwrap(), end.output.map(|it| it.0))
             };
@@ -244,16 +244,19 @@ async fn a_page_of_parents_ends_once_their_results_reach_a_mebibyte() {
         settle(&store, &job, result(&large), Vec::new()).await;
     }
     let sum = claim_one(&store).await;
-    for (after, names) in [
-        (None, &["a", "b"][..]),
-        (Some("b"), &["c", "d"]),
-        (Some("d"), &[]),
-    ] {
-        let ends = store.parent_ends(sum.id, sum.fence, after).await;
-        let ends = ends.unwrap().unwrap();
-        let found: Vec<&str> = ends.iter().map(|end| end.name.as_str()).collect();
-        assert_eq!(found, names, "after {after:?}");
-    }
+    let page = async |after: Option<&str>, names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let page = store.parent_ends(sum.id, sum.fence, after, &names).await;
+        let page = page.unwrap().unwrap();
+        let ends: Vec<String> = page.ends.into_iter().map(|end| end.name).collect();
+        (ends.concat(), page.next.concat())
+    };
+    let of = |ends: &str, next: &str| (ends.to_owned(), next.to_owned());
+    assert_eq!(page(None, &[]).await, of("ab", "cd"));
+    assert_eq!(page(Some("b"), &[]).await, of("cd", ""));
+    assert_eq!(page(Some("d"), &[]).await, of("", ""));
+    // By names. The last is not that of a parent.
+    assert_eq!(page(None, &["a", "c", "d", "e"]).await, of("ac", "d"));
 }
 
 #[tokio::test]
@@ -268,7 +271,7 @@ async fn waits_of_another_workers_job_are_refused() {
     assert!(matches!(taken, Ok(Err(LostJob(_)))), "{taken:?}");
     let calls = thief.returned_calls(job.id, job.fence, &steps, 1).await;
     assert!(matches!(calls, Ok(Err(LostJob(_)))), "{calls:?}");
-    let parents = thief.parent_ends(job.id, job.fence, None).await;
+    let parents = thief.parent_ends(job.id, job.fence, None, &[]).await;
     assert!(matches!(parents, Ok(Err(LostJob(_)))), "{parents:?}");
     let sleep = settlement(&job, sleep(in_an_hour()));
     let settled = thief.settle(&[sleep], Locked::Wait).await.unwrap();

@@ -10,6 +10,15 @@ use super::steps::check_held;
 use super::{LostJob, Store, StoreError};
 use crate::job::{Fence, JobId, JsonText, ParentEnd, ReturnedCall};
 
+/// Ends of chains that a job has waited for.
+#[derive(Debug)]
+pub struct ParentEnds {
+    /// The ends, by name.
+    pub ends: Vec<ParentEnd>,
+    /// The names that follow. There may be more after them.
+    pub next: Vec<String>,
+}
+
 impl Store {
     /// Takes the oldest signal with this name and records it as the result of the step; `{"timed_out": true}` if there
     /// is none at `until`. `None` if the job has to wait.
@@ -104,13 +113,15 @@ impl Store {
         Ok(Ok(calls))
     }
 
-    /// Some of the ends of the chains that the job has waited for, by name, after this name.
+    /// Some of the ends of the chains that the job has waited for, by name: the first of those with these names, or, if
+    /// there are no names, of those after this name.
     pub async fn parent_ends(
         &self,
         id: JobId,
         fence: Fence,
         after: Option<&str>,
-    ) -> Result<Result<Vec<ParentEnd>, LostJob>, StoreError> {
+        names: &[String],
+    ) -> Result<Result<ParentEnds, LostJob>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -121,6 +132,7 @@ impl Store {
                     (&id.0, Type::INT8),
                     (&fence.0, Type::INT8),
                     (&after, Type::TEXT),
+                    (&names, Type::TEXT_ARRAY),
                 ],
             )
             .await?;
@@ -130,6 +142,13 @@ impl Store {
             state: row.get(3),
             output: row.get::<_, Option<JsonText>>(4),
         };
-        Ok(check_held(&rows).map(|rows| rows.iter().map(parent).collect()))
+        Ok(check_held(&rows).map(|rows| {
+            let read = rows.partition_point(|row| row.get(5));
+            let (read, next) = rows.split_at(read);
+            ParentEnds {
+                ends: read.iter().map(parent).collect(),
+                next: next.iter().map(|row| row.get(1)).collect(),
+            }
+        }))
     }
 }

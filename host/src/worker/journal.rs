@@ -14,6 +14,7 @@ use super::Shared;
 use super::reach::warn_unless_unreachable;
 use super::recorded::recorded;
 use super::repeats::Repeats;
+use super::suspensions::NextParents;
 use crate::job::{Attempt, Fence, JobId, RecordedStep, Usage};
 use crate::sandbox::{Handler, Journal, JournalFuture, Meter, SqlStore, StateStore, WaitStore};
 use crate::store::{ClaimedJob, LostJob, RecordedSteps, Report, StoreError};
@@ -44,6 +45,7 @@ pub(super) struct AttemptJournal {
     has_reported: AtomicBool,
     /// The recorded steps that it has read.
     read_steps: Mutex<Option<RecordedSteps>>,
+    next_parents: Mutex<NextParents>,
     /// The number of the last line of its log, and that of the previous run: the jobs of a batch that has crashed are
     /// run again one by one.
     lines: [AtomicU32; 2],
@@ -100,6 +102,7 @@ impl AttemptJournal {
             live_usage: Arc::default(),
             has_reported: AtomicBool::new(false),
             read_steps: Mutex::default(),
+            next_parents: Mutex::default(),
             lines: Default::default(),
         }
     }
@@ -126,6 +129,13 @@ impl AttemptJournal {
     fn read_steps(&self) -> MutexGuard<'_, Option<RecordedSteps>> {
         // Nothing panics while it holds the lock.
         self.read_steps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn next_parents(&self) -> MutexGuard<'_, NextParents> {
+        // Nothing panics while it holds the lock.
+        self.next_parents
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

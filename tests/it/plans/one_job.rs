@@ -215,7 +215,7 @@ fn calls_about_one_job(known: &Known) -> Vec<(&'static str, String)> {
         ),
         (
             "parent_ends",
-            format!("SELECT rouse.parent_ends({attempt}, NULL)"),
+            format!("SELECT rouse.parent_ends({attempt}, NULL, '{{}}')"),
         ),
         (
             "read_state",

@@ -69,8 +69,8 @@ async fn keep_without_need(client: &Client, parent: i64) {
 /// The next job gets the result of its parent, which is no longer in the history.
 async fn assert_reads_parent(store: &Store) {
     let sum = claim_one(store).await;
-    let ends = store.parent_ends(sum.id, sum.fence, None).await;
-    let ends = ends.unwrap().unwrap();
+    let ends = store.parent_ends(sum.id, sum.fence, None, &[]).await;
+    let ends = ends.unwrap().unwrap().ends;
     assert_eq!(ends[0].state.as_deref(), Some("succeeded"));
     assert_eq!(ends[0].output.as_ref().unwrap().0, "7");
 }
@@ -145,8 +145,8 @@ async fn the_ends_of_parents_outlive_their_partition_until_the_job_ends() {
 
     settle(&store, &jobs[2], result("30"), Vec::new()).await;
     let sum = claim_one(&store).await;
-    let ends = store.parent_ends(sum.id, sum.fence, None).await;
-    let ends = ends.unwrap().unwrap();
+    let ends = store.parent_ends(sum.id, sum.fence, None, &[]).await;
+    let ends = ends.unwrap().unwrap().ends;
     let states: Vec<_> = ends.iter().map(|end| end.state.as_deref()).collect();
     assert_eq!(
         states,
