@@ -46,10 +46,20 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
+-- The maximum number of jobs that rouse.depth counts in each of this many lanes with more than 100 jobs: a million in all
+-- of them, but 100 to 10,000 in each.
+CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(10000, greatest(100, 1000000 / greatest(p_lanes, 1)))
+$$;
+
 -- The number of jobs of each lane: ready; scheduled (including jobs that wait for others, and due ones that have no
 -- turn yet); running, and of these `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000
--- for each lane, running ones up to 100,000 in total; if there are more, `at_least` is true. Served by job_ready,
--- job_waiting and job_lease.
+-- for each lane, and up to about a million in total, running ones up to 100,000 in total; if there are more, `at_least`
+-- is true. Served by job_ready, job_waiting and job_lease.
+--
+-- Each lane is counted up to 100 first. The number of lanes with more decides how far these are counted, so that 10,000
+-- of them do not take minutes.
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
                ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz, orphans bigint)
@@ -64,21 +74,34 @@ BEGIN
                sum(count(*)) OVER () > 100000 AS at_least
         FROM (SELECT j.lane, j.lease_until FROM rouse.job AS j
               WHERE j.state = 'running' AND j.lease_until > '-infinity' LIMIT 100001) AS r
-        GROUP BY r.lane)
-    SELECT d.queue, d.handler, d.priority, d.tags, least(d.ready, 10000), least(d.waiting, 10000), coalesce(d.running, 0),
-           d.ready > 10000 OR d.waiting > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), d.oldest,
-           coalesce(d.orphans, 0)
-    FROM (
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags, ready.jobs AS ready, waiting.jobs AS waiting, running.jobs AS running,
-               running.orphans, oldest.available_at AS oldest
+        GROUP BY r.lane),
+    lanes AS MATERIALIZED (
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, ready.jobs AS ready, waiting.jobs AS waiting
         FROM (SELECT DISTINCT ON (l.id) l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l ORDER BY l.id) AS l
         CROSS JOIN LATERAL (
             SELECT count(*) AS jobs FROM (
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                ORDER BY j.turn LIMIT 10001) AS j) AS ready
+                ORDER BY j.turn LIMIT 101) AS j) AS ready
         CROSS JOIN LATERAL (
             SELECT count(*) AS jobs FROM (
-                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 10001) AS j) AS waiting
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 101) AS j) AS waiting),
+    counted AS MATERIALIZED (
+        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.ready > 100) + count(*) FILTER (WHERE l.waiting > 100)) AS jobs
+        FROM lanes AS l)
+    SELECT d.queue, d.handler, d.priority, d.tags, least(d.ready, c.jobs), least(d.waiting, c.jobs), coalesce(d.running, 0),
+           d.ready > c.jobs OR d.waiting > c.jobs OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), d.oldest,
+           coalesce(d.orphans, 0)
+    FROM (
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, running.jobs AS running, running.orphans, oldest.available_at AS oldest,
+               CASE WHEN l.ready <= 100 THEN l.ready ELSE (
+                   SELECT count(*) FROM (
+                       SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS ready,
+               CASE WHEN l.waiting <= 100 THEN l.waiting ELSE (
+                   SELECT count(*) FROM (
+                       SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL
+                       LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS waiting
+        FROM lanes AS l
         LEFT JOIN LATERAL (
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
@@ -86,6 +109,7 @@ BEGIN
         -- OFFSET 0 keeps the condition on its result outside, which would make it a left join again.
         FULL JOIN running ON running.lane = l.id
         OFFSET 0) AS d
+    CROSS JOIN counted AS c
     WHERE d.id IS NOT NULL;
 END
 $$;

@@ -8,7 +8,7 @@ use super::{Store, StoreError};
 /// parallel with the next one.
 pub const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane.
+/// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane, and about a million in all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Depth {
     /// The queue.
@@ -53,8 +53,8 @@ pub struct FairAge {
 }
 
 impl Store {
-    /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres
-    /// cancels it after [`COUNT_TIMEOUT`].
+    /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane, and about
+    /// a million in all; Postgres cancels it after [`COUNT_TIMEOUT`].
     pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
         let sql = include_str!("depths.sql");
         let rows = self.query_limited(COUNT_TIMEOUT, sql).await?;

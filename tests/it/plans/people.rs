@@ -387,3 +387,54 @@ async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_mad
         assert_eq!(counted, rows, "{count}");
     }
 }
+
+/// Otherwise, 10,000 lanes with 10,000 jobs each would take a minute.
+#[tokio::test]
+async fn the_more_lanes_have_many_jobs_the_fewer_are_counted_in_each() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let counted = "SELECT rouse._counted_per_lane($1)";
+    for (lanes, jobs) in [
+        (0_i64, 10_000_i64),
+        (100, 10_000),
+        (1_000, 1_000),
+        (10_000, 100),
+        (100_000, 100),
+    ] {
+        let row = client.query_one(counted, &[&lanes]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), jobs, "{lanes} lanes");
+    }
+    // A thousand in all instead of a million.
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
+             LANGUAGE sql IMMUTABLE AS 'SELECT 1000 / greatest(p_lanes, 1)'",
+        )
+        .await
+        .unwrap();
+    let enqueue = async |queues: &str, jobs: i64, more: &str| {
+        let sql = format!(
+            "SELECT rouse.enqueue('x', queue => q{more}) FROM unnest('{{{queues}}}'::text[]) AS q, generate_series(1, {jobs})"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    let depth = async || -> Vec<(String, i64, i64, bool)> {
+        let sql = "SELECT queue, ready, scheduled, at_least FROM rouse.depth() ORDER BY queue";
+        let rows = client.query(sql, &[]).await.unwrap();
+        rows.iter()
+            .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
+            .collect()
+    };
+    enqueue("a", 300, "").await;
+    enqueue("few", 50, "").await;
+    let of = |queue: &str, ready: i64, scheduled: i64, at_least: bool| {
+        (queue.to_owned(), ready, scheduled, at_least)
+    };
+    let few = of("few", 50, 0, false);
+    assert_eq!(depth().await, [of("a", 300, 0, false), few.clone()]);
+    enqueue("b,c,d", 300, "").await;
+    enqueue("e", 300, ", run_at => now() + interval '1 day'").await;
+    let deep = ["a", "b", "c", "d"].map(|queue| of(queue, 200, 0, true));
+    let expected = [&deep[..], &[of("e", 0, 200, true), few]].concat();
+    assert_eq!(depth().await, expected);
+}

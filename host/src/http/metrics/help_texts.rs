@@ -73,7 +73,7 @@ const GAUGES: [(&str, &str); 13] = [
     ("rouse_invocations_running", "Running invocations."),
     (
         "rouse_jobs",
-        "Jobs in the whole database by queue, handler and state, counted up to 10,000 per lane.",
+        "Jobs in the whole database by queue, handler and state, counted up to 10,000 per lane, about a million in all.",
     ),
     (
         "rouse_oldest_wait_seconds",
