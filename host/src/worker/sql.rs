@@ -343,7 +343,7 @@ async fn check_handlers(
     let of_login = known.iter().filter(|(_, fit)| fit.granted.table == table);
     for (name, _) in of_login.filter(|(name, _)| gone(name)) {
         shared.sql.set(&shared.sql.changing(), name, None);
-        gauge!("rouse_handler_parked", "handler" => name.clone()).set(0.0);
+        show_parked(name, false);
     }
     let (mut next, mut due) = (Next::default(), Due::default());
     for (name, handler) in &handlers.handlers {
@@ -387,7 +387,11 @@ async fn check_handlers(
             }) if checked_at.elapsed() < PARKED_CHECK_EVERY => {
                 next.within(PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed()));
             }
-            Some(_) | None => due.unchecked.push((handler, granted)),
+            Some(_) | None => {
+                // Its jobs wait until it was checked, and the check may have to wait for those of other logins.
+                show_parked(name, true);
+                due.unchecked.push((handler, granted));
+            }
         }
     }
     if !due.followed.is_empty() || !due.unchecked.is_empty() {
@@ -567,11 +571,15 @@ async fn check_statements(
     })
 }
 
-/// Logs a change.
-fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
-    let is_parked = matches!(now, FitState::Parked(_));
+/// Sets the metric of a handler: 1 while its jobs wait, for whatever reason.
+fn show_parked(handler: &str, is_parked: bool) {
     gauge!("rouse_handler_parked", "handler" => handler.to_owned())
         .set(f64::from(u8::from(is_parked)));
+}
+
+/// Logs a change, and sets the metric.
+fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
+    show_parked(handler, !matches!(now, FitState::Fits(_)));
     match (before, now) {
         (Some(FitState::Parked(before)), FitState::Parked(now)) if before == now => {}
         (_, FitState::Parked(why)) => {

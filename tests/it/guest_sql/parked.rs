@@ -11,8 +11,10 @@ use rouse::worker::{Parts, Settings};
 use tokio::net::TcpListener;
 
 use super::shop::{MODULE, Shop, call, connector, folder_of_guests, guests_in, guests_with};
+use crate::http::metrics_with;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
+use crate::support::{Host, free_port, scratch};
 
 /// The reason why a handler is parked, as shown by the fleet.
 fn parked(handler: &str) -> String {
@@ -376,6 +378,35 @@ async fn a_handler_whose_login_has_not_answered_since_the_start_is_shown_as_park
         .await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn the_metric_shows_a_handler_whose_statements_cannot_be_checked_as_parked() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    proxy.go_down();
+    let login = shop.as_login(proxy.url());
+    let config = scratch("config").join("rouse.toml");
+    let table = "[handlers.\"sql.run\".sql]";
+    let text = format!("{table}\nlogin = {{ url = \"{login}\" }}\nstatements = \"all\"\n");
+    std::fs::write(&config, text).unwrap();
+    let (folder, address) = (folder_of_guests(), format!("127.0.0.1:{}", free_port()));
+    let args = [
+        "serve",
+        "--http",
+        address.as_str(),
+        "--handlers",
+        folder.path().to_str().unwrap(),
+        "--config",
+        config.to_str().unwrap(),
+    ];
+    let _host = Host::rouse(&args, &[("DATABASE_URL", &shop.db.url())]);
+    shop.until(&parked("sql.run")).await;
+    let address = address.parse().unwrap();
+    let metric = |value: u8| format!("rouse_handler_parked{{handler=\"sql.run\"}} {value}\n");
+    metrics_with(address, &[metric(1).as_str()]).await;
+    proxy.come_up();
+    metrics_with(address, &[metric(0).as_str()]).await;
 }
 
 #[tokio::test]
