@@ -191,6 +191,32 @@ async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflic
     mixed.exits(3).prints(&format!("job {d} is cancelled"));
 }
 
+/// Postgres has the same code for a login that lacks a role, which concerns all jobs.
+#[tokio::test]
+async fn a_trigger_that_refuses_one_of_several_jobs_as_not_permitted_does_not_stop_the_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(enqueue(&client, "no.such", json!({})).await.to_string());
+    }
+    let [a, b, c] = [&ids[0], &ids[1], &ids[2]].map(String::as_str);
+    let sql = format!(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             RAISE EXCEPTION 'not yours' USING ERRCODE = 'insufficient_privilege';
+         END
+         $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN (NEW.id = {b}) EXECUTE FUNCTION public.refuse()"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    let folder = scratch("anywhere");
+    let cancelled = rouse_in(&db, &["job", "cancel", a, b, c], &folder).await;
+    cancelled.exits(1).prints(&format!("{b}: not yours"));
+    cancelled.prints(&format!("job {c} is cancelled"));
+    cancelled.prints("2 of 3 jobs done, 1 refused");
+}
+
 #[tokio::test]
 async fn the_readme_of_noop_shows_its_result() {
     let db = TestDb::new().await;

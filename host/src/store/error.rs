@@ -146,12 +146,19 @@ impl StoreError {
     /// necessary roles concern all calls.
     pub fn concerns_one_call(&self) -> bool {
         self.code().is_some_and(|code| {
-            // 25 invalid transaction state; 42 access rules, and functions that do not exist.
+            // 25 invalid transaction state; 42 access rules, and functions that do not exist: Postgres finds these when
+            // it reads the statement, which is the same for all calls. Functions, and triggers of the operator, raise
+            // them about the job or the queue.
             let concerns_all = self.is_transient()
                 || code.code().starts_with("25")
-                || code.code().starts_with("42");
+                || code.code().starts_with("42") && !self.is_raised();
             !concerns_all || self.is_conflict() || *code == SqlState::QUERY_CANCELED
         })
+    }
+
+    /// True if a function has raised it, in contrast to Postgres.
+    fn is_raised(&self) -> bool {
+        matches!(self, Self::Refused(error) if is_raised(error))
     }
 
     /// What a call has waited for until its timeout, as text. `None` if it has failed for another reason.
@@ -236,9 +243,14 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
 /// True if a function of Rouse has refused the login, in contrast to Postgres, which has the same SQLSTATE for a login
 /// that may not call the function.
 pub(super) fn is_login_refused_by_function(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|db| {
-        *db.code() == SqlState::INSUFFICIENT_PRIVILEGE && db.routine() == Some("exec_stmt_raise")
-    })
+    error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) && is_raised(error)
+}
+
+/// True for an error of `RAISE` in PL/pgSQL.
+fn is_raised(error: &tokio_postgres::Error) -> bool {
+    error
+        .as_db_error()
+        .is_some_and(|db| db.routine() == Some("exec_stmt_raise"))
 }
 
 /// The Postgres message with detail and hint: `tokio_postgres::Error` alone prints "db error".
