@@ -291,11 +291,11 @@ BEGIN
 END
 $$;
 
--- The ends of the chains that a job has waited for (`after`), by name in byte order, for the worker that runs the job; or
--- one row with the refusal. Reads those with the names p_names; if it is empty, the first 1,000 after
--- the name p_after. Once the ends reach 1 MiB, `is_read` is false: only the names follow, with which the next call
--- continues. Otherwise each page would read and sort up to 10,000 names. `job` is null for a chain that is no longer
--- kept; a name that `after` does not have is left out. Served by the same indexes as rouse.chain.
+-- The ends of the chains that a job has waited for (`after`), by name in byte order, for the worker that runs the job;
+-- or one row with the refusal. Reads those with the names p_names; if it is empty, the first 1,000 after the name
+-- p_after. Once the ends reach 1 MiB, `is_read` is false: only the names follow, with which the next call continues.
+-- Otherwise each page would read and sort up to 10,000 names. `job` is null for a chain that is no longer kept; a name
+-- that `after` does not have is left out. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text, p_names text[])
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb, is_read boolean)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -52,6 +52,11 @@ impl LockWait {
     }
 }
 
+/// The argument `p_lock_wait_ms` of functions for workers.
+pub(super) fn lock_wait_ms(wait: Duration) -> i32 {
+    i32::try_from(wait.as_millis()).unwrap_or(i32::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
