@@ -78,7 +78,7 @@ pub(super) struct Statements {
     granted: Arc<GrantedSql>,
     by_name: HashMap<String, CheckedStatement>,
     /// The attempts whose effects are to be committed.
-    pub(super) waiting: Waiting,
+    pub(super) waiting: Arc<Waiting>,
 }
 
 impl Statements {
@@ -93,6 +93,14 @@ impl Statements {
         let is_same = Arc::ptr_eq(&self.granted, granted)
             || self.granted.statement(name) == Some(granted.statement(name)?);
         self.by_name.get(name).filter(|_| is_same)
+    }
+
+    /// The successes that wait for their commit, for another check of the same statements: a check does not make space
+    /// for more of them. `None` if the statements are others, because these would be missing for successes that wait.
+    fn waiting_for(&self, granted: &Arc<GrantedSql>) -> Option<Arc<Waiting>> {
+        let is_same = Arc::ptr_eq(&self.granted, granted)
+            || self.granted.table == granted.table && self.granted.statements == granted.statements;
+        is_same.then(|| self.waiting.clone())
     }
 }
 
@@ -322,18 +330,47 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::SqlLimits;
+    use crate::job::{OnError, SqlLimits, Statement};
+
+    fn granted(table: &str) -> Arc<GrantedSql> {
+        Arc::new(GrantedSql {
+            table: table.into(),
+            statements: Vec::new(),
+            limits: SqlLimits::default(),
+        })
+    }
 
     fn fit(table: &str, state: FitState) -> Fit {
         Fit {
-            granted: Arc::new(GrantedSql {
-                table: table.into(),
-                statements: Vec::new(),
-                limits: SqlLimits::default(),
-            }),
+            granted: granted(table),
             state,
             checked_at: Instant::now(),
         }
+    }
+
+    #[tokio::test]
+    async fn another_check_of_the_same_statements_makes_no_space_for_more_successes() {
+        let connector = Connector::from_url("postgres://a@127.0.0.1:1/b", &|_| None).unwrap();
+        let statements = Statements {
+            login: Login::new(&connector, 1),
+            granted: granted("a"),
+            by_name: HashMap::new(),
+            waiting: Arc::new(Waiting::new()),
+        };
+        let is_shared = |granted: &Arc<GrantedSql>| {
+            let waiting = statements.waiting_for(granted);
+            waiting.is_some_and(|waiting| Arc::ptr_eq(&waiting, &statements.waiting))
+        };
+        assert!(is_shared(&statements.granted) && is_shared(&granted("a")));
+        assert!(!is_shared(&granted("b")));
+        let mut more = GrantedSql::clone(&granted("a"));
+        more.statements.push(Statement {
+            name: "it".into(),
+            sql: "SELECT 1".into(),
+            rows: None,
+            on_error: OnError::default(),
+        });
+        assert!(!is_shared(&Arc::new(more)));
     }
 
     #[test]

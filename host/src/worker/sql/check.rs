@@ -283,7 +283,10 @@ async fn check_alone(
     _checking: &AsyncMutexGuard<'_, ()>,
 ) -> FitState {
     let name = &handler.manifest.name;
-    let state = match check_statements(shared, login.opened(granted), granted).await {
+    let before = shared.sql.statements(name);
+    let waiting = before.and_then(|before| before.waiting_for(granted));
+    let waiting = waiting.unwrap_or_else(|| Arc::new(Waiting::new()));
+    let state = match check_statements(shared, login.opened(granted), granted, waiting).await {
         Ok(statements) => FitState::Fits(Arc::new(statements)),
         Err(Unfit::Mismatch(why)) => FitState::Parked(why.into()),
         Err(Unfit::Unchecked(why)) => FitState::Unchecked(why.into()),
@@ -296,6 +299,7 @@ async fn check_statements(
     shared: &Shared,
     login: &Login,
     granted: &Arc<GrantedSql>,
+    waiting: Arc<Waiting>,
 ) -> Result<Statements, Unfit> {
     shared.store.check_login(login).await?;
     let mut by_name = HashMap::new();
@@ -307,6 +311,6 @@ async fn check_statements(
         login: login.clone(),
         granted: granted.clone(),
         by_name,
-        waiting: Waiting::new(),
+        waiting,
     })
 }
