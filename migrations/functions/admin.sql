@@ -233,7 +233,7 @@ BEGIN
         -- A chain that is no longer kept had ended when this job was released or cancelled.
         parents := rouse._find_parents((
             SELECT coalesce(jsonb_object_agg(d.name, d.entry), '{}') FROM rouse._dependencies_of(p_was.after) AS d
-            WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL));
+            WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL), true);
         IF parents.failed IS NOT NULL THEN
             failed := parents.failed;
             RETURN;

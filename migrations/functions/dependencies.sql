@@ -202,7 +202,12 @@ $$;
 --   after                the argument as it is stored: by name, and with chains instead of jobs; null: it names none
 --   chains, on_failures  those that the job waits for
 --   failed               a chain whose failure cancels the job; null: none
-CREATE OR REPLACE FUNCTION rouse._find_parents(p_after jsonb, OUT after jsonb, OUT chains bigint[], OUT on_failures text[], OUT failed bigint)
+--
+-- p_may_repeat: several names may stand for the same chain, because a unique key or a gate has made one job of several.
+-- The job then waits for the chain once, and meets the conditions of all names: a failure cancels it if one of them
+-- says so, and it otherwise waits for a retry if one of them does.
+CREATE OR REPLACE FUNCTION rouse._find_parents(
+    p_after jsonb, p_may_repeat boolean, OUT after jsonb, OUT chains bigint[], OUT on_failures text[], OUT failed bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
@@ -211,11 +216,10 @@ DECLARE
     names  text[] := '{}';
     named  bigint[] := '{}';
     kinds  text[] := '{}';
+    waits  boolean[] := '{}';
     twice  text;
 BEGIN
     PERFORM rouse._check_after(p_after);
-    chains := '{}';
-    on_failures := '{}';
     FOR parent IN
         SELECT d.name, (d.job #>> '{}')::bigint AS id, d.on_failure #>> '{}' AS on_failure FROM rouse._dependencies_of(p_after) AS d ORDER BY 2
     LOOP
@@ -227,10 +231,8 @@ BEGIN
         names := names || parent.name;
         named := named || locked.chain;
         kinds := kinds || parent.on_failure;
-        IF locked.waits THEN
-            chains := chains || locked.chain;
-            on_failures := on_failures || parent.on_failure;
-        ELSE
+        waits := waits || locked.waits;
+        IF NOT locked.waits THEN
             -- The partition of its end may be dropped as soon as this transaction has committed: until then, _keep_ends
             -- does not see the dependency. A row that already exists is locked: _keep_ends may be about to delete it.
             WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
@@ -247,13 +249,17 @@ BEGIN
     END LOOP;
     SELECT string_agg(quote_literal(n.name), ' and ') INTO twice
     FROM unnest(names, named) AS n(name, chain) GROUP BY n.chain HAVING count(*) > 1 LIMIT 1;
-    IF FOUND THEN
+    IF FOUND AND p_may_repeat IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse.enqueue: % of after name the same chain', left(twice, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A job waits for the end of a chain, whichever of its jobs is named.';
     END IF;
     SELECT jsonb_object_agg(n.name, CASE n.kind WHEN 'cancel' THEN to_jsonb(n.chain) ELSE jsonb_build_object('job', n.chain, 'on_failure', n.kind) END)
     INTO after
     FROM unnest(names, named, kinds) AS n(name, chain, kind);
+    SELECT coalesce(array_agg(w.chain ORDER BY w.chain), '{}'), coalesce(array_agg(w.kind ORDER BY w.chain), '{}') INTO chains, on_failures
+    FROM (
+        SELECT n.chain, CASE WHEN bool_or(n.kind = 'cancel') THEN 'cancel' WHEN bool_or(n.kind = 'wait') THEN 'wait' ELSE 'run' END AS kind
+        FROM unnest(named, kinds, waits) AS n(chain, kind, waits) GROUP BY n.chain HAVING bool_or(n.waits)) AS w;
 END
 $$;
 

@@ -359,7 +359,7 @@ BEGIN
         keys := passed.keys;
     END IF;
     IF p_after IS NOT NULL THEN
-        parents := rouse._find_parents(p_after);
+        parents := rouse._find_parents(p_after, p_flow IS NOT NULL OR p_worker IS NOT NULL);
         p_after := parents.after;
         blockers := nullif(cardinality(parents.chains), 0);
     END IF;

@@ -413,7 +413,7 @@ BEGIN
         END IF;
         IF was.after IS NOT NULL AND was.attempt = 0 THEN
             -- Without a lock; rouse._retry decides.
-            SELECT array_agg(d.live) FILTER (WHERE d.live IS NOT NULL) AS live,
+            SELECT array_agg(DISTINCT d.live) FILTER (WHERE d.live IS NOT NULL) AS live,
                    bool_or(d.live IS NULL AND d.on_failure = '"cancel"' AND (rouse._last_ended(d.chain)).state <> 'succeeded') AS has_failed
             INTO parents
             FROM (

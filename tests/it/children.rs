@@ -182,6 +182,36 @@ async fn children_may_wait_for_earlier_children_of_their_attempt() {
 }
 
 #[tokio::test]
+async fn children_that_a_unique_key_has_made_one_are_waited_for_once() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let keyed = |n: i32| {
+        let options = Some(json!({"unique_key": "k"}));
+        new(NewJobKind::Child, "child", json!(n), options)
+    };
+    let after = json!({"after": {"a": -1, "b": -2}});
+    let sum = new(NewJobKind::Next, "sum", json!(3), Some(after));
+    let jobs = vec![keyed(1), keyed(2), sum];
+    assert_eq!(succeed(&store, &job, jobs).await, Ok(1));
+    let child = claim_one(&store).await;
+    let sql = "SELECT after, waits_for FROM rouse.jobs WHERE handler = 'sum'";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let id = child.id.0;
+    assert_eq!(row.get::<_, Value>(0), json!({"a": id, "b": id}));
+    assert_eq!(row.get::<_, Vec<i64>>(1), [id]);
+    let ended = settlement_with(&child, result("7"), Vec::new());
+    store.settle(&[ended], Locked::Wait).await.unwrap();
+    let sum = claim_one(&store).await;
+    assert_eq!(sum.payload.0, "3");
+    let ends = store.parent_ends(sum.id, sum.fence, None).await;
+    let ends = ends.unwrap().unwrap();
+    let names: Vec<&str> = ends.iter().map(|end| end.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"], "each name has its end");
+}
+
+#[tokio::test]
 async fn the_next_job_continues_the_chain_and_its_end_releases_those_that_wait() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);

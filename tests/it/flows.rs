@@ -563,6 +563,33 @@ async fn a_live_job_with_the_unique_key_replaces_a_job_of_the_flow() {
 }
 
 #[tokio::test]
+async fn a_job_waits_once_for_jobs_of_its_flow_that_a_unique_key_has_made_one() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let jobs = json!([
+        {"name": "a", "handler": "x", "unique_key": "k"},
+        {"name": "b", "handler": "x", "unique_key": "k"},
+        {"name": "c", "handler": "x", "after": {"a": {"job": "a", "on_failure": "run"}, "b": "b"}},
+    ]);
+    let flow = enqueue_flow(&client, jobs).await;
+    let a = job_of(&client, flow, "a").await;
+    let sql = "SELECT after, waits_for FROM rouse.flow($1) WHERE name = 'c'";
+    let row = client.query_one(sql, &[&flow]).await.unwrap();
+    let after = json!({"a": {"job": a, "on_failure": "run"}, "b": a});
+    assert_eq!(row.get::<_, Value>(0), after);
+    assert_eq!(row.get::<_, Vec<i64>>(1), [a]);
+    // The name b does not let it run after a failure.
+    settle_ready(&store, &[a]).await;
+    assert_eq!(states(&client, flow).await, ["a failed", "c cancelled"]);
+    while act(&client, "retry_flow", flow).await > 0 {}
+    assert_eq!(states(&client, flow).await, ["a queued", "c queued"]);
+    for _ in 0..2 {
+        settle_ready(&store, &[]).await;
+    }
+    assert_eq!(states(&client, flow).await, ["a succeeded", "c succeeded"]);
+}
+
+#[tokio::test]
 async fn a_cancellation_waits_for_a_job_that_is_locked_instead_of_reporting_success() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// The chains that a job waits or waited for, in the order of their ids, each with its `on_failure` unless that is the
-/// default.
+/// The chains that a job waits or waited for, each once, in the order of their ids, each with its `on_failure` unless
+/// that is the default. If a chain has several names, with that of the first one.
 pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
     let mut chains: Vec<_> = job["after"]
         .as_object()
@@ -15,5 +15,6 @@ pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
         })
         .collect();
     chains.sort_by_key(|(_, chain)| *chain);
+    chains.dedup_by_key(|(_, chain)| *chain);
     chains.into_iter()
 }

@@ -180,6 +180,13 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_has_several_names_is_named_once() {
+        let after = json!({"a": 1, "b": {"job": 1, "on_failure": "run"}});
+        let jobs = [job(1, "charge", json!(null)), job(2, "ship", after)];
+        assert_eq!(drawn(&jobs, 10), ["charge | ", "└─ ship | after charge"]);
+    }
+
+    #[test]
     fn many_jobs_below_one_are_counted() {
         let mut jobs = vec![job(1, "root", json!(null))];
         let parents: Vec<i64> = (2..=6).collect();
