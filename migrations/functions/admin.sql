@@ -193,6 +193,8 @@ $$;
 --
 -- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry. If the job
 -- never ran, the retry waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.
+-- So does the chain whose failure has cancelled the job, if it is no longer kept: otherwise, the retry would run
+-- although that chain has failed.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -230,7 +232,16 @@ BEGIN
         END IF;
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
-        -- A chain that is no longer kept had ended when this job was released or cancelled.
+        IF p_was.state = 'cancelled' THEN
+            -- The chain whose failure has cancelled it: once that is no longer kept, it cannot be retried first.
+            SELECT (r.detail ->> 'after')::bigint INTO failed FROM rouse.record AS r
+            WHERE r.job = p_was.id AND r.event = 'cancelled' AND r.detail ? 'after' LIMIT 1;
+            IF failed IS NOT NULL AND rouse._chain_of(failed) IS NULL THEN
+                RETURN;
+            END IF;
+            failed := NULL;
+        END IF;
+        -- Any other chain that is no longer kept had ended when this job was released or cancelled.
         parents := rouse._find_parents((
             SELECT coalesce(jsonb_object_agg(d.name, d.entry), '{}') FROM rouse._dependencies_of(p_was.after) AS d
             WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL), true);
@@ -311,7 +322,9 @@ BEGIN
     END IF;
     IF done.failed IS NOT NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: it waits for job %, which has failed', was.id, done.failed
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Retry that job first.';
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = CASE WHEN rouse._chain_of(done.failed) IS NULL
+                         THEN 'That job is no longer kept. Enqueue a new job with the payload of this one.' ELSE 'Retry that job first.' END;
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id

@@ -367,10 +367,11 @@ $$;
 -- (null: the time of the call) are left alone: pass the time of the first call to retry each job once, even if it fails
 -- again in the meantime.
 --
--- It leaves out jobs that wait for a failed chain, whose payload was removed, or whose unique key a live job has. Jobs
--- come after those that they wait for. If another transaction has locked a job, or a job that it waits for, the call
--- ends before that job. If that job is the first, the call waits for the lock; thus it never waits for a lock while
--- others may wait for its own. Served by job_flow, finished_flow and finished_id.
+-- It leaves out jobs that wait for a failed chain, whose payload was removed, whose unique key a live job has, or whose
+-- retry is no longer kept. Jobs come after those that they wait for. If another transaction has locked a job, or a job
+-- that it waits for, the call ends before that job. If that job is the first, the call waits for the lock; thus it
+-- never waits for a lock while others may wait for its own. Served by job_flow, finished_flow, finished_id and
+-- record_job.
 CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, max integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -407,6 +408,9 @@ BEGIN
     LOOP
         EXIT WHEN count >= max OR clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
+        -- Its retry is no longer kept, and may have succeeded: failed jobs may be kept for longer than others.
+        PERFORM FROM rouse.record AS r WHERE r.job = was.id AND r.event = 'retried' LIMIT 1;
+        CONTINUE WHEN FOUND;
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;
             EXIT WHEN NOT FOUND;

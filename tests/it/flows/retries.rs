@@ -115,6 +115,53 @@ async fn a_job_that_fails_again_between_two_batches_is_not_retried_again() {
     assert_eq!(act(&client, "retry_flow", flow).await, 2);
 }
 
+/// Deletes the row of an ended job, as if its history had been dropped.
+async fn forget(client: &Client, id: i64) {
+    let sql = format!(
+        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {id}; COMMIT"
+    );
+    client.batch_execute(&sql).await.unwrap();
+}
+
+/// Failed jobs may be kept for longer than others.
+#[tokio::test]
+async fn a_job_whose_retry_has_succeeded_and_is_no_longer_kept_is_not_retried_again() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let flow = enqueue_flow(&client, chain(1)).await;
+    let failed = job_of(&client, flow, "0").await;
+    settle_ready(&store, &[failed]).await;
+    assert_eq!(retry(&client, flow, 9).await, 1);
+    let again = job_of(&client, flow, "0").await;
+    settle_ready(&store, &[]).await;
+    assert_eq!(states(&client, flow).await, ["0 succeeded"]);
+    forget(&client, again).await;
+    assert_eq!(retry(&client, flow, 9).await, 0);
+    assert!(claim(&store, 9).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_job_that_a_failure_has_cancelled_never_runs_without_the_failed_one() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let flow = enqueue_flow(&client, chain(2)).await;
+    let first = job_of(&client, flow, "0").await;
+    let second = job_of(&client, flow, "1").await;
+    settle_ready(&store, &[first]).await;
+    assert_eq!(states(&client, flow).await, ["0 failed", "1 cancelled"]);
+    // The queue of the second job may keep its jobs for longer.
+    forget(&client, first).await;
+    assert_eq!(retry(&client, flow, 9).await, 0);
+    assert_eq!(
+        refusal(&client, &format!("SELECT rouse.retry({second})")).await,
+        format!(
+            "rouse: job {second} cannot be retried: it waits for job {first}, which has failed / \
+             That job is no longer kept. Enqueue a new job with the payload of this one."
+        )
+    );
+    assert!(claim(&store, 9).await.is_empty());
+}
+
 #[tokio::test]
 async fn a_batch_ends_before_a_job_whose_parent_is_locked_and_waits_only_if_it_is_the_first() {
     let db = TestDb::new().await;
