@@ -490,10 +490,11 @@ END
 $$;
 
 -- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
--- interleaving leaves behind. A chain that is no longer kept counts as failed, and also cancels the jobs that wait for
--- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for 250 ms, and returns
--- the number that it has noted. Served by the primary keys: while a large number of releases are made, a chain with
--- dependencies that are left may be behind thousands of dead entries, which this transaction keeps.
+-- interleaving leaves behind. A chain whose last job is no longer kept counts as failed, unless it is known to have
+-- succeeded (rouse.kept_end), and also cancels the jobs that wait for a retry of it, which can never come; so does one
+-- of which only older jobs are kept that have succeeded. Looks at up to `p_max` chains, starting at a random one, for
+-- 250 ms, and returns the number that it has noted. Served by the primary keys: while a large number of releases are
+-- made, a chain with dependencies that are left may be behind thousands of dead entries, which this transaction keeps.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -501,6 +502,8 @@ DECLARE
     next    bigint := first;
     wrapped boolean := false;
     ended   rouse.finished;
+    -- How the chain has ended, even if its last job is no longer kept.
+    last    record;
     noted   integer := 0;
     until   timestamptz := clock_timestamp() + interval '250 milliseconds';
 BEGIN
@@ -516,14 +519,16 @@ BEGIN
         EXIT WHEN wrapped AND next > first;
         CONTINUE WHEN rouse._live_job(next) IS NOT NULL OR EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.chain = next);
         ended := rouse._last_ended(next);
-        IF ended.id IS NULL THEN
-            PERFORM rouse._cancel_on_failure(next);
-        ELSE
+        IF ended.id IS NOT NULL THEN
             -- A retry in progress has locked this row, and one that has committed is live.
             PERFORM FROM rouse.finished AS f WHERE f.id = ended.id FOR KEY SHARE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL OR (rouse._last_ended(next)).id IS DISTINCT FROM ended.id;
         END IF;
-        noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(ended.state = 'succeeded', false)])::integer;
+        last := rouse._end_of(next);
+        IF last.state IS DISTINCT FROM 'succeeded' AND (ended.id IS NULL OR ended.state = 'succeeded') THEN
+            PERFORM rouse._cancel_on_failure(next);
+        END IF;
+        noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(last.state = 'succeeded', false)])::integer;
     END LOOP;
     RETURN noted;
 END

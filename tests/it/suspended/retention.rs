@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::{call, promote, settle, suspend, suspended};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, result};
-use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, show, until_true};
 
 /// Moves ended jobs to a day of 2020.
 async fn make_old(client: &Client, day: u8, ids: &[i64]) {
@@ -270,4 +270,29 @@ async fn a_call_whose_unique_key_leads_to_a_retry_returns_the_end_of_its_chain()
     // Older jobs of the chain are still in the history.
     let end = returned(&store, &caller, "call:c").await;
     assert_eq!(end, json!({"output": "final"}));
+}
+
+/// The chain's jobs were in queues with different retentions.
+#[tokio::test]
+async fn a_job_that_waits_for_a_retry_does_not_run_because_an_older_job_of_the_chain_is_kept() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let sql = "SELECT rouse.enqueue('sum', after => jsonb_build_object('a', jsonb_build_object('job', $1::bigint, 'on_failure', 'wait')))";
+    let waiting: i64 = client.query_one(sql, &[&first]).await.unwrap().get(0);
+    let next = NewJob {
+        kind: rouse::job::NewJobKind::Next,
+        ..call("", json!(2))
+    };
+    settle(&store, &job, result("1"), vec![next]).await;
+    let last = claim_one(&store).await;
+    let failed = crate::support::claims::error(rouse::job::ErrorKind::GuestError);
+    settle(&store, &last, Outcome::Failed(failed), Vec::new()).await;
+    drop_history(&client, &store, 11, &[last.id.0]).await;
+    assert_eq!(kept(&client).await, [first]);
+    assert_eq!(store.maintain_dependencies().await.unwrap(), 1);
+    assert!(!store.continue_releases().await.unwrap());
+    assert!(claim(&store, 9).await.is_empty());
+    assert_eq!(show(&client, waiting).await.state, "cancelled");
 }
