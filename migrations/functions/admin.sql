@@ -369,10 +369,10 @@ BEGIN
                   HINT = 'rouse.jobs lists them in waits_for. Complete, fail or cancel these.';
     ELSIF live.turn IS NULL AND live.wait IS NOT NULL THEN
         -- The sleep, or the timeout of the wait for a signal, ends then.
+        live.wait := live.wait || jsonb_build_object(
+            'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint);
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
-        SELECT reschedule.id, live.wait ->> 'step', live.wait || jsonb_build_object(
-                   'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint),
-               live.attempt,
+        SELECT reschedule.id, live.wait ->> 'step', live.wait, live.attempt,
                -- The step is kept as long as the job, unlike the attempt.
                coalesce((SELECT s.worker FROM rouse.step AS s
                          WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1), 0),
@@ -386,7 +386,7 @@ BEGIN
             RETURN true;
         END IF;
         -- A job that has its turn no longer waits for anything.
-        UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at, wait = CASE WHEN j.turn IS NULL THEN j.wait END WHERE j.id = reschedule.id;
+        UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at, wait = CASE WHEN j.turn IS NULL THEN live.wait END WHERE j.id = reschedule.id;
         PERFORM rouse._notify(live.lane, false, at);
     ELSE
         IF live.turn IS NOT NULL THEN

@@ -72,6 +72,25 @@ async fn rescheduling_moves_the_end_of_a_wait() {
 }
 
 #[tokio::test]
+async fn a_rescheduled_wait_shows_its_new_end() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    for outcome in [sleep(in_an_hour()), signal(None)] {
+        let id = suspend(&client, &store, outcome, Vec::new()).await;
+        let sql = "SELECT rouse.reschedule($1, now() + interval '3 days')";
+        client.query_one(sql, &[&id]).await.unwrap();
+        let sql = "SELECT (j.wait ->> 'until_ms')::bigint = ceil(extract(epoch FROM j.available_at) * 1000), w.sentence
+                   FROM rouse.jobs AS j CROSS JOIN LATERAL rouse.why(j.id) AS w WHERE j.id = $1 AND w.reason = 'suspended'";
+        let row = client.query_one(sql, &[&id]).await.unwrap();
+        let (is_shown, sentence): (bool, String) = (row.get(0), row.get(1));
+        assert!(
+            is_shown && sentence.contains("for another 3 days"),
+            "{sentence}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
