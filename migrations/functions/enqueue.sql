@@ -303,9 +303,8 @@ DECLARE
     parents     record;
     blockers    integer;
     passed      record;
-    -- The gates that have let the job through, with its keys.
-    gates       text[];
-    keys        text[];
+    -- The rows of the gates that have let the job through, as they were before.
+    gates       rouse.gate_key[];
 BEGIN
     IF coalesce(p_lease, p_timeout, p_job_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
@@ -355,8 +354,7 @@ BEGIN
             RETURN;
         END IF;
         p_run_at := passed.run_at;
-        gates := passed.gates;
-        keys := passed.keys;
+        gates := passed.passed;
     END IF;
     IF p_after IS NOT NULL THEN
         parents := rouse._find_parents(p_after, p_flow IS NOT NULL OR p_worker IS NOT NULL);
@@ -407,7 +405,7 @@ BEGIN
             IF p_worker IS NOT NULL THEN
                 PERFORM rouse._check_merged(p_worker, _enqueue.id, p_unique_key);
             END IF;
-            PERFORM rouse._open_gates(p_id, gates, keys);
+            PERFORM rouse._open_gates(p_id, gates);
             RETURN;
         END IF;
         -- The other job ended between the two statements: its key is free again.

@@ -565,13 +565,13 @@ $$;
 
 -- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job
 -- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not enqueued in the end, the
--- caller opens `gates` again (rouse._open_gates). `replaced`: that job is to become this one, due at `run_at`. Jobs of
--- other tenants do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job
--- gives way as well. Waits for a transaction that is enqueuing the same key. Served by gate_enqueues, gate_key_pkey and
--- the primary key of rouse.job.
+-- caller opens the gates again (rouse._open_gates). `passed`: their rows as they were before; a new row names this job.
+-- `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants do not count, as with unique keys.
+-- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is
+-- enqueuing the same key. Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
     p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
-    INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT gates text[], OUT keys text[])
+    INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT passed rouse.gate_key[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -620,8 +620,7 @@ BEGIN
             IF gate.edge = 'trailing' THEN
                 run_at := greatest(run_at, p_at + least(rest, gate.max_wait_ms * interval '1 millisecond'));
             END IF;
-            gates := gates || gate.name;
-            keys := keys || own;
+            passed := array_append(passed, held);
             CONTINUE;
         END IF;
         IF gate.on_conflict = 'refuse' AND p_may_refuse THEN
@@ -631,7 +630,7 @@ BEGIN
                              ELSE format('It opens at %s.', held.until) END;
         END IF;
         live := held.job;
-        PERFORM rouse._open_gates(p_id, gates, keys);
+        PERFORM rouse._open_gates(p_id, passed);
         replaced := gate.on_conflict = 'replace' OR gate.edge = 'trailing';
         IF gate.edge = 'leading' THEN
             UPDATE rouse.gate_key AS k SET since = least(k.since, now), until = p_at + rest WHERE k.gate = gate.name AND k.key = own;
@@ -644,13 +643,24 @@ BEGIN
 END
 $$;
 
--- Opens these gates again. They were open before, and let through a job that is not enqueued after all.
-CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_gates text[], p_keys text[]) RETURNS void
+-- Opens gates again that let through a job that is not enqueued after all. `p_passed`: their rows as they were before.
+-- Such a row may name a job that runs, and keeps others out again once it waits for its retry.
+CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_passed rouse.gate_key[]) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    was rouse.gate_key;
 BEGIN
-    IF p_gates IS NOT NULL THEN
-        DELETE FROM rouse.gate_key AS k USING unnest(p_gates, p_keys) AS o(gate, key) WHERE k.gate = o.gate AND k.key = o.key AND k.job = p_id;
+    IF p_passed IS NULL THEN
+        RETURN;
     END IF;
+    FOREACH was IN ARRAY p_passed LOOP
+        IF was.job = p_id THEN
+            DELETE FROM rouse.gate_key AS k WHERE k.gate = was.gate AND k.key = was.key AND k.job = p_id;
+        ELSE
+            UPDATE rouse.gate_key AS k SET job = was.job, since = was.since, until = was.until
+            WHERE k.gate = was.gate AND k.key = was.key AND k.job = p_id;
+        END IF;
+    END LOOP;
 END
 $$;
 

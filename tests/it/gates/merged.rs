@@ -1,10 +1,15 @@
 //! Jobs that several gates, or a gate and a unique key, keep from being enqueued.
 
+use std::time::Duration;
+
+use rouse::job::{ErrorKind, Outcome};
+use rouse::store::Locked;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::commands;
 use crate::support::TestDb;
+use crate::support::claims::{claim_one, error, settlement};
 
 async fn run(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap();
@@ -63,6 +68,31 @@ async fn a_gate_stays_open_if_a_live_job_has_the_unique_key() {
     let exists = "SELECT count(*) FROM rouse.job WHERE id = $1";
     let exists: i64 = client.query_one(exists, &[&second]).await.unwrap().get(0);
     assert_eq!(exists, 1);
+}
+
+#[tokio::test]
+async fn a_gate_keeps_its_running_job_if_the_next_one_gives_way_to_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    run(
+        &client,
+        "SELECT rouse.set_gate('one', 'singleton', handler => 'report.make')",
+    )
+    .await;
+    let keyed = "SELECT id FROM rouse.enqueue_unique('report.make', 'monthly')";
+    let first = id(&client, keyed).await;
+    let job = claim_one(&store).await;
+    assert_eq!(job.id.0, first);
+    // The gate is open while the job runs, and then the unique key decides.
+    assert_eq!(id(&client, keyed).await, first);
+    let retry = Outcome::Retry {
+        again: Duration::from_secs(3600).into(),
+        error: error(ErrorKind::GuestError),
+    };
+    let retry = settlement(&job, retry);
+    store.settle(&[retry], Locked::Wait).await.unwrap();
+    let other = id(&client, "SELECT rouse.enqueue('report.make')").await;
+    assert_eq!(other, first, "it is queued again");
 }
 
 #[tokio::test]
