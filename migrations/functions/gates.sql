@@ -679,6 +679,11 @@ BEGIN
     IF stored_at IS NOT NULL THEN
         INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
     END IF;
+    -- With direct dispatch, another worker may have been chosen. A job that was due stays in its inbox: in another one,
+    -- it would be the last, and with enough newer ones it would never start.
+    IF is_due AND was.turn IS NOT NULL AND was.lane <> p_lane AND rouse._shared_lane(was.lane) = rouse._shared_lane(p_lane) THEN
+        p_lane := was.lane;
+    END IF;
     UPDATE rouse.job AS j
     SET payload = CASE WHEN stored_at IS NULL THEN p_payload END, payload_at = stored_at,
         bytes = p_bytes + rouse._other_bytes(j.tenant, p_source, p_grants, p_trace), trace = p_trace, source = p_source, max_attempts = p_max_attempts,

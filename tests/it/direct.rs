@@ -120,6 +120,28 @@ async fn round_robin_gives_each_worker_as_many_jobs() {
 }
 
 #[tokio::test]
+async fn a_due_job_that_a_newer_one_replaces_keeps_its_inbox_and_its_turn() {
+    let (db, client) = direct("'round-robin'").await;
+    workers(&db, &["a", "b", "c"]).await;
+    let gate =
+        "SELECT rouse.set_gate('last', 'singleton', handler => 'greet', on_conflict => 'replace')";
+    client.batch_execute(gate).await.unwrap();
+    let turn = async || -> i64 {
+        let sql = "SELECT turn FROM rouse.job";
+        client.query_one(sql, &[]).await.unwrap().get(0)
+    };
+    let chosen = enqueue(&client, "").await;
+    let first = turn().await;
+    for n in 0..3 {
+        let newer = enqueue(&client, &format!(", payload => '{n}'")).await;
+        assert_eq!((newer, turn().await), (chosen.clone(), first));
+    }
+    // Another priority has other lanes.
+    enqueue(&client, ", priority => 'high'").await;
+    assert!(turn().await > first);
+}
+
+#[tokio::test]
 async fn sessions_that_take_turns_start_with_different_workers() {
     let (db, client) = direct("'round-robin'").await;
     workers(&db, &["a", "b", "c", "d"]).await;
