@@ -14,13 +14,29 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM p_time) * 1000000)::bigint
 $$;
 
+-- The live job that counts as the previous one of a schedule whose last job is p_last: the live job of its chain. If
+-- that chain has ended, the job behind which p_last was queued: it may still run although p_last was cancelled. Null:
+-- there is none. Served by the indexes of rouse._chain_of and rouse._live_job.
+CREATE OR REPLACE FUNCTION rouse._previous_job(p_last bigint) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    live bigint := rouse._live_job(rouse._chain_of(p_last));
+BEGIN
+    IF live IS NULL THEN
+        SELECT rouse._live_job((f.after #>> '{previous,job}')::bigint) INTO live
+        FROM rouse.finished AS f WHERE f.id = p_last LIMIT 1;
+    END IF;
+    RETURN live;
+END
+$$;
+
 -- Lists up to `p_max` of the schedules that became due after `p_since` (null: at any time), the most overdue first, and
 -- those whose due times no host has computed yet:
 --
 --   now_us     the time of the database
 --   wait_ms    the time until the next schedule that is not listed is due; null: there is none
---   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its last job has not started;
---              running, if it has; null, if its chain has ended
+--   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its previous job has not
+--              started; running, if it has; null, if it has ended
 --   backfills  up to ten that are not finished, in the order of their ids, starting after `p_after_backfill`, and
 --              continuing with the first; null: none
 --
@@ -48,7 +64,7 @@ BEGIN
         'window_us', (extract(epoch FROM s.catch_up_window) * 1000000)::bigint, 'jitter_us', (extract(epoch FROM s.jitter) * 1000000)::bigint,
         'handled_us', rouse._us(s.handled_until),
         'previous', (SELECT CASE WHEN j.state = 'queued' AND j.attempt = 0 AND (j.id = s.last_job OR j.retried_from IS NOT NULL) THEN 'waiting' ELSE 'running' END
-                     FROM rouse.job AS j WHERE j.id = rouse._live_job(rouse._chain_of(s.last_job)))))
+                     FROM rouse.job AS j WHERE j.id = rouse._previous_job(s.last_job))))
     INTO due
     FROM (
         (SELECT s.* FROM rouse.schedule AS s
@@ -159,7 +175,8 @@ BEGIN
             last := (firing.schedule).last_job;
         END IF;
         -- A job is locked before it is cancelled: a settlement that is about to commit may continue its chain.
-        live := CASE firing.action WHEN 'queue' THEN rouse._live_job(rouse._chain_of(last)) WHEN 'replace' THEN rouse._lock_live_job(rouse._chain_of(last)) END;
+        live := CASE firing.action WHEN 'queue' THEN rouse._previous_job(last)
+                    WHEN 'replace' THEN rouse._lock_live_job(rouse._chain_of(rouse._previous_job(last))) END;
         job := NULL;
         CASE firing.action
             WHEN 'enqueue' THEN
@@ -181,7 +198,7 @@ BEGIN
                 -- With overlap => 'cancel', due times are skipped because a later one is due, not because of a live
                 -- job.
                 IF firing.action = 'skip' AND (firing.schedule).overlap = 'skip' THEN
-                    PERFORM rouse._retry_at_once(rouse._live_job(rouse._chain_of(last)), current, at);
+                    PERFORM rouse._retry_at_once(rouse._previous_job(last), current, at);
                 END IF;
         END CASE;
         IF job IS NOT NULL THEN

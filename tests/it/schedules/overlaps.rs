@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 use super::{due, fire_due, make_due, one, outcomes, shown};
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
-use crate::support::worker::show;
+use crate::support::worker::{cancel, show};
 
 /// Settles jobs as succeeded.
 async fn settle(store: &Store, jobs: &[ClaimedJob]) {
@@ -139,6 +139,31 @@ async fn overlap_queue_keeps_one_job_behind_the_running_one() {
     assert_eq!(
         outcomes(&client, "a").await,
         ["enqueued", "queued", "skipped", "enqueued"]
+    );
+}
+
+#[tokio::test]
+async fn overlap_queue_waits_for_the_running_job_although_the_one_behind_it_was_cancelled() {
+    let (_db, client, store) = second_firing("queue", true).await;
+    fire_due(&store).await;
+    let queued: i64 = one(&client, "SELECT max(job) FROM rouse.schedule_run").await;
+    assert!(cancel(&client, queued).await);
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "queued"]
+    );
+    assert!(claim(&store, 10).await.is_empty(), "the first one runs");
+    let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+    let end = "SELECT rouse.complete($1)";
+    client.execute(end, &[&first]).await.unwrap();
+    settle(&store, &claim(&store, 10).await).await;
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "queued", "enqueued"]
     );
 }
 
