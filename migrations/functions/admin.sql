@@ -233,11 +233,15 @@ BEGIN
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
         IF p_was.state = 'cancelled' THEN
-            -- The chain whose failure has cancelled it: once that is no longer kept, it cannot be retried first.
+            -- The chain whose failure has cancelled it. Once its last job is no longer kept, it cannot be retried
+            -- first. An older job of the chain, which had succeeded, may still be kept.
             SELECT (r.detail ->> 'after')::bigint INTO failed FROM rouse.record AS r
             WHERE r.job = p_was.id AND r.event = 'cancelled' AND r.detail ? 'after' LIMIT 1;
-            IF failed IS NOT NULL AND rouse._chain_of(failed) IS NULL THEN
-                RETURN;
+            IF failed IS NOT NULL AND rouse._live_job(failed) IS NULL THEN
+                last := rouse._last_ended(failed);
+                IF last.id IS NULL OR last.state = 'succeeded' AND last.finished_at <= p_was.finished_at THEN
+                    RETURN;
+                END IF;
             END IF;
             failed := NULL;
         END IF;
@@ -323,8 +327,8 @@ BEGIN
     IF done.failed IS NOT NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: it waits for job %, which has failed', was.id, done.failed
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = CASE WHEN rouse._chain_of(done.failed) IS NULL
-                         THEN 'That job is no longer kept. Enqueue a new job with the payload of this one.' ELSE 'Retry that job first.' END;
+                  HINT = CASE WHEN (rouse._last_ended(done.failed)).state <> 'succeeded' THEN 'Retry that job first.'
+                         ELSE 'That job is no longer kept. Enqueue a new job with the payload of this one.' END;
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id

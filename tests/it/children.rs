@@ -257,6 +257,37 @@ async fn a_chain_whose_next_job_fails_has_failed() {
     assert_eq!(state, "cancelled");
 }
 
+/// The two jobs of the chain may be in queues with different retentions.
+#[tokio::test]
+async fn a_retry_does_not_take_an_older_job_that_has_succeeded_for_the_end_of_its_chain() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    let waiting = enqueue_sql(&client, &format!("'waiting', after => '[{first}]'")).await;
+    succeed(&store, &job, vec![next(json!(2))]).await.unwrap();
+    let second = claim_one(&store).await;
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    let failed = settlement_with(&second, failed, Vec::new());
+    store.settle(&[failed], Locked::Wait).await.unwrap();
+    let forget = format!(
+        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {}; COMMIT",
+        second.id.0
+    );
+    client.batch_execute(&forget).await.unwrap();
+    let sql = "SELECT rouse.retry($1)";
+    let refused = client.query_one(sql, &[&waiting]).await.unwrap_err();
+    let refused = refused.as_db_error().unwrap();
+    assert_eq!(
+        refused.message(),
+        format!(
+            "rouse: job {waiting} cannot be retried: it waits for job {first}, which has failed"
+        )
+    );
+    assert!(refused.hint().unwrap().contains("no longer kept"));
+    assert!(claim(&store, 9).await.is_empty());
+}
+
 #[tokio::test]
 async fn the_attenuation_of_a_job_applies_to_all_that_it_enqueues() {
     let db = TestDb::new().await;
