@@ -7,7 +7,7 @@ use rouse::store::{ClaimedJob, Locked, Store};
 use serde_json::json;
 use tokio_postgres::Client;
 
-use super::{due, fire_due, make_due, one, outcomes, shown};
+use super::{decided, due, fire_due, make_due, one, outcomes, shown, write};
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::{cancel, show};
@@ -192,6 +192,22 @@ async fn overlap_cancel_cancels_the_previous_job() {
         assert_eq!(show(&client, first).await.state, "cancelled");
         assert_eq!(claim(&store, 10).await.len(), 1, "only the new one");
     }
+}
+
+#[tokio::test]
+async fn overlap_cancel_cancels_nothing_for_a_due_time_that_a_backfill_has_handled() {
+    let (_db, client, store) = second_firing("cancel", true).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    let decided = decided(&store).await;
+    let due_at = decided[0].1.firings[0].due_at;
+    // A host continues a backfill in the meantime.
+    let backfilled = format!(
+        "INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job) VALUES ('a', '{due_at}', now(), 'backfilled', rouse.enqueue('x'))"
+    );
+    client.batch_execute(&backfilled).await.unwrap();
+    write(&store, &decided).await;
+    assert_eq!(show(&client, first).await.state, "running");
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "backfilled"]);
 }
 
 #[tokio::test]
