@@ -204,8 +204,8 @@ $$;
 --   failed               a chain whose failure cancels the job; null: none
 --
 -- p_may_repeat: several names may stand for the same chain, because a unique key or a gate has made one job of several.
--- The job then waits for the chain once, and meets the conditions of all names: a failure cancels it if one of them
--- says so, and it otherwise waits for a retry if one of them does.
+-- The job then waits for the chain once. Its failure cancels the job if one of the names has `cancel`; otherwise, the
+-- job waits for a retry if one of them has `wait`.
 CREATE OR REPLACE FUNCTION rouse._find_parents(
     p_after jsonb, p_may_repeat boolean, OUT after jsonb, OUT chains bigint[], OUT on_failures text[], OUT failed bigint)
 LANGUAGE plpgsql AS $$
