@@ -54,7 +54,8 @@ pub(in crate::sandbox) fn classify(
         Ok(result) => RunEnd::Returned(result),
         Err(Stop::Failed(failure)) => {
             let mut failed = failed(failure, result_bytes_max);
-            failed.retry_at = state.retry_at_ms.map(retry_at);
+            let now = state.clock.now();
+            failed.retry_at = state.retry_at_ms.map(|unix_ms| retry_at(unix_ms, now));
             denied(RunEnd::Failed(failed), state)
         }
         Err(Stop::Starting(error)) => match state.limiter.denial() {

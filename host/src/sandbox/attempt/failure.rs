@@ -35,9 +35,10 @@ pub(in crate::sandbox) fn failed(failure: GuestFailure, details_bytes_max: usize
     }
 }
 
-/// A time that Postgres can store; a time before 1970 is clamped, because it has passed either way.
-pub(super) fn retry_at(unix_ms: i64) -> SystemTime {
-    let latest = SystemTime::now() + RETRY_AFTER_MAX;
+/// A time that Postgres can store, at most a year after `now`, the time of the database: this host's clock may be wrong
+/// by decades. A time before 1970 is clamped, because it has passed either way.
+pub(super) fn retry_at(unix_ms: i64, now: SystemTime) -> SystemTime {
+    let latest = now + RETRY_AFTER_MAX;
     let ms = u64::try_from(unix_ms).unwrap_or(0);
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
     at.map_or(latest, |at| at.min(latest))
@@ -101,5 +102,19 @@ mod tests {
         );
         assert_eq!(long.details, None);
         assert_eq!(long.retry_after, Some(RETRY_AFTER_MAX));
+    }
+
+    #[test]
+    fn clamp_the_time_of_a_retry_by_the_clock_of_the_database() {
+        // A clock that this host's own clock is far behind.
+        let now = SystemTime::now() + 100 * RETRY_AFTER_MAX;
+        let unix_ms = |time: SystemTime| {
+            let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            i64::try_from(since_1970.as_millis()).unwrap()
+        };
+        let in_an_hour = unix_ms(now) + 3_600_000;
+        assert_eq!(unix_ms(retry_at(in_an_hour, now)), in_an_hour);
+        assert_eq!(retry_at(i64::MAX, now), now + RETRY_AFTER_MAX);
+        assert_eq!(retry_at(-1, now), SystemTime::UNIX_EPOCH);
     }
 }
