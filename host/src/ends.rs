@@ -181,10 +181,34 @@ impl Ends {
         for id in unknown {
             self.registry().show(id, Seen::Unknown);
         }
+        let mut postponed = Ok(());
         for some in ended.chunks(READ_TOGETHER_MAX) {
-            for (id, row) in store.outcomes(some).await? {
-                self.registry().show(id, Seen::Ended(row.0.into()));
+            match self.show_outcomes(store, some).await {
+                Ok(()) => continue,
+                Err(error) if concerns_all(&error) => return Err(error),
+                Err(_) => {}
             }
+            // One result that cannot be read, or all of them together, must not affect the callers of other jobs.
+            for id in some {
+                match self.show_outcomes(store, &[*id]).await {
+                    Ok(()) => {}
+                    Err(error) if !error.is_transient() => {
+                        warn!(%error, job.id = *id, "the database refuses to show a job that callers wait for");
+                        let refused = Seen::Refused(error.to_string().into());
+                        self.registry().show(JobId(*id), refused);
+                    }
+                    Err(error) if error.may_be_one_rows_fault() => postponed = Err(error),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        postponed
+    }
+
+    /// Passes the outcomes of these ended jobs to their callers.
+    async fn show_outcomes(&self, store: &Store, ids: &[i64]) -> Result<(), StoreError> {
+        for (id, row) in store.outcomes(ids).await? {
+            self.registry().show(id, Seen::Ended(row.0.into()));
         }
         Ok(())
     }
@@ -211,6 +235,11 @@ impl Ends {
         let registry = self.0.registry.lock();
         registry.unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// True if a smaller statement would not work either.
+fn concerns_all(error: &StoreError) -> bool {
+    error.is_transient() && !error.may_be_one_rows_fault() && !error.is_silence()
 }
 
 /// One caller. It leaves the registry when it is dropped.

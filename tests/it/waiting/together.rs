@@ -6,7 +6,8 @@ use rouse::ends::{Ends, Full, Seen};
 use rouse::job::JobId;
 use rouse::worker::{Health, Parts, Settings};
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::database::cut_all_others;
@@ -199,4 +200,76 @@ async fn a_wait_continues_across_an_outage_of_the_database() {
             .unwrap(),
     );
     assert_eq!(row["state"], "cancelled");
+}
+
+/// Reads of the result of job `$1` fail with SQLSTATE `$2`, as if its page were damaged. Its status can be read.
+const DAMAGE: &str = "
+    CREATE OR REPLACE FUNCTION rouse.outcomes(ids bigint[])
+    RETURNS TABLE (id bigint, state rouse.state, ended boolean, attempt integer, result jsonb, error jsonb)
+    LANGUAGE plpgsql AS $$
+    BEGIN
+        IF $1 = ANY (ids) AND current_query() NOT LIKE '%CASE WHEN NOT o.ended%' THEN
+            RAISE EXCEPTION 'missing chunk number 0 for toast value 1' USING ERRCODE = '$2';
+        END IF;
+        RETURN QUERY SELECT o.* FROM rouse._outcomes(ids) AS o;
+    END
+    $$";
+
+async fn damage(client: &Client, id: i64, sqlstate: &str) {
+    let sql = DAMAGE
+        .replace("$1", &id.to_string())
+        .replace("$2", sqlstate);
+    client.batch_execute(&sql).await.unwrap();
+}
+
+/// Waits for two jobs that have ended. Reading the result of the second fails with this SQLSTATE.
+async fn wait_for_a_damaged_job(db: &TestDb, sqlstate: &str) -> (Seen, JoinHandle<Seen>) {
+    let client = db.client().await;
+    let ids = [
+        enqueue(&client, "x", json!(1)).await,
+        enqueue(&client, "x", json!(2)).await,
+    ];
+    for id in ids {
+        cancel(&client, id).await;
+    }
+    client
+        .batch_execute("ALTER FUNCTION rouse.outcomes(bigint[]) RENAME TO _outcomes")
+        .await
+        .unwrap();
+    damage(&client, ids[1], sqlstate).await;
+    let ends = Ends::default();
+    let [whole, damaged] = ids.map(|id| {
+        let ends = ends.clone();
+        tokio::spawn(async move { ends.wait(JobId(id), LONG).await.unwrap() })
+    });
+    // One look reads both.
+    until_waiting(&ends, 2).await;
+    tokio::spawn(ends.look_forever(db.store()));
+    let seen = tokio::time::timeout(TIMEOUT, whole).await.unwrap();
+    (seen.unwrap(), damaged)
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_read_is_refused_to_its_own_callers_only() {
+    let db = TestDb::new().await;
+    let (whole, damaged) = wait_for_a_damaged_job(&db, "XX001").await;
+    assert_eq!(row_of(whole)["state"], "cancelled");
+    let damaged = tokio::time::timeout(TIMEOUT, damaged).await.unwrap();
+    match damaged.unwrap() {
+        Seen::Refused(why) => assert!(why.contains("missing chunk number 0"), "{why}"),
+        seen => panic!("{seen:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_may_be_readable_later_delays_its_own_callers_only() {
+    let db = TestDb::new().await;
+    // An I/O error.
+    let (whole, damaged) = wait_for_a_damaged_job(&db, "58030").await;
+    assert_eq!(row_of(whole)["state"], "cancelled");
+    assert!(!damaged.is_finished());
+    // No job has this id.
+    damage(&db.client().await, 0, "58030").await;
+    let seen = tokio::time::timeout(TIMEOUT, damaged).await.unwrap();
+    assert_eq!(row_of(seen.unwrap())["state"], "cancelled");
 }
