@@ -107,7 +107,7 @@ pub use read::JobView;
 pub use recent::EndedCounts;
 pub use registration::{FairKeyStats, FairQueueStats, Heartbeat, Registration, Stats, WorkerKey};
 pub use remaining::Remaining;
-pub use renew::{RENEWALS_MAX, Refusal, Renewal};
+pub use renew::{RENEWALS_MAX, Refusal, Renewal, renew_timeout};
 pub use report::Report;
 pub use retry_all::{NEW_JOBS_MAX, RetryAll};
 pub use running::{RunningOn, RunningUsage};

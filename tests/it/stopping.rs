@@ -98,6 +98,37 @@ async fn a_long_attempt_keeps_its_lease_by_renewals() {
 }
 
 #[tokio::test]
+async fn a_server_that_needs_longer_for_each_renewal_loses_no_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let short = Settings {
+        overrides: crate::support::worker::lease("test.sleep", 8),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    // Wait until it listens: it then renews all leases.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let id = enqueue(&client, "test.sleep", json!({"ms": 9000})).await;
+    let running =
+        format!("SELECT EXISTS (SELECT FROM rouse.job WHERE id = {id} AND state = 'running')");
+    until_true(&client, &running).await;
+    // The first renewal is given up after 1 s.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_sleep(1.2); RETURN NEW; END $$;
+             CREATE TRIGGER slow BEFORE UPDATE ON rouse.job FOR EACH ROW
+                 WHEN (NEW.fence = OLD.fence AND NEW.lease_until > OLD.lease_until)
+                 EXECUTE FUNCTION public.slow()",
+        )
+        .await
+        .unwrap();
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn an_attempt_that_runs_too_long_is_stopped_and_its_job_times_out() {
     let db = TestDb::new().await;
     let client = db.client().await;

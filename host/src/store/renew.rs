@@ -11,7 +11,7 @@ use crate::job::{AbortReason, Fence, JobId};
 /// in time.
 pub const RENEWALS_MAX: usize = 500;
 
-/// A statement that takes longer is retried on another connection.
+/// A statement that takes longer is usually retried on another connection.
 const RENEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// The additional time for each renewal. The server continues with a statement that is given up, and until it is done,
 /// each retry finds the jobs locked.
@@ -26,6 +26,12 @@ pub struct Renewal {
     pub fence: Fence,
     /// The new duration of the lease, counted from now, in milliseconds.
     pub lease_ms: i64,
+}
+
+/// The timeout of a statement with this number of renewals, unless the server is known to need longer.
+pub fn renew_timeout(renewals: usize) -> Duration {
+    let number = u32::try_from(renewals).unwrap_or(u32::MAX);
+    RENEW_TIMEOUT + RENEW_TIMEOUT_EACH.saturating_mul(number)
 }
 
 /// Why a lease was not extended.
@@ -44,14 +50,23 @@ impl Store {
         &self,
         renewals: &[Renewal],
     ) -> Result<Vec<(JobId, Option<Refusal>)>, StoreError> {
+        self.renew_within(renew_timeout(renewals.len()), renewals)
+            .await
+    }
+
+    /// [`renew`](Self::renew) with another timeout.
+    pub async fn renew_within(
+        &self,
+        timeout: Duration,
+        renewals: &[Renewal],
+    ) -> Result<Vec<(JobId, Option<Refusal>)>, StoreError> {
         let worker = self.identity()?;
         let ids: Vec<i64> = renewals.iter().map(|renewal| renewal.id.0).collect();
         let fences: Vec<i64> = renewals.iter().map(|renewal| renewal.fence.0).collect();
         let leases: Vec<i64> = renewals.iter().map(|renewal| renewal.lease_ms).collect();
-        let number = u32::try_from(renewals.len()).unwrap_or(u32::MAX);
         let rows = self
             .query_with_timeout(
-                RENEW_TIMEOUT + RENEW_TIMEOUT_EACH.saturating_mul(number),
+                timeout,
                 include_str!("renew.sql"),
                 &[
                     (&worker.incarnation.0, Type::INT8),
