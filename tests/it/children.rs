@@ -205,8 +205,8 @@ async fn children_that_a_unique_key_has_made_one_are_waited_for_once() {
     store.settle(&[ended], Locked::Wait).await.unwrap();
     let sum = claim_one(&store).await;
     assert_eq!(sum.payload.0, "3");
-    let ends = store.parent_ends(sum.id, sum.fence, None).await;
-    let ends = ends.unwrap().unwrap();
+    let ends = store.parent_ends(sum.id, sum.fence, None, &[]).await;
+    let ends = ends.unwrap().unwrap().ends;
     let names: Vec<&str> = ends.iter().map(|end| end.name.as_str()).collect();
     assert_eq!(names, ["a", "b"], "each name has its end");
 }
