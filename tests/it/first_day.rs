@@ -154,9 +154,9 @@ async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflic
     let retried = run(&["job", "retry", a, b, c, d, "--json"]).await;
     retried
         .exits(1)
-        .prints(&format!("{a}: the stock is closed"));
+        .prints(&format!("job {a}: the stock is closed"));
     // With one prefix.
-    retried.prints(&format!("rouse: {c}: c is in use"));
+    retried.prints(&format!("rouse: job {c}: c is in use"));
     let lines: Vec<Value> = retried
         .stdout
         .lines()

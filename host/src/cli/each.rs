@@ -10,6 +10,8 @@ use crate::store::{CONFLICT_TRIES_MAX, StoreError};
 
 /// An error that is not a refusal.
 const EXIT_ERROR: u8 = 1;
+/// Another transaction has locked the item.
+const EXIT_LOCKED: u8 = 6;
 
 /// The result for one item.
 pub(super) struct Done {
@@ -27,15 +29,16 @@ pub(super) struct Refusal {
     pub(super) why: String,
 }
 
-/// Applies `act` to each item in order; again if a concurrent transaction made Postgres roll the change back. `plural`
-/// names the items in the summary. The exit code is 0, or the highest code of a refusal. With several items, an error
-/// that does not concern the others counts as a refusal too.
+/// Applies `act` to each item in order; again if a concurrent transaction made Postgres roll the change back. `noun` is
+/// the word for an item; its plural ends in s. The exit code is 0, or the highest code of a refusal. An item that
+/// another transaction has locked counts as refused; with several items, so does one with an error that does not
+/// concern the others.
 ///
 /// # Errors
 /// The first error that is not a refusal; later items are not tried.
 pub(super) async fn each<T: fmt::Display>(
     all: &[T],
-    plural: &str,
+    noun: &str,
     in_json: bool,
     act: impl AsyncFn(&T) -> anyhow::Result<Result<Done, Refusal>>,
 ) -> anyhow::Result<ExitCode> {
@@ -59,16 +62,19 @@ pub(super) async fn each<T: fmt::Display>(
                 continue;
             }
             Ok(Err(refusal)) => refusal,
-            Err(error) if several && concerns_one_call(&error) => {
+            Err(error) if is_locked(&error) || several && concerns_one_call(&error) => {
+                let code = match is_locked(&error) {
+                    true => EXIT_LOCKED,
+                    false => EXIT_ERROR,
+                };
+                // The message of Postgres does not name the item.
                 let (item, error) = (item.to_string(), format!("{error:#}"));
-                Refusal {
-                    code: EXIT_ERROR,
-                    why: format!("{}: {}", plain(&item), without_prefix(&error)),
-                }
+                let why = format!("{noun} {}: {}", plain(&item), without_prefix(&error));
+                Refusal { code, why }
             }
             Err(error) if several => {
                 let total = all.len();
-                let before = format!("{done} of {total} {plural} were done before this");
+                let before = format!("{done} of {total} {noun}s were done before this");
                 return Err(error.context(before));
             }
             Err(error) => return Err(error),
@@ -81,7 +87,7 @@ pub(super) async fn each<T: fmt::Display>(
         match in_json {
             true => println!("{}", as_json(json!({"done": done, "refused": refused}))),
             false => eprintln!(
-                "rouse: {done} of {} {plural} done, {refused} refused",
+                "rouse: {done} of {} {noun}s done, {refused} refused",
                 all.len()
             ),
         }
@@ -92,6 +98,11 @@ pub(super) async fn each<T: fmt::Display>(
 fn is_conflict(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<StoreError>();
     error.is_some_and(StoreError::is_conflict)
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<StoreError>();
+    error.is_some_and(StoreError::is_locked)
 }
 
 fn concerns_one_call(error: &anyhow::Error) -> bool {

@@ -17,8 +17,8 @@ use super::text::{as_json, plain, words};
 /// There is no such gate.
 const EXIT_UNKNOWN: u8 = 3;
 
-/// The word for the items in summaries.
-const GATES: &str = "gates";
+/// The word for an item in messages.
+const GATE: &str = "gate";
 
 /// Options of `rouse gate`.
 #[derive(Debug, ClapArgs)]
@@ -67,7 +67,9 @@ struct Ls {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 A gate that a module declares comes back when a worker starts with the module.\n\
-Needs the role rouse_operator. Exit codes: 0 done · 3 no such gate")]
+Needs the role rouse_operator. A refused gate does not stop the others, and a summary follows.\n\
+Exit codes: 0 all done · 3 no such gate · 6 another transaction has locked a gate; \
+with several gates, the highest code")]
 struct Named {
     #[command(flatten)]
     target: Target,
@@ -130,7 +132,7 @@ fn table(gates: &[Value]) -> List {
 
 async fn delete(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.names, GATES, args.json, async |name| {
+    each(&args.names, GATE, args.json, async |name| {
         Ok(match store.delete_gate(name).await? {
             true => Ok(Done {
                 text: format!("gate {} is deleted", plain(name)),

@@ -25,8 +25,8 @@ use crate::worker::Middleware;
 /// transaction.
 const PURGE_BATCH: i32 = 1_000;
 
-/// The word for the items in summaries.
-const QUEUES: &str = "queues";
+/// The word for an item in messages.
+const QUEUE: &str = "queue";
 
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
@@ -103,7 +103,8 @@ struct Purge {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_operator. A refused queue does not stop the others, and a summary follows.\n\
-Exit codes: 0 all done · 1 a name is not a valid queue name, or an error")]
+Exit codes: 0 all done · 1 a name is not a valid queue name, or an error · 6 another transaction has locked \
+a queue; with several queues, the highest code")]
 struct Named {
     #[command(flatten)]
     target: Target,
@@ -146,7 +147,8 @@ Shards are also set by a separate call. The workers divide them among themselves
 The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
   rouse queue set wide --payload-bytes-max 1048576\n\
 Needs the role rouse_operator. A refused queue does not stop the others, and a summary follows.\n\
-Exit codes: 0 all done · 1 a queue was refused and is unchanged, or an error · 2 nothing was done: --confirm is missing"
+Exit codes: 0 all done · 1 a queue was refused and is unchanged, or an error · 2 nothing was done: --confirm is \
+missing · 6 another transaction has locked a queue; with several queues, the highest code"
 )]
 struct Set {
     #[command(flatten)]
@@ -310,7 +312,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
 
 async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.names, QUEUES, args.json, async |name| {
+    each(&args.names, QUEUE, args.json, async |name| {
         let since = match store.pause_queue(name).await {
             Ok(since) => since,
             Err(error) => return refusal(error),
@@ -329,7 +331,7 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
 
 async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.names, QUEUES, args.json, async |name| {
+    each(&args.names, QUEUE, args.json, async |name| {
         let was_paused = match store.resume_queue(name).await {
             Ok(was_paused) => was_paused,
             Err(error) => return refusal(error),
@@ -372,18 +374,15 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    each(
-        &args.names,
-        QUEUES,
-        args.json,
-        async |name| match set_one(&store, name, &args).await {
+    each(&args.names, QUEUE, args.json, async |name| {
+        match set_one(&store, name, &args).await {
             Ok(done) => {
                 warn_of_unused_queue(&store, name).await?;
                 Ok(Ok(done))
             }
             Err(error) => refusal(error),
-        },
-    )
+        }
+    })
     .await
 }
 

@@ -23,21 +23,24 @@ const EXIT_UNKNOWN: u8 = 3;
 /// The database refused the change, and nothing was changed.
 const EXIT_REFUSED: u8 = 6;
 
-/// The word for the items in summaries.
-const SCHEDULES: &str = "schedules";
+/// The word for an item in messages.
+const SCHEDULE: &str = "schedule";
 
-const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such schedule";
+const EXIT_CODES: &str = "\
+Exit codes: 0 done · 3 no such schedule · 6 the schedule belongs to another login, or another transaction \
+has locked it";
 
 const PAUSE_HELP: &str = "\
 Producers change the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
 others, and a summary follows.\n\
-Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login; with several schedules, the highest code";
+Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or another transaction has \
+locked it; with several schedules, the highest code";
 
 const DELETE_HELP: &str = "\
 Producers delete the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
 others, and a summary follows.\n\
-Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or a module declares it; with several \
-schedules, the highest code";
+Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, a module declares it, or another \
+transaction has locked it; with several schedules, the highest code";
 
 /// Options of `rouse schedule`.
 #[derive(Debug, ClapArgs)]
@@ -197,18 +200,19 @@ fn last(run: &Value) -> String {
 
 async fn run_now(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    match store.run_schedule(&args.name).await {
-        Ok(job) if args.json => println!("{}", as_json(json!({"schedule": args.name, "job": job}))),
-        Ok(job) => println!("{job}"),
-        Err(error) if error.is_unknown_schedule() => return Ok(unknown(&args.name)),
-        Err(error) => return Err(error.into()),
-    }
-    Ok(ExitCode::SUCCESS)
+    each(&[args.name], SCHEDULE, args.json, async |name| {
+        let done = store.run_schedule(name).await.map(|job| Done {
+            text: job.to_string(),
+            json: json!({"schedule": name, "job": job}),
+        });
+        refusal(name, done)
+    })
+    .await
 }
 
 async fn pause(args: NamedMany) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.names, SCHEDULES, args.json, async |name| {
+    each(&args.names, SCHEDULE, args.json, async |name| {
         let shown = plain(name);
         let done = store.pause_schedule(name).await.map(|since| Done {
             text: format!(
@@ -223,7 +227,7 @@ async fn pause(args: NamedMany) -> anyhow::Result<ExitCode> {
 
 async fn resume(args: NamedMany) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.names, SCHEDULES, args.json, async |name| {
+    each(&args.names, SCHEDULE, args.json, async |name| {
         let shown = plain(name);
         let done = store.resume_schedule(name).await.map(|was_paused| Done {
             text: match was_paused {
@@ -239,11 +243,8 @@ async fn resume(args: NamedMany) -> anyhow::Result<ExitCode> {
 
 async fn delete(args: NamedMany) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(
-        &args.names,
-        SCHEDULES,
-        args.json,
-        async |name| match store.unschedule(name).await {
+    each(&args.names, SCHEDULE, args.json, async |name| {
+        match store.unschedule(name).await {
             Ok(false) => Ok(Err(Refusal {
                 code: EXIT_UNKNOWN,
                 why: no_schedule(name),
@@ -255,8 +256,8 @@ async fn delete(args: NamedMany) -> anyhow::Result<ExitCode> {
                     json: json!({"schedule": name, "deleted": true}),
                 }),
             ),
-        },
-    )
+        }
+    })
     .await
 }
 

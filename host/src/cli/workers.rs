@@ -43,14 +43,16 @@ enum Operation {
     Show(show::Args),
     /// Remove ended workers from the list; the history of their jobs still names them
     #[command(after_help = "\
-Exit codes: 0 all done · 3 no such worker · 6 a worker is alive; with several workers, the highest code")]
+Exit codes: 0 all done · 3 no such worker · 6 a worker is alive, or another transaction has locked it; \
+with several workers, the highest code")]
     Forget(Workers),
     /// Clear the timeout flag of workers
     #[command(after_help = "\
 A worker on which an attempt timed out has a flag with the time of the first timeout, the number of such attempts, and the last job and handler \
 (`rouse workers show`). It stays until it is cleared or the worker is forgotten, including on dead workers. A record names the login that \
 clears it.\n\
-Exit codes: 0 all done, even if there was no flag · 3 no such worker; with several workers, the highest code")]
+Exit codes: 0 all done, even if there was no flag · 3 no such worker · 6 another transaction has locked \
+a worker; with several workers, the highest code")]
     Clear(Workers),
     /// Ask a worker to prove that it has the module of a handler
     Verify(verify::Args),
@@ -101,7 +103,7 @@ async fn unlisted(store: &Store, id: &str, state: &str) -> String {
 
 async fn forget(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.ids, "workers", args.json, async |id| {
+    each(&args.ids, "worker", args.json, async |id| {
         let refusal = match store.forget_worker(id).await {
             Ok(incarnations) => {
                 return Ok(Ok(Done {
@@ -126,7 +128,7 @@ async fn forget(args: Workers) -> anyhow::Result<ExitCode> {
 
 async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&args.ids, "workers", args.json, async |id| {
+    each(&args.ids, "worker", args.json, async |id| {
         match store.clear_timeouts(id).await {
             Ok(incarnations) => {
                 let text = match incarnations {

@@ -1,5 +1,6 @@
 //! Admin actions on a job, for the command line. Programs call the SQL functions themselves
-//! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state.
+//! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state. Those on queues, gates,
+//! schedules and workers are made in the same way (`Store::act`).
 //!
 //! The statements limit the wait for locks, and restore the setting before the commit: commits that send a notification
 //! wait for each other. Without a limit, a host would stop waiting for the response, and the change would still be made
@@ -35,22 +36,24 @@ impl StoreError {
     }
 }
 
-/// A statement that makes this call, with this wait for locks. `from`: what the call reads, and its conditions.
+/// A statement that makes this call, with this wait for locks. `call`: a function call, or a query of one value.
+/// `from`: what the call reads, and its conditions.
 fn waiting(wait: LockWait, call: &str, from: &str) -> String {
     format!(
         "WITH wait AS MATERIALIZED (
              SELECT current_setting('lock_timeout') AS was, set_config('lock_timeout', '{}', true))
-         SELECT {call}, set_config('lock_timeout', wait.was, true) FROM wait{from}",
+         SELECT ({call}), set_config('lock_timeout', wait.was, true) FROM wait{from}",
         wait.lock_timeout()
     )
 }
 
 impl Store {
-    /// Makes the call of an admin action on one job. Waits for locks, but not without end.
-    async fn act(&self, call: &str, params: Params<'_>) -> Result<Row, StoreError> {
+    /// Makes the call of an admin action on one job, queue, gate, schedule or worker: a function call, or a query of
+    /// one value. Waits for locks, but not without end.
+    pub(super) async fn act(&self, call: &str, params: Params<'_>) -> Result<Row, StoreError> {
         let sql = waiting(LockWait::start(), call, "");
         let mut rows = self.query(&sql, params).await?;
-        Ok(rows.pop().expect("a scalar function returns one row"))
+        Ok(rows.pop().expect("the statement returns one row"))
     }
 
     /// Makes a call of a bulk change; again if concurrent transactions made Postgres roll the change back.

@@ -9,41 +9,76 @@ use tokio_postgres::error::SqlState;
 
 use crate::sanitize::printable;
 
-/// The functions in which calls by hosts and commands wait for locks for up to a few seconds, and what they wait for.
-const AWAITED: [(&str, &str); 19] = [
+/// What calls by hosts and commands wait for, for up to a few seconds, and the functions in which they do.
+const AWAITED: [(&str, &[&str]); 7] = [
     (
-        "rouse._in_own_shards",
         "a transaction that has changed the shards of a queue and is still open",
+        &["rouse._in_own_shards"],
     ),
-    ("rouse._within_gates", CHANGED_QUEUE),
-    ("rouse._charge_gates", CHANGED_QUEUE),
-    ("rouse.register", CHANGED_WORKER),
-    ("rouse.heartbeat", CHANGED_WORKER),
-    ("rouse.outlived", CHANGED_WORKER),
-    ("rouse.unregister", CHANGED_WORKER),
-    ("rouse.declare_fair_share", CHANGED_QUEUE),
-    ("rouse.declare_gates", CHANGED_QUEUE),
     (
-        "rouse.retry_jobs",
-        "a transaction that has retried jobs by a filter and is still open",
+        "a transaction that has changed a queue or a gate and is still open",
+        &[
+            "rouse._within_gates",
+            "rouse._charge_gates",
+            "rouse.declare_fair_share",
+            "rouse.declare_gates",
+            "rouse.pause_queue(",
+            "rouse.resume_queue(",
+            "rouse.set_retention(",
+            "rouse.set_default_retention(",
+            "rouse.set_payload_limit(",
+            "rouse.set_fair_share(",
+            "rouse.set_dispatch(",
+            "rouse.set_shards(",
+            "rouse.set_gate(",
+            "rouse.delete_gate(",
+        ],
     ),
-    ("rouse.cancel(", CHANGED_JOB),
-    ("rouse.retry(", CHANGED_JOB),
-    ("rouse.delete(", CHANGED_JOB),
-    ("rouse.reschedule(", CHANGED_JOB),
-    ("rouse.set_priority(", CHANGED_JOB),
-    ("rouse.replace_payload(", CHANGED_JOB),
-    ("rouse.complete(", CHANGED_JOB),
-    ("rouse.fail(", CHANGED_JOB),
-    ("rouse.signal(", CHANGED_JOB),
+    (
+        "a transaction that has changed a worker and is still open",
+        &[
+            "rouse.register",
+            "rouse.heartbeat",
+            "rouse.outlived",
+            "rouse.unregister",
+            "rouse.forget_worker(",
+            "rouse.clear_timeouts(",
+        ],
+    ),
+    (
+        "a transaction that has retried jobs by a filter and is still open",
+        &["rouse.retry_jobs"],
+    ),
+    (
+        "a transaction that has changed the job, or one that is related to it, and is still open",
+        &[
+            "rouse.cancel(",
+            "rouse.retry(",
+            "rouse.delete(",
+            "rouse.reschedule(",
+            "rouse.set_priority(",
+            "rouse.replace_payload(",
+            "rouse.complete(",
+            "rouse.fail(",
+            "rouse.signal(",
+        ],
+    ),
+    (
+        "a transaction that has changed a job, or one that is related to it, and is still open",
+        &["rouse.purge_queue("],
+    ),
+    (
+        "a transaction that has changed the schedule, or has enqueued one of its jobs, and is still open",
+        &[
+            "rouse.schedule(",
+            "rouse.unschedule(",
+            "rouse.pause_schedule(",
+            "rouse.resume_schedule(",
+            "rouse.run_schedule(",
+            "rouse.backfill_schedule(",
+        ],
+    ),
 ];
-
-const CHANGED_JOB: &str =
-    "a transaction that has changed the job, or one that is related to it, and is still open";
-
-const CHANGED_WORKER: &str = "a transaction that has changed a worker and is still open";
-
-const CHANGED_QUEUE: &str = "a transaction that has changed a queue or a gate and is still open";
 
 /// The maximum size of an error text that is kept, in bytes. A Postgres error message is a sentence or two, and may
 /// quote a row.
@@ -236,8 +271,8 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     let within = db.where_().unwrap_or_default();
     let awaited = AWAITED
         .iter()
-        .find(|(function, _)| within.contains(function));
-    awaited.map(|(_, what)| *what)
+        .find(|(_, functions)| functions.iter().any(|function| within.contains(function)));
+    awaited.map(|(what, _)| *what)
 }
 
 /// True if a function of Rouse has refused the login, in contrast to Postgres, which has the same SQLSTATE for a login

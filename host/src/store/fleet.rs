@@ -75,13 +75,8 @@ impl Store {
     /// Removes the ended incarnations of a worker; returns how many there were.
     pub async fn forget_worker(&self, worker_id: &str) -> Result<i32, StoreError> {
         loop {
-            let rows = self
-                .query(
-                    "SELECT rouse.forget_worker($1)",
-                    &[(&worker_id, Type::TEXT)],
-                )
-                .await?;
-            let row = rows.first().expect("a scalar function returns one row");
+            let call = "rouse.forget_worker($1)";
+            let row = self.act(call, &[(&worker_id, Type::TEXT)]).await?;
             // Null if the database's clock has been set back since the last heartbeat of the worker. The call has
             // corrected that, and the next one decides.
             if let Some(forgotten) = row.get::<_, Option<i32>>(0) {
@@ -92,13 +87,8 @@ impl Store {
 
     /// Clears the timeout flag of all incarnations of a worker; returns how many had it.
     pub async fn clear_timeouts(&self, worker_id: &str) -> Result<i32, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.clear_timeouts($1)",
-                &[(&worker_id, Type::TEXT)],
-            )
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.clear_timeouts($1)";
+        let row = self.act(call, &[(&worker_id, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 

@@ -70,17 +70,15 @@ impl Store {
 
     /// Sets a gate. An existing gate of the same name is replaced.
     pub async fn set_gate(&self, new: &NewGate) -> Result<(), StoreError> {
-        self.query(include_str!("set_gate.sql"), &[(&Json(new), Type::JSONB)])
+        self.act(include_str!("set_gate.sql"), &[(&Json(new), Type::JSONB)])
             .await?;
         Ok(())
     }
 
     /// Deletes a gate; true if it existed.
     pub async fn delete_gate(&self, name: &str) -> Result<bool, StoreError> {
-        let rows = self
-            .query("SELECT rouse.delete_gate($1)", &[(&name, Type::TEXT)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.delete_gate($1)";
+        let row = self.act(call, &[(&name, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 }

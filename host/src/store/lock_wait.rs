@@ -1,12 +1,12 @@
-//! How long a change waits for jobs that other transactions have locked.
+//! How long a change waits for what other transactions have locked.
 
 use std::time::{Duration, Instant};
 
-/// The maximum time for which a change waits: a bulk change for all locked jobs together, a change to one job for each
-/// lock that it needs.
+/// The maximum time for which a change waits: a bulk change for all locked jobs together, a change to one job, queue,
+/// gate, schedule or worker for each lock that it needs.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// The time for which a change still waits for locks. A change to one job waits a few seconds. A bulk change does not
+/// The time for which a change still waits for locks. A change to one item waits a few seconds. A bulk change does not
 /// wait at first, so that a locked job does not delay the others; once it has tried all jobs, it waits a few seconds for
 /// the locked ones.
 #[derive(Debug, Clone, Copy, Default)]

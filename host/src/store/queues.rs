@@ -117,22 +117,15 @@ impl Store {
 
     /// Pauses a queue; returns when it was paused, as text.
     pub async fn pause_queue(&self, queue: &str) -> Result<String, StoreError> {
-        let rows = self
-            .query(
-                "SELECT to_jsonb(rouse.pause_queue($1)) #>> '{}'",
-                &[(&queue, Type::TEXT)],
-            )
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "to_jsonb(rouse.pause_queue($1)) #>> '{}'";
+        let row = self.act(call, &[(&queue, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
     /// Resumes a queue; true if it was paused.
     pub async fn resume_queue(&self, queue: &str) -> Result<bool, StoreError> {
-        let rows = self
-            .query("SELECT rouse.resume_queue($1)", &[(&queue, Type::TEXT)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.resume_queue($1)";
+        let row = self.act(call, &[(&queue, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
@@ -145,9 +138,9 @@ impl Store {
         keep_days: Option<i32>,
         keep_failed_days: Option<i32>,
     ) -> Result<(Option<i32>, Option<i32>), StoreError> {
-        let rows = self
-            .query(
-                "SELECT keep_days, keep_failed_days FROM rouse.set_retention($1, $2, $3)",
+        let row = self
+            .act(
+                "SELECT ARRAY[keep_days, keep_failed_days] FROM rouse.set_retention($1, $2, $3)",
                 &[
                     (&queue, Type::TEXT),
                     (&keep_days, Type::INT4),
@@ -155,14 +148,14 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("the function returns one row");
-        Ok((row.get(0), row.get(1)))
+        let kept: Vec<Option<i32>> = row.get(0);
+        Ok((kept[0], kept[1]))
     }
 
     /// Sets the maximum size of the payloads of a queue.
     pub async fn set_payload_limit(&self, queue: &str, bytes_max: i32) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.set_payload_limit($1, $2)",
+        self.act(
+            "rouse.set_payload_limit($1, $2)",
             &[(&queue, Type::TEXT), (&bytes_max, Type::INT4)],
         )
         .await?;
@@ -179,13 +172,8 @@ impl Store {
     /// Sets the number of days for which finished jobs are kept if their queue has no retention of its own. Returns the
     /// previous number.
     pub async fn set_default_retention(&self, keep_days: i32) -> Result<i32, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.set_default_retention($1)",
-                &[(&keep_days, Type::INT4)],
-            )
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.set_default_retention($1)";
+        let row = self.act(call, &[(&keep_days, Type::INT4)]).await?;
         Ok(row.get(0))
     }
 
@@ -195,13 +183,12 @@ impl Store {
         queue: &str,
         new: &NewFairShare,
     ) -> Result<Value, StoreError> {
-        let rows = self
-            .query(
+        let row = self
+            .act(
                 include_str!("set_fair_share.sql"),
                 &[(&queue, Type::TEXT), (&Json(new), Type::JSONB)],
             )
             .await?;
-        let row = rows.first().expect("the function returns one row");
         Ok(row.get(0))
     }
 
@@ -213,8 +200,8 @@ impl Store {
         dispatch: Option<Dispatch>,
         key: Option<&[String]>,
     ) -> Result<Value, StoreError> {
-        let rows = self
-            .query(
+        let row = self
+            .act(
                 include_str!("set_dispatch.sql"),
                 &[
                     (&queue, Type::TEXT),
@@ -223,7 +210,6 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("the function returns one row");
         Ok(row.get(0))
     }
 
@@ -249,13 +235,12 @@ impl Store {
 
     /// Cancels up to `limit` ready jobs; returns how many.
     pub async fn purge_queue(&self, queue: &str, limit: i32) -> Result<i32, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.purge_queue($1, $2)",
+        let row = self
+            .act(
+                "rouse.purge_queue($1, $2)",
                 &[(&queue, Type::TEXT), (&limit, Type::INT4)],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 }

@@ -100,43 +100,35 @@ impl Store {
             (&new.job_timeout_secs, Type::FLOAT8),
             (&new.due_key, Type::TEXT),
         ];
-        let rows = self.query(include_str!("put_schedule.sql"), &args).await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let row = self.act(include_str!("put_schedule.sql"), &args).await?;
         Ok(row.get(0))
     }
 
     /// Deletes a schedule; returns whether it existed.
     pub async fn unschedule(&self, name: &str) -> Result<bool, StoreError> {
-        let rows = self
-            .query("SELECT rouse.unschedule($1)", &[(&name, Type::TEXT)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.unschedule($1)";
+        let row = self.act(call, &[(&name, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
     /// Pauses a schedule; returns when it was paused, as text.
     pub async fn pause_schedule(&self, name: &str) -> Result<String, StoreError> {
-        let sql = "SELECT to_jsonb(rouse.pause_schedule($1)) #>> '{}'";
-        let rows = self.query(sql, &[(&name, Type::TEXT)]).await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "to_jsonb(rouse.pause_schedule($1)) #>> '{}'";
+        let row = self.act(call, &[(&name, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
     /// Resumes a paused schedule; returns whether it was paused.
     pub async fn resume_schedule(&self, name: &str) -> Result<bool, StoreError> {
-        let rows = self
-            .query("SELECT rouse.resume_schedule($1)", &[(&name, Type::TEXT)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.resume_schedule($1)";
+        let row = self.act(call, &[(&name, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
     /// Enqueues a job of a schedule now; returns its id.
     pub async fn run_schedule(&self, name: &str) -> Result<i64, StoreError> {
-        let rows = self
-            .query("SELECT rouse.run_schedule($1)", &[(&name, Type::TEXT)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.run_schedule($1)";
+        let row = self.act(call, &[(&name, Type::TEXT)]).await?;
         Ok(row.get(0))
     }
 
@@ -147,9 +139,9 @@ impl Store {
         since: &str,
         before: &str,
     ) -> Result<i64, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.backfill_schedule($1, $2::text::timestamptz, $3::text::timestamptz)",
+        let row = self
+            .act(
+                "rouse.backfill_schedule($1, $2::text::timestamptz, $3::text::timestamptz)",
                 &[
                     (&name, Type::TEXT),
                     (&since, Type::TEXT),
@@ -157,7 +149,6 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 }

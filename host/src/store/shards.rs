@@ -55,8 +55,8 @@ impl Store {
 
     /// Divides a queue into this many shards; 0 means none.
     pub async fn set_shards(&self, queue: &str, shards: i32) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.set_shards($1, $2)",
+        self.act(
+            "rouse.set_shards($1, $2)",
             &[(&queue, Type::TEXT), (&shards, Type::INT4)],
         )
         .await?;

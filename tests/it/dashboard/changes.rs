@@ -88,6 +88,33 @@ async fn a_job_gets_signals_results_and_messages() {
 }
 
 #[tokio::test]
+async fn an_action_on_a_locked_queue_names_what_it_has_waited_for_and_is_not_made_later() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let transaction = client.transaction().await.unwrap();
+    // The row is not committed.
+    let pause = "SELECT rouse.pause_queue('mail')";
+    transaction.query(pause, &[]).await.unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    enqueue_sql(&watcher, "'a.b', queue => 'mail'").await;
+    let token = dashboard.form_token("/queues").await;
+    let done = dashboard
+        .post("/queues/mail/pause", &format!("csrf={token}"))
+        .await;
+    assert_eq!(done.status, 303, "{}", done.body);
+    let notice = done.cookie();
+    let shown = dashboard
+        .send("GET", "/", &[("Cookie", &notice)], "")
+        .await
+        .body;
+    let words = "It waited for a transaction that has changed a queue";
+    assert!(shown.contains(words), "{shown}");
+    transaction.rollback().await.unwrap();
+    let paused = "SELECT count(*) FROM rouse.queue WHERE paused_at IS NOT NULL";
+    assert_eq!(ids(&watcher, paused).await, [0]);
+}
+
+#[tokio::test]
 async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_separately() {
     let db = shop().await;
     let client = db.client().await;

@@ -1,7 +1,9 @@
-//! Subcommands for named jobs, while other transactions change these jobs.
+//! Subcommands for named jobs, queues, gates, schedules and workers, while other transactions change these.
+
+use tokio::task::JoinSet;
 
 use crate::support::worker::{enqueue_sql, show};
-use crate::support::{TestDb, run_rouse};
+use crate::support::{CommandOutput, TestDb, command, run_rouse, scratch};
 
 /// The beginning of the message about a job that another transaction has locked.
 fn locked(id: i64) -> String {
@@ -63,6 +65,103 @@ async fn an_ended_job_that_another_transaction_has_locked_does_not_stop_the_retr
     let retries = "SELECT array_agg(retried_from ORDER BY id) FROM rouse.job";
     let row = watcher.query_one(retries, &[]).await.unwrap();
     assert_eq!(row.get::<_, Vec<i64>>(0), [ids[0], ids[2]]);
+}
+
+/// Queues, gates, schedules and workers of which the second of three is locked.
+const LOCKED: &str = "
+    SELECT q::text AS line FROM rouse.queue AS q WHERE q.name LIKE '%-2'
+    UNION ALL SELECT g::text FROM rouse.gate AS g WHERE g.name LIKE '%-2'
+    UNION ALL SELECT s::text FROM rouse.schedule AS s WHERE s.name LIKE '%-2'
+    UNION ALL SELECT w::text FROM rouse.worker AS w WHERE w.worker_id IN ('w-2', 'w-5')";
+
+#[tokio::test]
+async fn a_locked_queue_gate_schedule_or_worker_is_reported_and_does_not_stop_the_others() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    for number in 1..=6 {
+        let worker = db.worker().await;
+        if number > 3 {
+            worker.unregister().await.unwrap();
+        }
+    }
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET timeouts = 1, timed_out_since = now(), timed_out_at = now()
+             WHERE stopped_at IS NULL;
+             INSERT INTO rouse.queue (name)
+             SELECT q || n FROM unnest('{q-,paused-}'::text[]) AS q, generate_series(1, 3) AS n;
+             SELECT rouse.pause_queue('paused-' || n) FROM generate_series(1, 3) AS n;
+             SELECT rouse.set_gate('g-' || n, 'max_concurrent', max => 5) FROM generate_series(1, 3) AS n;
+             SELECT rouse.schedule(s || n, 'report.make', cron => '0 3 * * *')
+             FROM unnest('{s-,old-}'::text[]) AS s, generate_series(1, 3) AS n",
+        )
+        .await
+        .unwrap();
+    let all = format!("SELECT array_agg(l.line ORDER BY l.line) FROM ({LOCKED}) AS l");
+    let lines = async || {
+        let row = watcher.query_one(&all, &[]).await.unwrap();
+        row.get::<_, Vec<String>>(0)
+    };
+    let before = lines().await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .batch_execute(
+            "SELECT FROM rouse.queue WHERE name LIKE '%-2' FOR UPDATE;
+             SELECT FROM rouse.gate WHERE name LIKE '%-2' FOR UPDATE;
+             SELECT FROM rouse.schedule WHERE name LIKE '%-2' FOR UPDATE;
+             SELECT FROM rouse.worker WHERE worker_id IN ('w-2', 'w-5') FOR UPDATE",
+        )
+        .await
+        .unwrap();
+    let run = |noun: &'static str, args: &str| {
+        let args: Vec<&str> = args.split(' ').collect();
+        let mut command = command(&db.url(), &args, &scratch("locked"));
+        let args = args.join(" ");
+        move || (noun, args, CommandOutput::run(&mut command))
+    };
+    let mut runs = JoinSet::new();
+    for (noun, args) in [
+        ("queue", "queue pause q-1 q-2 q-3"),
+        ("queue", "queue resume paused-1 paused-2 paused-3"),
+        ("queue", "queue set q-1 q-2 q-3 --keep-days 3"),
+        (
+            "queue",
+            "queue set paused-1 paused-2 paused-3 --payload-bytes-max 2048",
+        ),
+        ("schedule", "schedule pause s-1 s-2 s-3"),
+        ("schedule", "schedule resume s-1 s-2 s-3"),
+        ("schedule", "schedule run s-2"),
+        ("schedule", "schedule delete old-1 old-2 old-3"),
+        ("worker", "workers clear w-1 w-2 w-3"),
+        ("worker", "workers forget w-4 w-5 w-6"),
+    ] {
+        runs.spawn_blocking(run(noun, args));
+    }
+    let mut ran = runs.join_all().await;
+    // One after the other: each keeps a lock on all queues and gates while it waits.
+    for (noun, args) in [
+        ("queue", "queue set q-1 q-2 q-3 --policy drr"),
+        ("queue", "queue set q-1 q-2 q-3 --dispatch random"),
+        ("queue", "queue set q-1 q-2 q-3 --shards 4"),
+        ("gate", "gate delete g-1 g-2 g-3"),
+    ] {
+        let one = tokio::task::spawn_blocking(run(noun, args));
+        ran.push(one.await.unwrap());
+    }
+    for (noun, args, output) in ran {
+        let mut names = args.split(' ');
+        let locked = names.find(|name| name.ends_with("-2") || *name == "w-5");
+        let locked = locked.unwrap();
+        output.exits(6).prints(&format!(
+            "{noun} {locked}: canceling statement due to lock timeout. It waited for a transaction that has changed "
+        ));
+        if args != "schedule run s-2" {
+            output.prints(&format!("2 of 3 {noun}s done, 1 refused"));
+        }
+    }
+    // The server has given up too: nothing changes them once they are free.
+    transaction.rollback().await.unwrap();
+    assert_eq!(lines().await, before);
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ use crate::store::{JsonText, Store, StoreError, When};
 /// The state of the job does not allow the change.
 pub(super) const EXIT_REFUSED: u8 = 6;
 
-/// The word for the items in summaries.
-const JOBS: &str = "jobs";
+/// The word for an item in messages.
+const JOB: &str = "job";
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that, or another \
@@ -171,7 +171,7 @@ pub(super) async fn cancel_each(
     ids: &[i64],
     in_json: bool,
 ) -> anyhow::Result<ExitCode> {
-    each(ids, JOBS, in_json, async |&id| {
+    each(ids, JOB, in_json, async |&id| {
         let done = store.cancel(JobId(id)).await;
         if !matches!(done, Ok(false)) {
             return item_result(id, done, |_| now(id, "cancelled"));
@@ -199,7 +199,7 @@ pub(super) async fn retry_each(
     ids: &[i64],
     in_json: bool,
 ) -> anyhow::Result<ExitCode> {
-    each(ids, JOBS, in_json, async |&id| {
+    each(ids, JOB, in_json, async |&id| {
         item_result(id, store.retry(JobId(id)).await, |new| Done {
             text: new.to_string(),
             json: json!({"id": new.0, "retried_from": id}),
@@ -212,7 +212,7 @@ pub(super) async fn retry_each(
 pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
     let result = json_argument("result", args.result)?;
     let store = args.target.checked_store().await?;
-    each(&[args.id], JOBS, args.json, async |&id| {
+    each(&[args.id], JOB, args.json, async |&id| {
         let done = store.complete(JobId(id), JsonText(result.clone())).await;
         item_result(id, done, |()| now(id, "succeeded"))
     })
@@ -223,7 +223,7 @@ pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
 pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
     let payload = json_argument("payload", args.payload)?;
     let store = args.target.checked_store().await?;
-    each(&[args.id], JOBS, args.json, async |&id| {
+    each(&[args.id], JOB, args.json, async |&id| {
         let sent = store.signal(JobId(id), &args.name, JsonText(payload.clone()));
         let sent = sent.await;
         if let Ok(false) = sent {
@@ -260,7 +260,7 @@ fn json_argument(what: &str, argument: String) -> anyhow::Result<String> {
 /// `rouse job fail`.
 pub(super) async fn fail(args: Fail) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    each(&[args.id], JOBS, args.json, async |&id| {
+    each(&[args.id], JOB, args.json, async |&id| {
         let done = store.fail(JobId(id), &args.message).await;
         item_result(id, done, |()| now(id, "failed"))
     })
@@ -275,7 +275,7 @@ pub(super) async fn reschedule(args: Reschedule) -> anyhow::Result<ExitCode> {
         (None, None) => When::Now,
     };
     let store = args.target.checked_store().await?;
-    each(&args.ids, JOBS, args.json, async |&id| {
+    each(&args.ids, JOB, args.json, async |&id| {
         let done = store.reschedule(JobId(id), &when).await;
         item_result(id, done, |()| now(id, "queued"))
     })
@@ -289,7 +289,7 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     // The change to the payload may meet another transaction, and is then tried again.
     let has_priority = Cell::new(false);
-    each(&[args.id], JOBS, args.json, async |&id| {
+    each(&[args.id], JOB, args.json, async |&id| {
         // The priority comes first: the new job gets it from the old one, and if it is refused, there is no new job
         // whose id was not printed.
         let priority = args.priority.filter(|_| !has_priority.get());
@@ -323,7 +323,7 @@ pub(super) async fn delete_each(
     ids: &[i64],
     in_json: bool,
 ) -> anyhow::Result<ExitCode> {
-    each(ids, JOBS, in_json, async |&id| {
+    each(ids, JOB, in_json, async |&id| {
         let done = store.delete(JobId(id)).await;
         item_result(id, done, |()| now(id, "cancelled"))
     })
@@ -338,7 +338,7 @@ fn now(id: i64, state: &str) -> Done {
     }
 }
 
-/// The result of a change: done, or the reason why it was not made.
+/// The result of a change: done, or the reason why the database refused it.
 fn item_result<T>(
     id: i64,
     done: Result<T, StoreError>,
@@ -347,17 +347,14 @@ fn item_result<T>(
     match done {
         Ok(done) => Ok(Ok(show(done))),
         Err(error) => {
-            let (code, why) = if error.is_unknown_job() {
-                (EXIT_NO_JOB, error.to_string())
+            let code = if error.is_unknown_job() {
+                EXIT_NO_JOB
             } else if error.is_refused_by_state() {
-                (EXIT_REFUSED, error.to_string())
-            } else if error.is_locked() {
-                // The message of Postgres does not name the job.
-                (EXIT_REFUSED, format!("job {id}: {error}"))
+                EXIT_REFUSED
             } else {
                 return Err(error.into());
             };
-            let why = as_commands(id, why);
+            let why = as_commands(id, error.to_string());
             Ok(Err(Refusal { code, why }))
         }
     }
