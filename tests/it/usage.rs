@@ -15,7 +15,7 @@ use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, guests_dir, until, until_true,
 };
-use crate::support::{Host, TestDb, command, rouse_in, scratch};
+use crate::support::{Host, TestDb, command, folder, free_port, rouse_in, scratch};
 
 async fn usage(client: &Client, id: i64) -> Value {
     let row = client
@@ -251,6 +251,44 @@ async fn lines_whose_response_was_lost_are_stored_once() {
     let numbers: Vec<i32> = kept.iter().map(|line| line.1).collect();
     let expected: Vec<i32> = (1..).take(kept.len()).collect();
     assert_eq!(numbers, expected, "{kept:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_cannot_be_stored_does_not_cost_other_jobs_their_lines() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let refuse = "ALTER TABLE rouse.log ADD CONSTRAINT no CHECK (text NOT LIKE '%unstorable%')";
+    client.batch_execute(refuse).await.unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let folder = folder("", &["test_guests.wasm"]);
+    let _host = Host::spawn(command(&db.url(), &["serve", "--http", &address], &folder));
+    let print = async |line: &str| {
+        let payload = json!({"line": line, "times": 1});
+        enqueue(&watcher, "test.print", payload).await
+    };
+    ended(&watcher, print("started").await).await;
+    // While these lines cannot be stored, those of the next two jobs wait for the same batch.
+    let transaction = client.transaction().await.unwrap();
+    let lock = "LOCK TABLE rouse.log IN SHARE MODE";
+    transaction.batch_execute(lock).await.unwrap();
+    let first = print("first").await;
+    until_true(
+        &watcher,
+        "SELECT EXISTS (
+             SELECT FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.append_log(%')",
+    )
+    .await;
+    let (bad, good) = (print("unstorable").await, print("good").await);
+    for id in [first, bad, good] {
+        assert_eq!(ended(&watcher, id).await.state, "succeeded");
+    }
+    transaction.rollback().await.unwrap();
+    let stored = format!("SELECT count(*) = 2 FROM rouse.job_log({good})");
+    until_true(&watcher, &stored).await;
+    let lost = "rouse_log_lines_lost_total 2\n";
+    crate::http::metrics_with(address.parse().unwrap(), &[lost]).await;
+    assert!(lines(&watcher, bad).await.is_empty());
 }
 
 #[tokio::test]

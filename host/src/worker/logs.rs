@@ -1,12 +1,13 @@
 //! Stores the lines that guests print and log, with their attempts: in batches, at most twice a second.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::counter;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tracing::{Level, error, warn};
+use tracing::{Level, debug, error, warn};
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
@@ -174,47 +175,69 @@ pub(super) async fn finish(shared: &Shared) {
     }
 }
 
-/// Writes one batch. False if there is nothing more to write now.
+/// Writes one batch. If the database can never store one of the lines, those of each job are sent separately, so that
+/// only those of that job are lost. False if there is nothing more to write now.
 async fn write(shared: &Shared) -> bool {
-    let mut taken = shared.reports.logs.take(BATCH_MAX);
+    let taken = shared.reports.logs.take(BATCH_MAX);
     if taken.is_empty() {
         return false;
     }
-    let lines: Vec<LogLine> = taken
-        .iter_mut()
-        .map(|pending| {
-            pending.line.age = pending.at.elapsed();
-            pending.line.clone()
-        })
-        .collect();
-    let repeats = taken.iter().any(|pending| pending.was_sent);
-    let _permit = shared.calls.patient.acquire().await;
-    match shared.store.append_log(&lines, repeats).await {
-        Ok(kept) => {
+    let mut parts = VecDeque::from([taken]);
+    while let Some(mut part) = parts.pop_front() {
+        let lines: Vec<LogLine> = part
+            .iter_mut()
+            .map(|pending| {
+                pending.line.age = pending.at.elapsed();
+                pending.line.clone()
+            })
+            .collect();
+        let repeats = part.iter().any(|pending| pending.was_sent);
+        let permit = shared.calls.patient.acquire().await;
+        let response = shared.store.append_log(&lines, repeats).await;
+        drop(permit);
+        match response {
             // The other lines belong to jobs that other workers have taken over since.
-            let lost = lines.len().saturating_sub(kept);
-            if lost > 0 {
-                counter!("rouse_log_lines_lost_total").increment(lost as u64);
+            Ok(kept) => count_lost(lines.len().saturating_sub(kept)),
+            Err(error) if error.is_about_data() => {
+                let of_jobs = by_job(part);
+                if of_jobs.len() > 1 {
+                    debug!(%error, lines = lines.len(), "lines of guests were refused; storing those of each job");
+                    parts.extend(of_jobs);
+                } else {
+                    count_lost(lines.len());
+                    let id = lines[0].id.0;
+                    error!(job.id = id, %error, lines = lines.len(), "cannot store lines of a guest with its attempt");
+                }
             }
-            true
+            // The attempts of these lines are lost.
+            Err(error) if shared.has_incarnation_ended(&error) => {
+                count_lost(lines.len() + parts.iter().map(Vec::len).sum::<usize>());
+                return false;
+            }
+            Err(error) => {
+                shared.note_missing_partition(&error);
+                warn_unless_unreachable!(error, "could not store lines of guests; trying again");
+                part.extend(parts.into_iter().flatten());
+                shared.reports.logs.put_back(part);
+                return false;
+            }
         }
-        // One of the lines can never be stored, so the batch is dropped.
-        Err(error) if error.is_about_data() => {
-            counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
-            error!(%error, lines = lines.len(), "cannot store lines of guests with their attempts");
-            true
-        }
-        // The attempts of these lines are lost.
-        Err(error) if shared.has_incarnation_ended(&error) => {
-            counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
-            false
-        }
-        Err(error) => {
-            shared.note_missing_partition(&error);
-            warn_unless_unreachable!(error, "could not store lines of guests; trying again");
-            shared.reports.logs.put_back(taken);
-            false
-        }
+    }
+    true
+}
+
+/// Divides lines by their jobs. The lines of each job keep their order.
+fn by_job(lines: Vec<PendingLine>) -> impl ExactSizeIterator<Item = Vec<PendingLine>> {
+    let mut of_jobs: BTreeMap<JobId, Vec<PendingLine>> = BTreeMap::new();
+    for line in lines {
+        of_jobs.entry(line.line.id).or_default().push(line);
+    }
+    of_jobs.into_values()
+}
+
+fn count_lost(lines: usize) {
+    if lines > 0 {
+        counter!("rouse_log_lines_lost_total").increment(lines as u64);
     }
 }
 
@@ -246,6 +269,18 @@ mod tests {
         let sent = taken.iter().filter(|pending| pending.was_sent).count();
         assert_eq!(sent, 3);
         assert_eq!(logs.lock().bytes, 0);
+    }
+
+    #[test]
+    fn lines_are_divided_by_their_jobs() {
+        let logs = Logs::default();
+        for (job, line) in [(2, 1), (1, 1), (2, 2), (1, 2), (3, 1)] {
+            logs.push(JobId(job), Attempt(1), line, Level::INFO, "x");
+        }
+        let id = |part: &[PendingLine]| part[0].line.id.0;
+        let parts = by_job(logs.take(9)).map(|part| (id(&part), numbers(&part)));
+        let parts: Vec<(i64, Vec<u32>)> = parts.collect();
+        assert_eq!(parts, [(1, vec![1, 2]), (2, vec![1, 2]), (3, vec![1])]);
     }
 
     #[test]
