@@ -94,8 +94,8 @@ pub struct Limits {
     pub cpu: Duration,
     /// The maximum size of a result, in bytes. Default: 4 MiB.
     pub result_bytes: usize,
-    /// The maximum output of an attempt through `log`, standard output and standard error together, in bytes. Default:
-    /// 256 KiB.
+    /// The maximum output of an attempt through `log`, standard output and standard error together, in bytes, with
+    /// control characters escaped. Default: 256 KiB.
     pub log_bytes: usize,
     /// Lines that it may write within a second. Default: 1,000.
     pub log_lines_per_second: u32,

@@ -234,13 +234,15 @@ impl GuestLog {
         let Some(mut inner) = self.paced(inner) else {
             return false;
         };
-        if !inner.charge(text.len().min(LINE_BYTES_MAX)) {
+        // Escaping may make the text several times longer.
+        let text = printable(text.trim_end(), LINE_BYTES_MAX);
+        if !inner.charge(text.len()) {
             self.report_limit(inner);
             return true;
         }
         let number = inner.next_line();
         drop(inner);
-        self.emit(number, level, &printable(text.trim_end(), LINE_BYTES_MAX));
+        self.emit(number, level, &text);
         true
     }
 

@@ -194,10 +194,19 @@ fn count_the_excess_lines_of_one_write_together() {
     let mut inner = log.inner.lock().unwrap();
     assert_eq!(inner.partial[0], b"started here");
     assert_eq!(inner.lines, 3);
-    let paid = 3 * (LINE_BYTES_OVERHEAD + b"1\n".len()) + 3 * DROPPED_BYTES;
+    let paid = 3 * (LINE_BYTES_OVERHEAD + "1".len()) + 3 * DROPPED_BYTES;
     assert_eq!(inner.bytes_left, 1_000 - paid);
     let notice = inner.pace.dropped().unwrap();
     assert!(notice.starts_with("3 lines were dropped"), "{notice}");
+}
+
+#[test]
+fn a_line_costs_its_escaped_text() {
+    let log = slow(1_000);
+    log.print(Stream::Output, b"\x1b[2J\xff \r\n");
+    log.message(Level::INFO, "\u{202e}");
+    let paid = 2 * LINE_BYTES_OVERHEAD + "\\u{1b}[2J\u{fffd}".len() + "\\u{202e}".len();
+    assert_eq!(log.inner.lock().unwrap().bytes_left, 1_000 - paid);
 }
 
 #[test]
