@@ -95,7 +95,7 @@ pub trait WaitStore: Send + Sync {
     ) -> JournalFuture<'a, Result<Vec<ParentEnd>, String>>;
 }
 
-/// Runs the statements of a handler. The code that runs attempts implements it (`worker/sql.rs`: in Postgres, in
+/// Runs the statements of a handler. The code that runs attempts implements it (`worker/effects.rs`: in Postgres, in
 /// sessions of the handler's login).
 ///
 /// A store that finds out that the attempt has to stop aborts it, and need not return, like a [`StateStore`].
