@@ -433,7 +433,8 @@ BEGIN
     LOOP
         IF worker_row.seen_at > at + interval '10 seconds' THEN
             UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = worker_row.incarnation;
-            RAISE NOTICE 'rouse.forget_worker: the last heartbeat of worker % lay in the future, and now counts as sent now',
+            RAISE NOTICE
+                'rouse.forget_worker: the last heartbeat of worker % was dated in the future; it counts as sent now',
                 forget_worker.worker_id
                 USING HINT = 'Call again. If the worker is gone, it counts as dead in 90 s.';
             RETURN NULL;

@@ -28,7 +28,7 @@ const LINE_JOBS: usize = 150;
 /// All slots become free together, so the host claims ahead, and then no slot becomes free for this long. A claim waits
 /// in line for at most 1 s.
 const LINE_SLEEPS_MS: u64 = 800;
-/// By then, all jobs of the burst have been cancelled or have ended.
+/// By then, without other faults, all jobs of the burst have been cancelled or have ended.
 const LINE_LASTS: Duration = Duration::from_secs(6);
 
 /// Several per host.
@@ -108,7 +108,7 @@ impl Faults {
         Ok(None)
     }
 
-    /// Enqueues a burst for hosts with few slots, and cancels the claims beyond these slots as long as there are any.
+    /// Enqueues a burst for hosts with few slots, and cancels the claims beyond these slots for [`LINE_LASTS`].
     pub(super) async fn cancel_line(&self) -> Result<()> {
         let from_us = now_us();
         let mut caller = Caller::new(&self.server.url, &self.ledger);

@@ -160,7 +160,7 @@ pub(super) enum Event {
     ListenersCut {
         count: u64,
     },
-    /// A burst, until none of its jobs was left. `count`: the cancelled jobs that seemed to wait in line.
+    /// For a few seconds, claims of a burst that seemed to wait in line were cancelled. `count`: how many.
     LineCancelled {
         count: u64,
     },

@@ -72,14 +72,14 @@ impl Crashing {
 
     /// Connects as soon as the server accepts connections again.
     async fn client(&self) -> Client {
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             match tokio_postgres::connect(&self.url, NoTls).await {
                 Ok((client, connection)) => {
                     tokio::spawn(connection);
                     return client;
                 }
-                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
+                Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
             }
             sleep(Duration::from_millis(20)).await;
         }
@@ -91,11 +91,11 @@ impl Crashing {
         mut action: impl AsyncFnMut() -> Result<T, E>,
     ) -> T {
         drop(self.client().await);
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             match action().await {
                 Ok(done) => return done,
-                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error}"),
+                Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
             }
         }
     }
@@ -122,9 +122,9 @@ impl Crashing {
             let pid: i32 = watcher.query_one(sql, &[]).await.unwrap().get(0);
             let kill = Command::new("kill").args(["-9", &pid.to_string()]).status();
             assert!(kill.unwrap().success(), "kill a session of this server");
-            let began = Instant::now();
+            let started = Instant::now();
             while !watcher.is_closed() {
-                assert!(began.elapsed() < TIMEOUT, "the server ends all sessions");
+                assert!(started.elapsed() < TIMEOUT, "the server ends all sessions");
                 sleep(Duration::from_millis(5)).await;
             }
         }

@@ -98,13 +98,13 @@ async fn a_worker_that_sleeps_is_woken_for_its_inbox() {
     )
     .await;
     for _ in 0..3 {
-        let began = std::time::Instant::now();
+        let started = std::time::Instant::now();
         let id = enqueue_sql(&client, "'test.sleep', '{\"ms\": 1}', queue => 'q'").await;
         ended(&client, id).await;
         assert!(
-            began.elapsed() < Duration::from_secs(30),
+            started.elapsed() < Duration::from_secs(30),
             "{:?}",
-            began.elapsed()
+            started.elapsed()
         );
         until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     }

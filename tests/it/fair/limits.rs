@@ -86,10 +86,10 @@ async fn a_key_at_its_limit_continues_as_soon_as_one_of_its_jobs_has_ended() {
     let (db, client) = fair(", max_in_flight => 1").await;
     enqueue(&client, "mail", "a", "test.sleep", 1, 100).await;
     enqueue(&client, "mail", "a", "test.race", 1, 100).await;
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let workers = [worker(&db, 4).await, worker(&db, 4).await];
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let took = began.elapsed();
+    let took = started.elapsed();
     for worker in workers {
         worker.drain().await;
     }

@@ -38,10 +38,10 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
             .await;
         }
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let workers = [worker(&db, 4).await, worker(&db, 4).await];
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let took = began.elapsed();
+    let took = started.elapsed();
     for worker in workers {
         worker.drain().await;
     }
@@ -71,10 +71,10 @@ async fn a_throttled_key_continues_when_its_gate_opens() {
             .await;
         }
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let worker = worker(&db, 4).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    let took = began.elapsed();
+    let took = started.elapsed();
     worker.drain().await;
     assert!(
         took > Duration::from_millis(2100),
@@ -144,10 +144,10 @@ async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
         .settle(&[&done], rouse::store::Locked::Wait)
         .await
         .unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     let ended = format!("SELECT EXISTS (SELECT FROM rouse.finished WHERE id = {last})");
     until_true(&client, &ended).await;
-    let took = began.elapsed();
+    let took = started.elapsed();
     worker.drain().await;
     // With eight lanes for each sweep, it would take 37 s.
     assert!(took < Duration::from_secs(20), "{took:?}");
@@ -241,13 +241,13 @@ async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_th
     };
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, WAITS).await;
-    let began = Instant::now();
+    let started = Instant::now();
     client
         .batch_execute("SELECT rouse.resume_queue('default')")
         .await
         .unwrap();
     until_true(&client, "SELECT count(*) = 1 FROM rouse.finished").await;
-    let took = began.elapsed();
+    let took = started.elapsed();
     worker.drain().await;
     // With four lanes a look, and up to 2 s between looks, it would take half a minute.
     assert!(took < Duration::from_secs(15), "{took:?}");

@@ -277,9 +277,7 @@ impl HandlerManifest {
         patterns: &mut PatternBytes,
     ) -> Result<Self, String> {
         if written.capabilities.len() > CAPABILITIES_MAX {
-            return Err(
-                "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
-            );
+            return Err(format!("it has more than {CAPABILITIES_MAX} capabilities"));
         }
         let retry = retry_policy(&written)?;
         let capabilities = written.capabilities.iter().map(|word| word.parse());

@@ -54,9 +54,7 @@ impl FromStr for Capability {
                 && !detail.contains(['"', '\\'])
         };
         if !is_name(word) || detail.is_some_and(|detail| !fits(detail)) {
-            return Err(
-                "capabilities must be at most 64 words like `dirs` or `dirs:/photos`".into(),
-            );
+            return Err("a capability must be a word such as `dirs` or `dirs:/photos`".into());
         }
         let key = |detail: &str| match is_key(detail) {
             true => Ok(detail.to_owned()),

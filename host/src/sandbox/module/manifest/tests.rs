@@ -122,6 +122,10 @@ fn refuse_bad_values_with_the_handler_and_the_field() {
         why.contains("lease_ms is 1999; expected 2000 to 86400000"),
         "{why}"
     );
+    let why = refused(json!({ "name": "a", "capabilities": ["rm -rf"] }));
+    assert!(why.contains("a capability must be a word such as"), "{why}");
+    let why = refused(json!({ "name": "a", "capabilities": vec!["dirs"; 65] }));
+    assert!(why.contains("it has more than 64 capabilities"), "{why}");
     let schema = json!({ "properties": { "b": { "pattern": "(?=c)" } } });
     let why = refused(json!({ "name": "a", "output_schema": schema }));
     assert!(
