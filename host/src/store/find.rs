@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{EXAMINED_MAX, JsonText, LockWait, Store, StoreError};
+use super::{CONFLICT_TRIES_MAX, EXAMINED_MAX, JsonText, LockWait, Store, StoreError};
 
 /// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,8 @@ impl Store {
             .await
     }
 
-    /// Like [`search_jobs`](Self::search_jobs), but examines at most `max_examined` jobs.
+    /// Like [`search_jobs`](Self::search_jobs), but examines at most `max_examined` jobs. Searches again if Postgres
+    /// cancels the search because of a conflict: a standby that replays the changes of its primary does so.
     pub async fn search_jobs_among(
         &self,
         filter: &Value,
@@ -56,17 +57,26 @@ impl Store {
         limit: i32,
         max_examined: i32,
     ) -> Result<FoundJobs, StoreError> {
-        let rows = self
-            .query(
-                "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)",
-                &[
-                    (&JsonText(filter.to_string()), Type::JSONB),
-                    (&before, Type::INT8),
-                    (&limit, Type::INT4),
-                    (&max_examined, Type::INT4),
-                ],
-            )
-            .await?;
+        let sql = "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
+        let filter = JsonText(filter.to_string());
+        let mut tries = 1;
+        let rows = loop {
+            let found = self
+                .query(
+                    sql,
+                    &[
+                        (&filter, Type::JSONB),
+                        (&before, Type::INT8),
+                        (&limit, Type::INT4),
+                        (&max_examined, Type::INT4),
+                    ],
+                )
+                .await;
+            match found {
+                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
+                found => break found?,
+            }
+        };
         let row = rows.first().expect("the function returns one row");
         Ok(FoundJobs {
             ids: row.get(0),

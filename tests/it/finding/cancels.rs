@@ -200,6 +200,56 @@ async fn a_bulk_change_that_meets_another_transaction_is_tried_again_a_few_times
     }
 }
 
+/// As a standby does when it replays changes to what the search reads.
+#[tokio::test]
+async fn a_search_that_postgres_cancels_because_of_a_conflict_is_tried_again_a_few_times() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..2 {
+        enqueue_sql(&client, "'x'").await;
+    }
+    client
+        .batch_execute(
+            "CREATE SEQUENCE public.tries MINVALUE -10 START 1;
+             ALTER FUNCTION rouse.search_jobs(jsonb, bigint, integer, integer) RENAME TO undisturbed_search;
+             CREATE FUNCTION rouse.search_jobs(jsonb, bigint, integer, integer,
+                 OUT ids bigint[], OUT examined_count integer, OUT next_before bigint, OUT examined_back_to bigint)
+             LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF nextval('public.tries') < 3 THEN
+                     RAISE EXCEPTION 'conflict with recovery' USING ERRCODE = 'serialization_failure';
+                 END IF;
+                 SELECT s.ids, s.examined_count, s.next_before, s.examined_back_to
+                 INTO ids, examined_count, next_before, examined_back_to
+                 FROM rouse.undisturbed_search($1, $2, $3, $4) AS s;
+             END
+             $$",
+        )
+        .await
+        .unwrap();
+    for (args, code, summary) in [
+        (&["job", "cancel", "--state", "queued"][..], 2, "found 2 of"),
+        (
+            &["job", "cancel", "--state", "queued", "--confirm"],
+            0,
+            "cancelled 2 of",
+        ),
+    ] {
+        // The next three tries meet a conflict, and the command ends.
+        let set = "SELECT setval('public.tries', -1)";
+        client.query_one(set, &[]).await.unwrap();
+        let (failed, output) = run(&db, args);
+        assert_eq!(failed, 1, "{output}");
+        assert!(output.contains("conflict with recovery"), "{output}");
+        // Only the next two.
+        let set = "SELECT setval('public.tries', 0)";
+        client.query_one(set, &[]).await.unwrap();
+        let (done, output) = run(&db, args);
+        assert_eq!(done, code, "{output}");
+        assert!(output.contains(summary), "{output}");
+    }
+}
+
 #[tokio::test]
 async fn a_locked_job_is_changed_if_it_becomes_free_during_the_wait() {
     let db = TestDb::new().await;
