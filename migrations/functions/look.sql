@@ -200,10 +200,10 @@ $$;
 -- The jobs that remain in a queue, for each handler and list of required tags: ready; due (scheduled jobs that are due,
 -- and orphans); scheduled for later or waiting for other jobs, and the number of those that have been tried before
 -- (`retries`); running here (`mine`) and elsewhere. The last two are computed if `p_running` is true, and require
--- reading all running jobs, of all queues. Ready and waiting jobs are counted up to 10,000 for each lane; if there are
--- more, `at_least` is true. Due jobs are all counted, because the caller continues until there are none: they are read
--- for all queues, because any worker promotes them at its next peek. Served by job_ready, job_waiting, job_due and
--- job_lease, after one read of the catalog of lanes.
+-- reading all running jobs, of all queues. Ready and waiting jobs are counted as in rouse.depth: up to 10,000 for each
+-- lane, and up to about a million in total; if there are more, `at_least` is true. Due jobs are all counted, because
+-- the caller continues until there are none: they are read for all queues, because any worker promotes them at its next
+-- peek. Served by job_ready, job_waiting, job_due and job_lease, after one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.remaining(p_queue text, p_worker bigint, p_running boolean)
 RETURNS TABLE (handler text, tags text[], ready bigint, due bigint, scheduled bigint, retries bigint, mine bigint, others bigint, at_least boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -232,16 +232,35 @@ BEGIN
         FROM (SELECT j.lane FROM rouse.job AS j
               WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at <= at
               ORDER BY j.available_at) AS d
-        GROUP BY d.lane)
-    SELECT l.handler, l.tags, sum(least(ready.jobs, 10000))::bigint,
-           sum(coalesce(due.jobs, 0) + coalesce(running.orphans, 0))::bigint, sum(waiting.later)::bigint, sum(waiting.retries)::bigint,
+        GROUP BY d.lane),
+    -- As in rouse.depth, but lanes with few jobs are counted again.
+    lanes AS MATERIALIZED (
+        SELECT l.id, l.handler, l.tags, ready.jobs AS ready, waiting.jobs AS waiting
+        FROM (SELECT DISTINCT ON (l.id) l.id, l.handler, l.tags
+              FROM rouse.lane AS l WHERE l.queue = p_queue ORDER BY l.id) AS l
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT 101) AS j) AS ready
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS jobs FROM (
+                SELECT FROM rouse.job AS j
+                WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
+                ORDER BY j.lane LIMIT 101) AS j) AS waiting),
+    counted AS MATERIALIZED (
+        SELECT rouse._counted_per_lane(
+                   count(*) FILTER (WHERE l.ready > 100) + count(*) FILTER (WHERE l.waiting > 100)) AS jobs
+        FROM lanes AS l)
+    SELECT l.handler, l.tags, sum(least(ready.jobs, c.jobs))::bigint,
+           sum(coalesce(due.jobs, 0) + coalesce(running.orphans, 0))::bigint,
+           sum(least(waiting.later, c.jobs))::bigint, sum(least(waiting.retries, c.jobs))::bigint,
            sum(coalesce(running.mine, 0))::bigint, sum(coalesce(running.others, 0))::bigint,
-           bool_or(ready.jobs > 10000 OR waiting.jobs > 10000)
-    FROM (SELECT DISTINCT ON (l.id) l.id, l.handler, l.tags FROM rouse.lane AS l WHERE l.queue = p_queue ORDER BY l.id) AS l
+           bool_or(ready.jobs > c.jobs OR waiting.jobs > c.jobs)
+    FROM lanes AS l
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs FROM (
             SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT 10001) AS j) AS ready
+            ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) AS ready
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at OR j.blockers IS NOT NULL) AS later,
                count(*) FILTER (WHERE j.available_at > at AND j.attempt > 0) AS retries
@@ -249,11 +268,12 @@ BEGIN
         -- no order, and a plan that is made while the table is small could use job_due instead.
         FROM (SELECT j.available_at, j.attempt, j.blockers FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
-              ORDER BY j.lane LIMIT 10001) AS j) AS waiting
+              ORDER BY j.lane LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) AS waiting
     -- FULL: a plan that was made for few lanes could compare each lane with each of these rows for a left join. The
     -- rows of other queues have no lane here.
     FULL JOIN due ON due.lane = l.id
     FULL JOIN running ON running.lane = l.id
+    CROSS JOIN counted AS c
     GROUP BY l.handler, l.tags
     HAVING count(l.id) > 0 AND (sum(ready.jobs + waiting.jobs + coalesce(due.jobs, 0)) > 0 OR count(running.lane) > 0)
     ORDER BY l.handler, l.tags;

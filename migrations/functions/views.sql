@@ -46,8 +46,8 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
--- The maximum number of jobs that rouse.depth counts in each of this many lanes with more than 100 jobs: a million in all
--- of them, but 100 to 10,000 in each.
+-- The maximum number of jobs that rouse.depth, rouse.fair_keys, rouse.gate_keys and rouse.remaining count in each of
+-- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each.
 CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(10000, greatest(100, 1000000 / greatest(p_lanes, 1)))
@@ -114,9 +114,9 @@ BEGIN
 END
 $$;
 
--- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted up to 10,000 for
--- each lane; if there are more, `at_least` is true), running jobs, and the time since which the oldest ready one has
--- been ready. Jobs without a key have the empty key. Served by job_ready and job_lease, after a read of the catalog.
+-- The keys of fair queues that have jobs, ready or running: with their weight, ready jobs (counted as in rouse.depth;
+-- if there are more, `at_least` is true), running jobs, and the time since which the oldest ready one has been ready.
+-- Jobs without a key have the empty key. Served by job_ready and job_lease, after a read of the catalog.
 CREATE OR REPLACE FUNCTION rouse.fair_keys(p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, key text, weight double precision, ready bigint, at_least boolean, in_flight bigint, oldest_ready_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -126,25 +126,39 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 BEGIN
     RETURN QUERY
     WITH running AS MATERIALIZED (
-        SELECT j.lane, count(*) AS jobs FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane)
-    SELECT s.queue, s.key, coalesce((q.weights ->> s.key)::double precision, q.default_weight), s.ready, s.at_least, s.in_flight, s.oldest
-    FROM (
-        SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(ready.jobs, 10000))::bigint AS ready,
-               bool_or(ready.jobs > 10000) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
+        SELECT j.lane, count(*) AS jobs FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane),
+    -- As in rouse.depth.
+    shallow AS MATERIALIZED (
+        SELECT l.id, l.queue, l.handler, l.key, l.fair_key, ready.jobs AS ready
         FROM (SELECT DISTINCT ON (a.id) a.id, a.queue, a.handler, a.key, f.fair_key
               FROM rouse.queue AS f JOIN rouse.lane AS a ON a.queue = f.name
               WHERE f.policy = 'drr' AND (p_queue IS NULL OR f.name = p_queue) ORDER BY a.id) AS l
         CROSS JOIN LATERAL (
             SELECT count(*) AS jobs FROM (
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                ORDER BY j.turn LIMIT 10001) AS j) AS ready
+                ORDER BY j.turn LIMIT 101) AS j) AS ready),
+    counted AS MATERIALIZED (
+        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.ready > 100)) AS jobs FROM shallow AS l),
+    lanes AS MATERIALIZED (
+        SELECT l.id, l.queue, l.handler, l.key, l.fair_key,
+               CASE WHEN l.ready <= 100 THEN l.ready ELSE (
+                   SELECT count(*) FROM (
+                       SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS ready
+        FROM shallow AS l)
+    SELECT s.queue, s.key, coalesce((q.weights ->> s.key)::double precision, q.default_weight), s.ready, s.at_least, s.in_flight, s.oldest
+    FROM (
+        SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(l.ready, c.jobs))::bigint AS ready,
+               bool_or(l.ready > c.jobs) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
+        FROM lanes AS l
         LEFT JOIN LATERAL (
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
         -- FULL as in rouse.depth. The rows of other queues have no lane here.
         FULL JOIN running AS r ON r.lane = l.id
+        CROSS JOIN counted AS c
         GROUP BY 1, 2
-        HAVING count(l.id) > 0 AND (sum(ready.jobs) > 0 OR sum(r.jobs) > 0)) AS s
+        HAVING count(l.id) > 0 AND (sum(l.ready) > 0 OR sum(r.jobs) > 0)) AS s
     JOIN rouse.queue AS q ON q.name = s.queue
     ORDER BY s.queue, s.key;
 END
@@ -163,8 +177,8 @@ FROM rouse.gate AS g;
 --   key       the values by which the gate divides its jobs, in its order; a job without a value has the empty one
 --   running   max_concurrent: running jobs
 --   left      max_concurrent, throttle: the number of jobs that may start now
---   waiting   max_concurrent, throttle, batch: ready jobs, counted up to 10,000 for each lane; if there are more,
---             `at_least` is true. Jobs that were enqueued before their lanes were divided by the key have the empty one
+--   waiting   max_concurrent, throttle, batch: ready jobs, counted as in rouse.depth; if there are more, `at_least` is
+--             true. Jobs that were enqueued before their lanes were divided by the key have the empty one
 --   opens_at  throttle: the time at which the next job may start. singleton with during => 'period', debounce with the
 --             leading edge: the time at which the next job is let through. debounce with the trailing edge: the time at
 --             which its job is due. Null if it is open, or opens when a job starts or ends
@@ -183,8 +197,9 @@ BEGIN
     RETURN QUERY
     WITH gates AS MATERIALIZED (
         SELECT g.*, g.kind IN ('max_concurrent', 'throttle', 'batch') AS in_claims FROM rouse.gate AS g WHERE p_gate IS NULL OR g.name = p_gate),
-    ready AS MATERIALIZED (
-        SELECT l.queue, l.handler, l.key, r.jobs
+    -- As in rouse.depth.
+    shallow AS MATERIALIZED (
+        SELECT l.id, l.queue, l.handler, l.key, r.jobs
         FROM (SELECT DISTINCT ON (a.id) a.id, a.queue, a.handler, a.key FROM rouse.lane AS a
               WHERE EXISTS (SELECT FROM gates AS g
                             WHERE g.in_claims AND coalesce(g.queue, a.queue) = a.queue AND coalesce(g.handler, a.handler) = a.handler)
@@ -192,12 +207,22 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT count(*) AS jobs FROM (
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                ORDER BY j.turn LIMIT 10001) AS j) AS r
+                ORDER BY j.turn LIMIT 101) AS j) AS r
         WHERE r.jobs > 0),
+    counted AS MATERIALIZED (
+        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.jobs > 100)) AS jobs FROM shallow AS l),
+    ready AS MATERIALIZED (
+        SELECT l.queue, l.handler, l.key,
+               CASE WHEN l.jobs <= 100 THEN l.jobs ELSE (
+                   SELECT count(*) FROM (
+                       SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS jobs
+        FROM shallow AS l),
     waiting AS MATERIALIZED (
-        SELECT g.name AS gate, rouse._gate_key(g.key, r.queue, r.handler, r.key) AS key, sum(least(r.jobs, 10000))::bigint AS jobs,
-               bool_or(r.jobs > 10000) AS at_least
+        SELECT g.name AS gate, rouse._gate_key(g.key, r.queue, r.handler, r.key) AS key, sum(least(r.jobs, c.jobs))::bigint AS jobs,
+               bool_or(r.jobs > c.jobs) AS at_least
         FROM gates AS g JOIN ready AS r ON coalesce(g.queue, r.queue) = r.queue AND coalesce(g.handler, r.handler) = r.handler
+        CROSS JOIN counted AS c
         WHERE g.in_claims GROUP BY 1, 2),
     running AS MATERIALIZED (
         SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(ARRAY(SELECT g.name FROM gates AS g WHERE g.kind = 'max_concurrent')) AS f),

@@ -1,5 +1,5 @@
 -- The keys of fair queues, by queue; see rouse.fair_keys (migrations/functions/views.sql), which counts no more than
--- 10,000 jobs of each lane. Includes the counts of live workers.
+-- 10,000 jobs of each lane, and about a million in all. Includes the counts of live workers.
 WITH by_key AS (
     SELECT f.value ->> 'queue' AS queue, k.value ->> 'key' AS key, sum((k.value ->> 'selected')::bigint) AS selected,
            sum((k.value ->> 'deferred')::bigint) AS deferred, sum((k.value ->> 'promotions')::bigint) AS promotions,

@@ -388,6 +388,11 @@ async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_mad
     }
 }
 
+/// Counts a thousand jobs in all instead of a million.
+const A_THOUSAND: &str =
+    "CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
+     LANGUAGE sql IMMUTABLE AS 'SELECT 1000 / greatest(p_lanes, 1)'";
+
 /// Otherwise, 10,000 lanes with 10,000 jobs each would take a minute.
 #[tokio::test]
 async fn the_more_lanes_have_many_jobs_the_fewer_are_counted_in_each() {
@@ -404,14 +409,7 @@ async fn the_more_lanes_have_many_jobs_the_fewer_are_counted_in_each() {
         let row = client.query_one(counted, &[&lanes]).await.unwrap();
         assert_eq!(row.get::<_, i64>(0), jobs, "{lanes} lanes");
     }
-    // A thousand in all instead of a million.
-    client
-        .batch_execute(
-            "CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
-             LANGUAGE sql IMMUTABLE AS 'SELECT 1000 / greatest(p_lanes, 1)'",
-        )
-        .await
-        .unwrap();
+    client.batch_execute(A_THOUSAND).await.unwrap();
     let enqueue = async |queues: &str, jobs: i64, more: &str| {
         let sql = format!(
             "SELECT rouse.enqueue('x', queue => q{more}) FROM unnest('{{{queues}}}'::text[]) AS q, generate_series(1, {jobs})"
@@ -437,4 +435,57 @@ async fn the_more_lanes_have_many_jobs_the_fewer_are_counted_in_each() {
     let deep = ["a", "b", "c", "d"].map(|queue| of(queue, 200, 0, true));
     let expected = [&deep[..], &[of("e", 0, 200, true), few]].concat();
     assert_eq!(depth().await, expected);
+}
+
+#[tokio::test]
+async fn keys_and_remaining_jobs_are_counted_no_further_than_queues() {
+    const FAIR_KEYS: &str = "SELECT key, ready, at_least FROM rouse.fair_keys() ORDER BY key";
+    const GATE_KEYS: &str =
+        "SELECT key[1], waiting, at_least FROM rouse.gate_keys('few') ORDER BY key";
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(A_THOUSAND).await.unwrap();
+    // A lane for each tenant.
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr');
+             SELECT rouse.set_gate('few', 'max_concurrent', key => '{tenant}', max => 5, queue => 'mail')",
+        )
+        .await
+        .unwrap();
+    let enqueue = async |tenants: &str, jobs: i64, more: &str| {
+        let sql = format!(
+            "SELECT rouse.enqueue('x', queue => 'mail', tenant => t{more})
+             FROM unnest('{{{tenants}}}'::text[]) AS t, generate_series(1, {jobs})"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    let keys = async |sql: &str| -> Vec<(String, i64, bool)> {
+        let rows = client.query(sql, &[]).await.unwrap();
+        rows.iter()
+            .map(|row| (row.get(0), row.get(1), row.get(2)))
+            .collect()
+    };
+    let remaining = async || -> (i64, i64, bool) {
+        let sql =
+            "SELECT ready, scheduled, at_least FROM rouse.remaining('mail', NULL::bigint, false)";
+        let row = client.query_one(sql, &[]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2))
+    };
+    let of = |tenant: &str, jobs: i64, at_least: bool| (tenant.to_owned(), jobs, at_least);
+    enqueue("a", 300, "").await;
+    enqueue("few", 50, "").await;
+    let all = [of("a", 300, false), of("few", 50, false)];
+    assert_eq!(keys(FAIR_KEYS).await, all);
+    assert_eq!(keys(GATE_KEYS).await, all);
+    assert_eq!(remaining().await, (350, 0, false));
+
+    enqueue("b,c,d", 300, "").await;
+    enqueue("few", 300, ", run_at => now() + interval '1 day'").await;
+    let deep = ["a", "b", "c", "d"].map(|tenant| of(tenant, 250, true));
+    let all = [&deep[..], &[of("few", 50, false)]].concat();
+    assert_eq!(keys(FAIR_KEYS).await, all);
+    assert_eq!(keys(GATE_KEYS).await, all);
+    // Five numbers exceed 100: the ready jobs of four tenants, and the scheduled ones of another.
+    assert_eq!(remaining().await, (850, 200, true));
 }

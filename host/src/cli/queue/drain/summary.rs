@@ -6,8 +6,8 @@ use crate::cli::text::plain;
 use crate::store::Remaining;
 use crate::worker::{OutcomeCounts, OutcomeLabel};
 
-/// The maximum number of waiting jobs of a lane that are examined; see `rouse.remaining`.
-const COUNTED_MAX: i64 = 10_000;
+/// If a lane has more waiting jobs than were examined, at least this many were; see `rouse.remaining`.
+const COUNTED_MIN: i64 = 100;
 
 /// The result of a drain.
 #[derive(Debug, Default)]
@@ -50,9 +50,9 @@ impl Left {
         self.ready > 0 && self.why.is_some()
     }
 
-    /// True if more jobs are scheduled than were examined.
+    /// True if more jobs may be scheduled than were examined.
     fn hides_some(&self) -> bool {
-        self.at_least && self.scheduled >= COUNTED_MAX
+        self.at_least && self.scheduled >= COUNTED_MIN
     }
 }
 
@@ -89,7 +89,7 @@ impl Summary {
     }
 
     /// True if jobs failed or wait for a retry. A job that succeeded on a retry within the drain does not count. If
-    /// more jobs are scheduled than were examined, a job that waits for a retry may be among them.
+    /// more jobs may be scheduled than were examined, a job that waits for a retry may be among them.
     pub(super) fn has_failures(&self) -> bool {
         let waits = |left: &Left| left.retries > 0 || (self.retried > 0 && left.hides_some());
         self.failed > 0 || self.left.iter().any(waits)
@@ -226,8 +226,13 @@ mod tests {
         );
         let many = Remaining {
             at_least: true,
-            ..row("here", 0, COUNTED_MAX + 1, 0)
+            ..row("here", 0, COUNTED_MIN, 0)
         };
+        let few = Remaining {
+            at_least: true,
+            ..row("here", 20_000, COUNTED_MIN - 1, 0)
+        };
+        assert!(!summary(1, &[few]).has_failures(), "all were examined");
         assert!(!summary(0, std::slice::from_ref(&many)).has_failures());
         assert!(
             summary(1, &[many]).has_failures(),
