@@ -24,8 +24,9 @@ pub(super) struct Claim {
     pub(super) is_charged: bool,
     /// True if its end may let other jobs start.
     pub(super) is_limited: bool,
-    /// True if the rate at which such jobs start is limited. The time of the claim counts as the start.
-    pub(super) is_throttled: bool,
+    /// The maximum time from `sent` to its start, if the rate at which such jobs start is limited: the time of the
+    /// claim counts as the start.
+    pub(super) start_within: Option<Duration>,
     /// Its handler, if this host limits how many of its attempts run at the same time.
     pub(super) host_limit: Option<HostLimit>,
     /// The time just before the claim was sent.
@@ -133,7 +134,7 @@ pub(super) mod tests {
             goes_ahead: false,
             is_charged: false,
             is_limited: false,
-            is_throttled: false,
+            start_within: None,
             host_limit: None,
             sent: BootTime::now(),
             received,

@@ -116,6 +116,8 @@ pub(super) struct Claims<'a> {
     orphans_left: bool,
     /// True if slots wait after some attempts, so jobs claimed ahead would have to be given back.
     slots_wait: bool,
+    /// The time that the response to the last claim of jobs whose rate is limited took.
+    throttled_response: Duration,
 }
 
 impl<'a> Claims<'a> {
@@ -142,6 +144,7 @@ impl<'a> Claims<'a> {
             checked_at: SystemTime::UNIX_EPOCH,
             orphans_left: false,
             slots_wait: shared.settings.has_job_delay(),
+            throttled_response: Duration::ZERO,
         }
     }
 

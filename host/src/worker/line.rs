@@ -10,6 +10,13 @@ use crate::sandbox::BootTime;
 /// A claim that has not started within this time is given back, so that other workers can claim the job.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The maximum time from sending a claim to the start of a job whose rate is limited. `response`: the time that the
+/// response to the last such claim took. If the database needs longer for each claim, later starts are permitted, or
+/// else each claim would use up starts of the rate, and no job would start.
+pub(super) fn throttled_within(response: Duration) -> Duration {
+    START_TIMEOUT.max(response * 2)
+}
+
 /// The claims that wait for a slot.
 #[derive(Default)]
 pub(super) struct Line {
@@ -85,7 +92,9 @@ impl Line {
         let may_start = |claim: &Claim| {
             // It counted as started when it was claimed. After a freeze, that may be too long ago: then it is given
             // back.
-            let is_late = claim.is_throttled && BootTime::now().since(claim.sent) > START_TIMEOUT;
+            let is_late = claim
+                .start_within
+                .is_some_and(|max| BootTime::now().since(claim.sent) > max);
             let has_room = claim.host_limit.as_ref().is_none_or(|limit| {
                 let running = self
                     .by_handler
@@ -171,7 +180,7 @@ mod tests {
         let mut line = Line::default();
         let then = Instant::now().checked_sub(START_TIMEOUT * 2).unwrap();
         let throttled = |id, sent, received| Claim {
-            is_throttled: true,
+            start_within: Some(throttled_within(Duration::from_millis(1))),
             sent,
             ..claim(id, received)
         };
@@ -179,5 +188,15 @@ mod tests {
         line.put(throttled(2, BootTime::now(), Instant::now()));
         assert_eq!(line.start_next().unwrap().job.id, JobId(2));
         assert_eq!(line.take_late(then).len(), 1);
+    }
+
+    #[test]
+    fn throttled_claims_start_although_each_response_takes_longer_than_a_second() {
+        assert_eq!(throttled_within(Duration::ZERO), START_TIMEOUT);
+        assert_eq!(
+            throttled_within(START_TIMEOUT * 3 / 2),
+            START_TIMEOUT * 3,
+            "the next response may take somewhat longer"
+        );
     }
 }

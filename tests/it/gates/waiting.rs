@@ -6,7 +6,7 @@ use rouse::job::Fence;
 use rouse::worker::{Intervals, Override, Overrides, Settings};
 
 use crate::support::claims::{orders, rand};
-use crate::support::worker::{TestWorker, cancel, until_true};
+use crate::support::worker::{TestWorker, cancel, ended, until_true};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -87,6 +87,24 @@ async fn a_throttled_key_continues_when_its_gate_opens() {
     let closest = "SELECT min(extract(epoch FROM gap) * 1000)::bigint FROM (
         SELECT claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at) AS gap FROM rouse.jobs) AS g";
     assert!(number(&client, closest).await >= 700);
+}
+
+#[tokio::test]
+async fn throttled_jobs_start_although_the_database_needs_longer_than_a_second_for_each_claim() {
+    let (db, client) = gate("'rate', 'throttle', max => 100, period => '1 hour'").await;
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_sleep(1.2); RETURN NEW; END $$;
+             CREATE TRIGGER slow BEFORE UPDATE ON rouse.job FOR EACH ROW
+                 WHEN (OLD.state = 'queued' AND NEW.state = 'running') EXECUTE FUNCTION public.slow()",
+        )
+        .await
+        .unwrap();
+    let id = enqueue(&client, "test.sleep", SLEEP).await;
+    let worker = worker(&db, 1).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
 }
 
 /// The job of another worker ends, and nothing announces this.

@@ -9,6 +9,7 @@ use crate::sandbox::BootTime;
 use crate::store::ClaimedJob;
 use crate::worker::claim::{Claim, HostLimit};
 use crate::worker::leases::UnderWay;
+use crate::worker::line::throttled_within;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
 
@@ -46,6 +47,8 @@ impl Claims<'_> {
         batch: Option<usize>,
     ) -> usize {
         let received = Instant::now();
+        let response = BootTime::now().since(sent);
+        let start_within = throttled_within(self.throttled_response);
         let mut first: HashSet<LaneId> = match line {
             InLine::Adopted => HashSet::new(),
             InLine::Queued(lanes) => lanes.iter().copied().collect(),
@@ -73,7 +76,7 @@ impl Claims<'_> {
                 let claim = Claim {
                     is_charged: served.is_charged,
                     is_limited: served.is_limited,
-                    is_throttled: served.is_throttled,
+                    start_within: served.is_throttled.then_some(start_within),
                     host_limit: self.host_limit(&job, &served.lane.handler),
                     class: match line {
                         InLine::Adopted => None,
@@ -101,6 +104,9 @@ impl Claims<'_> {
             })
             .collect();
         under_way.arrived(&claims);
+        if claims.iter().any(|claim| claim.start_within.is_some()) {
+            self.throttled_response = response;
+        }
         let unbound = claims.split_off(unbound_from);
         let found = match batch {
             None => new,
