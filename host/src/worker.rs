@@ -154,6 +154,8 @@ struct Calls {
     steps: Semaphore,
     /// Calls by guests about the state of handlers.
     state: Semaphore,
+    /// Lookups of commits that got no response. After an outage, there may be one for each attempt.
+    lookups: Semaphore,
     /// Calls that can wait (progress, usage, log lines, metrics, maintenance): one at a time.
     patient: Semaphore,
 }
@@ -192,6 +194,7 @@ impl Shared {
             calls: Calls {
                 steps: Semaphore::new(journal::CALLS_MAX),
                 state: Semaphore::new(journal::CALLS_MAX),
+                lookups: Semaphore::new(effects::LOOKUPS_MAX),
                 patient: Semaphore::new(1),
             },
             reports: Reports::default(),

@@ -32,7 +32,8 @@ use crate::traces::Traces;
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
 /// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for
-/// work that can wait. Heartbeats and other short statements use any free one. The number does not depend on the slots.
+/// work that can wait. Heartbeats and other short statements use any free one, and so do the lookups of commits in
+/// doubt, two at a time. The number does not depend on the slots.
 const POOL_SIZE: usize = 8;
 
 /// The default folder of modules.

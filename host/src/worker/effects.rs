@@ -37,6 +37,10 @@ const CONFLICT_RETRY_AFTER: Duration = Duration::from_millis(10);
 /// The wait after a lost connection, and before a commit in doubt is looked up again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// The maximum number of commits in doubt that are looked up at a time. It leaves most of the worker's few connections
+/// to claims, settlements and renewals.
+pub(super) const LOOKUPS_MAX: usize = 2;
+
 /// The time that the first try of an outcome waits for the lock of its job.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
 
@@ -294,7 +298,11 @@ async fn prepare_partitions(shared: &Shared, warnings: &mut Repeats) -> bool {
 async fn confirmed(shared: &Shared, one: &Unsettled) -> Option<bool> {
     let (id, fence) = (one.settlement.id, one.settlement.fence);
     loop {
-        match shared.store.confirm(id, fence, one.attempt).await {
+        let status = {
+            let _permit = shared.calls.lookups.acquire().await;
+            shared.store.confirm(id, fence, one.attempt).await
+        };
+        match status {
             Ok(CommitStatus::Held) => return None,
             Ok(CommitStatus::Settled) => return Some(true),
             Ok(CommitStatus::Lost) => return Some(false),
@@ -345,9 +353,16 @@ impl AttemptJournal {
         let (store, id, fence): (_, JobId, Fence) = (&self.shared.store, self.id, self.fence);
         let mut failed = FailedTries::default();
         loop {
-            // This waits for the transaction in question.
-            let response = match store.confirm(id, fence, attempt).await {
-                Ok(CommitStatus::Held) => store.recorded_step(id, fence, step).await,
+            let status = {
+                let _permit = self.shared.calls.lookups.acquire().await;
+                // This waits for the transaction in question.
+                store.confirm(id, fence, attempt).await
+            };
+            let response = match status {
+                Ok(CommitStatus::Held) => {
+                    let _permit = self.shared.calls.steps.acquire().await;
+                    store.recorded_step(id, fence, step).await
+                }
                 Ok(CommitStatus::Settled | CommitStatus::Lost) => self.lost().await,
                 Err(error) => Err(error),
             };

@@ -72,6 +72,55 @@ async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
     }
 }
 
+/// The others of the few connections remain for claims, settlements and renewals.
+#[tokio::test]
+async fn commits_that_got_no_response_are_looked_up_two_at_a_time() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    // A third lookup at the same time uses the sequence.
+    shop.sql(
+        "ALTER FUNCTION rouse.confirm RENAME TO confirm_one;
+         CREATE SEQUENCE crowded;
+         CREATE FUNCTION rouse.confirm(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_attempt integer)
+             RETURNS text LANGUAGE plpgsql AS $$
+         BEGIN
+             IF NOT pg_try_advisory_xact_lock(71, 1) THEN
+                 IF NOT pg_try_advisory_xact_lock(71, 2) THEN
+                     PERFORM nextval('public.crowded');
+                 END IF;
+             END IF;
+             PERFORM pg_sleep(0.1);
+             RETURN rouse.confirm_one(p_worker, p_key, p_id, p_fence, p_attempt);
+         END $$;
+         INSERT INTO orders SELECT generate_series(1, 20)",
+    )
+    .await;
+    shop.sql("BEGIN").await;
+    for id in 1..=20 {
+        shop.enqueue(json!([
+            {"sql": call("mark_paid", json!([id]))},
+            {"sql": call("add_line", json!([id, 10]))},
+        ]))
+        .await;
+    }
+    let held = proxy.hold("COMMIT", Side::Cut);
+    shop.sql("COMMIT").await;
+    // Most of them are in doubt, because they share transactions.
+    held.caught_times(6).await;
+    held.release();
+    shop.until("SELECT NOT EXISTS (SELECT FROM rouse.job)")
+        .await;
+    assert!(
+        shop.holds("SELECT count(*) = 20 AND count(DISTINCT job) = 20 FROM ledger")
+            .await
+    );
+    assert!(shop.holds("SELECT NOT is_called FROM crowded").await);
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_backend_that_is_terminated_while_it_commits_commits_once() {
     let shop = Shop::open().await;
