@@ -1,13 +1,15 @@
 //! A signal at any stage of its start ends a command in an orderly way, and leaves none of its processes running.
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::json;
 
 use crate::support::worker::{TIMEOUT, enqueue, guests_dir};
-use crate::support::{Host, TestDb, scratch};
+use crate::support::{Host, TestDb, rouse, scratch};
 
 /// The log level at which the stages of a start are logged.
 const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
@@ -132,6 +134,48 @@ async fn serve_stops_in_order_at_every_stage_of_its_start() {
     );
     let listed: i64 = row.await.unwrap().get(0);
     assert_eq!(listed, 0, "each has unregistered");
+}
+
+#[tokio::test]
+async fn a_host_stops_in_order_when_its_terminal_is_closed_unless_it_was_started_with_nohup() {
+    let db = TestDb::new().await;
+    let handlers = folder_with("noop.wasm");
+    let start = |program: &[&str]| {
+        let rouse = rouse();
+        let program = program.iter().map(OsStr::new);
+        let mut words = program.chain([rouse.get_program()]);
+        let mut command = Command::new(words.next().unwrap());
+        command
+            .args(words)
+            .args(["serve", "--http", "off", "--handlers"])
+            .arg(&handlers)
+            .envs(
+                rouse
+                    .get_envs()
+                    .filter_map(|(key, value)| Some((key, value?))),
+            )
+            .env("DATABASE_URL", db.url());
+        let host = Host::spawn(command);
+        host.line(TIMEOUT, |line| line.contains("worker started"));
+        host
+    };
+    let host = start(&[]);
+    host.signal(libc::SIGHUP);
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(
+        output.contains("stopping: no new attempts start"),
+        "{output}"
+    );
+
+    let host = start(&["nohup"]);
+    let status = fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap();
+    assert_eq!(ignored & 1, 1, "SIGHUP is number 1: {status}");
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
 }
 
 #[tokio::test]

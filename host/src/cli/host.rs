@@ -325,7 +325,7 @@ impl Host {
         }
     }
 
-    /// Works until SIGTERM or SIGINT, then until all running attempts have ended. A second signal
+    /// Works until SIGTERM, SIGINT or SIGHUP, then until all running attempts have ended. A second signal
     /// stops them. Without databases it only serves HTTP.
     pub(super) async fn work(
         self,
