@@ -1,7 +1,7 @@
 //! Usage and logs of attempts: kept with the attempts, and shown while they run.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rouse::job::{Attempt, Outcome, Usage};
 use rouse::sandbox::{Catalog, Limits, Sandbox, Settings as SandboxSettings};
@@ -289,6 +289,35 @@ async fn a_line_that_cannot_be_stored_does_not_cost_other_jobs_their_lines() {
     let lost = "rouse_log_lines_lost_total 2\n";
     crate::http::metrics_with(address.parse().unwrap(), &[lost]).await;
     assert!(lines(&watcher, bad).await.is_empty());
+}
+
+/// The last lines have 5 s.
+#[tokio::test]
+async fn a_stop_does_not_wait_until_a_slow_database_has_stored_all_lines() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // 2,000 lines are stored at a time.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$;
+             CREATE TRIGGER slow BEFORE INSERT ON rouse.log FOR EACH STATEMENT EXECUTE FUNCTION public.slow()",
+        )
+        .await
+        .unwrap();
+    let settings = Settings {
+        slots: 10,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    for _ in 0..40 {
+        enqueue(&client, "test.print", json!({"line": "x", "times": 500})).await;
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let started = Instant::now();
+    worker.drain().await;
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 #[tokio::test]

@@ -150,7 +150,7 @@ pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
         .await
         .is_some()
     {
-        while write(&shared).await {}
+        while write(&shared).await && !stop.is_cancelled() {}
         stop.run_until_cancelled(tokio::time::sleep(EVERY)).await;
     }
 }
