@@ -96,8 +96,24 @@ impl Listing {
     }
 }
 
-/// Lists the files that could be modules. Hidden files are skipped: copy tools write to hidden names before they
-/// rename.
+/// True if a file of this name could be a module. Hidden files are skipped: copy tools write to hidden names before
+/// they rename.
+fn could_be_module(path: &Path) -> bool {
+    let is_wasm = path
+        .extension()
+        .is_some_and(|end| end == "wasm" || end == "cwasm");
+    is_wasm && !name(path).starts_with('.')
+}
+
+/// True if a file of this name could be a module, or the signature of one.
+pub(super) fn belongs_to_module(path: &Path) -> bool {
+    match path.extension().is_some_and(|end| end == "sig") {
+        true => could_be_module(&path.with_extension("")),
+        false => could_be_module(path),
+    }
+}
+
+/// Lists the files that could be modules.
 ///
 /// # Errors
 /// When the folder cannot be listed.
@@ -105,13 +121,10 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<Listing, String> {
     let mut listing = Listing::default();
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let path = entry.map_err(|error| error.to_string())?.path();
-        let is_wasm = path
-            .extension()
-            .is_some_and(|end| end == "wasm" || end == "cwasm");
-        let name = name(&path);
-        if !is_wasm || name.starts_with('.') {
+        if !could_be_module(&path) {
             continue;
         }
+        let name = name(&path);
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
             // The file was removed in the meantime, or is a link whose target does not exist.

@@ -1,6 +1,7 @@
 //! The thread that follows the folder.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -89,10 +90,10 @@ fn follow(
 }
 
 fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
+    let dir = folder.dir().to_owned();
     let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
         let renamed = match event {
-            // The host's own reads are not changes.
-            Ok(event) if matches!(event.kind, EventKind::Access(_)) => return,
+            Ok(event) if !is_change(&event, &dir) => return,
             Ok(event)
                 if matches!(
                     event.kind,
@@ -118,4 +119,42 @@ fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatc
             );
         })
         .ok()
+}
+
+/// True if the event may have changed the modules in the folder: something else may be written to another file there
+/// all the time.
+fn is_change(event: &Event, dir: &Path) -> bool {
+    // The host's own reads are not changes.
+    let is_read = matches!(event.kind, EventKind::Access(_));
+    let mut paths = event.paths.iter();
+    // Without paths, events have been lost.
+    let concerns_modules =
+        event.paths.is_empty() || paths.any(|path| path == dir || file::belongs_to_module(path));
+    !is_read && concerns_modules
+}
+
+#[cfg(test)]
+mod tests {
+    use notify::event::{AccessKind, DataChange};
+
+    use super::*;
+
+    #[test]
+    fn only_events_of_modules_signatures_and_the_folder_are_changes() {
+        let dir = Path::new("/handlers");
+        let written = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+        let is_change = |kind: EventKind, names: &[&str]| {
+            let paths = names.iter().map(|name| dir.join(name));
+            is_change(&paths.fold(Event::new(kind), Event::add_path), dir)
+        };
+        for name in ["a.wasm", "a.cwasm", "a.wasm.sig", ""] {
+            assert!(is_change(written, &[name]), "{name:?}");
+        }
+        for name in ["host.log", "a.wasm.part", ".a.wasm", "sig", "notes.sig"] {
+            assert!(!is_change(written, &[name]), "{name:?}");
+        }
+        assert!(is_change(written, &[]), "events have been lost");
+        assert!(is_change(written, &["a.wasm.part", "a.wasm"]), "a rename");
+        assert!(!is_change(EventKind::Access(AccessKind::Any), &["a.wasm"]));
+    }
 }
