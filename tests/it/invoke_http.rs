@@ -6,12 +6,15 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
+use rouse::store::WorkerKey;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::http::get;
 use crate::invoke::folder;
+use crate::support::database::registration;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TIMEOUT, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, rouse};
 
@@ -330,6 +333,36 @@ async fn invocations_have_their_own_slots_separate_from_those_of_queues() {
         1,
         "invocations leave nothing in the database"
     );
+}
+
+#[tokio::test]
+async fn the_failure_of_the_worker_is_logged_before_running_invocations_have_ended() {
+    let db = TestDb::new().await;
+    let holder = registration("mail", WorkerKey::random());
+    db.store().register(&holder).await.unwrap();
+    let folder = folder("");
+    // The next start does not compile its modules while the registration waits.
+    drop(serve(&folder, &loopback(), &[]));
+    let proxy = Proxy::start(&db).await;
+    let registering = proxy.hold("rouse.register(", Side::Statement);
+    let address = loopback();
+    let host = spawn(
+        &folder,
+        &["--worker-id", "mail"],
+        &address,
+        &[("DATABASE_URL", proxy.url())],
+    );
+    host.line(TIMEOUT, |line| line.contains("modules loaded"));
+    registering.caught().await;
+    let call = Call::send(address.parse().unwrap(), "test.wait-abort", &[JSON], "{}").await;
+    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
+    registering.release();
+    host.line(TIMEOUT, |line| {
+        line.contains("the worker has failed") && line.contains("register the worker")
+    });
+    drop(call);
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{output}");
 }
 
 #[tokio::test]

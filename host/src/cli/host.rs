@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use self::invocations::{TOKEN, Tokenless};
 use super::misspelt::Named;
@@ -348,7 +348,8 @@ impl Host {
         // Invocations drain in parallel with the worker.
         let invocations = self.invocations.as_ref().map(|it| {
             let (invoker, drain_timeout) = (it.invoker.clone(), self.settings.drain_timeout);
-            tokio::spawn(async move { invoker.end(drain_timeout).await })
+            let ended = tokio::spawn(async move { invoker.end(drain_timeout).await });
+            (it.invoker.clone(), ended)
         });
         let http_stop = CancellationToken::new();
         let store = databases
@@ -420,7 +421,14 @@ impl Host {
         };
         // The worker may have ended without a signal.
         stop.drain();
-        if let Some(ended) = invocations {
+        if let Some((invoker, ended)) = invocations {
+            // Otherwise the error appears at once, when the host exits.
+            if let (Err(error), running @ 1..) = (&done, invoker.running()) {
+                error!(
+                    running,
+                    "the worker has failed, and this host exits when its running invocations have ended: {error:#}"
+                );
+            }
             ended.await.context("wait for invocations")?;
         }
         http_stop.cancel();

@@ -75,6 +75,11 @@ impl Invoker {
         self.max
     }
 
+    /// The number of running invocations.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
     /// Checks early whether a call would be refused, without starting it.
     ///
     /// # Errors
