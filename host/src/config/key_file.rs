@@ -17,26 +17,32 @@ const KEY_BYTES: usize = 32;
 /// # Errors
 /// If the file cannot be read or created, is not a key, or is readable by others.
 pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
-    match read_private(path, "worker key", KEY_BYTES) {
-        Ok(bytes) => {
-            let length = bytes.len();
-            bytes.try_into().map_err(|_| {
-                anyhow::anyhow!(
-                    "{} is not a worker key: it is {} bytes long, and a key is {KEY_BYTES} bytes long; remove it, and the next start creates a new one",
-                    path.display(),
-                    if length > KEY_BYTES {
-                        format!("more than {KEY_BYTES}")
-                    } else {
-                        length.to_string()
-                    }
-                )
-            })
-        }
+    match read(path) {
         Err(error) if is_missing(&error) => {
-            create(path).with_context(|| format!("create the worker key {}", path.display()))
+            let created = create(path);
+            let created =
+                created.with_context(|| format!("create the worker key {}", path.display()))?;
+            // `None`: another start has created it in the meantime.
+            created.map_or_else(|| read(path), Ok)
         }
-        Err(error) => Err(error),
+        other => other,
     }
+}
+
+fn read(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
+    let bytes = read_private(path, "worker key", KEY_BYTES)?;
+    let length = bytes.len();
+    bytes.try_into().map_err(|_| {
+        anyhow::anyhow!(
+            "{} is not a worker key: it is {} bytes long, and a key is {KEY_BYTES} bytes long; remove it, and the next start creates a new one",
+            path.display(),
+            if length > KEY_BYTES {
+                format!("more than {KEY_BYTES}")
+            } else {
+                length.to_string()
+            }
+        )
+    })
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
@@ -44,8 +50,9 @@ fn is_missing(error: &anyhow::Error) -> bool {
     system.is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Writes a temporary file and renames it, so that no reader sees half a key.
-fn create(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
+/// Writes a temporary file and links it, so that no reader sees half a key, and no key replaces another one. `None` if
+/// the file exists by now.
+fn create(path: &Path) -> anyhow::Result<Option<[u8; KEY_BYTES]>> {
     let key: [u8; KEY_BYTES] = rand::random();
     let mut temporary = path.as_os_str().to_owned();
     // Not the id of this process, which is always the same in a container: a file that an earlier start has left must
@@ -59,13 +66,20 @@ fn create(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
     let written = file
         .write_all(&key)
         .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        // The error above is the one to report.
-        let _ = fs::remove_file(&temporary);
-        return Err(error.into());
+        .and_then(|()| match fs::hard_link(&temporary, path) {
+            // The file system has no hard links.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {
+                fs::rename(&temporary, path)
+            }
+            linked => linked,
+        });
+    // The result above is the one to report. After a rename, the file is gone.
+    let _ = fs::remove_file(&temporary);
+    match written {
+        Ok(()) => Ok(Some(key)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error.into()),
     }
-    Ok(key)
 }
 
 #[cfg(test)]
@@ -86,6 +100,17 @@ mod tests {
             1,
             "no temporary file is left"
         );
+    }
+
+    #[test]
+    fn starts_that_create_the_file_at_once_use_the_same_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let created = create(&path).unwrap();
+        assert!(created.is_some());
+        assert_eq!(create(&path).unwrap(), None, "it has been created since");
+        assert_eq!(Some(read_or_make_key(&path).unwrap()), created);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
