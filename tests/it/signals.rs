@@ -112,6 +112,31 @@ fn the_private_postgres_stops_in_order_at_every_stage_of_its_start() {
     });
 }
 
+#[test]
+fn the_private_postgres_runs_although_its_standard_output_cannot_be_written_to() {
+    let data = scratch("postgres-unread").join("pg");
+    let rouse = rouse();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec \"$0\" postgres --data-dir \"$1\" > /dev/full"])
+        .arg(rouse.get_program())
+        .arg(&data)
+        .envs(
+            rouse
+                .get_envs()
+                .filter_map(|(key, value)| Some((key, value?))),
+        )
+        .envs([STAGES]);
+    let host = Host::spawn(command);
+    host.line(TIMEOUT, |line| {
+        line.contains("the private Postgres is ready")
+    });
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert_clean(&data, &output);
+}
+
 #[tokio::test]
 async fn serve_stops_in_order_at_every_stage_of_its_start() {
     let db = TestDb::new().await;

@@ -1,6 +1,6 @@
 //! `rouse postgres`: the private Postgres alone. `rouse dev` starts it the same way.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -146,25 +146,29 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         stopped_early();
         return Ok(ExitCode::SUCCESS);
     };
-    {
-        let mut out = std::io::stdout().lock();
-        if args.json {
-            let event = json!({"event": "ready", "url": private.url, "tcp_url": private.tcp_url});
-            writeln!(out, "{}", as_json(event))?;
-        } else {
-            for url in [Some(&private.url), private.tcp_url.as_ref()]
-                .into_iter()
-                .flatten()
-            {
-                writeln!(out, "postgres: {url}")?;
-            }
-        }
-        out.flush()?;
-    }
+    // The server runs even if nobody reads this.
+    let _ = print_ready(&private, args.json);
     tokio::select! {
         () = signals.next() => {}
         error = private.died() => return Err(error),
     }
     private.stop().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the addresses of the server.
+fn print_ready(private: &Private, as_event: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if as_event {
+        let event = json!({"event": "ready", "url": private.url, "tcp_url": private.tcp_url});
+        writeln!(out, "{}", as_json(event))?;
+    } else {
+        for url in [Some(&private.url), private.tcp_url.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            writeln!(out, "postgres: {url}")?;
+        }
+    }
+    out.flush()
 }
