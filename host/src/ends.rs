@@ -48,8 +48,22 @@ pub enum Seen {
     Live(Bytes),
     /// It has ended: its row of `rouse.outcomes`.
     Ended(Bytes),
-    /// The database refuses the look.
+    /// The database refuses the look: its login lacks a permission, or the schema is not migrated.
     Refused(Arc<str>),
+    /// The database cannot read the job: its page is damaged, for instance.
+    Unreadable(Arc<str>),
+}
+
+impl Seen {
+    /// After an error that is not temporary.
+    fn failed(error: &StoreError) -> Self {
+        let why = error.to_string().into();
+        // 42 syntax error or access rule violation.
+        match error.code() {
+            Some(code) if code.code().starts_with("42") => Self::Refused(why),
+            _ => Self::Unreadable(why),
+        }
+    }
 }
 
 /// Too many callers wait.
@@ -112,7 +126,9 @@ impl Ends {
             let seen = result.seen;
             let deadline = match &seen {
                 _ if !is_current => start + timeout.max(FIRST_LOOK_TIMEOUT),
-                Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) => return Ok(seen),
+                Seen::Unknown | Seen::Ended(_) | Seen::Refused(_) | Seen::Unreadable(_) => {
+                    return Ok(seen);
+                }
                 Seen::Nothing | Seen::Live(_) => start + timeout,
             };
             match tokio::time::timeout_at(deadline, waiter.results.changed()).await {
@@ -160,10 +176,10 @@ impl Ends {
             }
             return RETRY_AFTER;
         }
-        warn!(%error, jobs = ids.len(), "the database refuses to show jobs that callers wait for");
-        let refused = Seen::Refused(error.to_string().into());
+        warn!(%error, jobs = ids.len(), "the database does not show jobs that callers wait for");
+        let failed = Seen::failed(&error);
         for id in ids {
-            registry.show(JobId(*id), refused.clone());
+            registry.show(JobId(*id), failed.clone());
         }
         PAUSE
     }
@@ -193,9 +209,8 @@ impl Ends {
                 match self.show_outcomes(store, &[*id]).await {
                     Ok(()) => {}
                     Err(error) if !error.is_transient() => {
-                        warn!(%error, job.id = *id, "the database refuses to show a job that callers wait for");
-                        let refused = Seen::Refused(error.to_string().into());
-                        self.registry().show(JobId(*id), refused);
+                        warn!(%error, job.id = *id, "the database does not show a job that callers wait for");
+                        self.registry().show(JobId(*id), Seen::failed(&error));
                     }
                     Err(error) if error.may_be_one_rows_fault() => postponed = Err(error),
                     Err(error) => return Err(error),

@@ -95,6 +95,11 @@ async fn respond(
             "refused",
             format!("the database refuses to show the job to this host: {why}"),
         )),
+        Seen::Unreadable(why) => Err(Problem::unrelated(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "unreadable",
+            format!("the database cannot read the job: {why}"),
+        )),
         Seen::Nothing => Err(unavailable("database", "the database does not answer")),
     }
 }

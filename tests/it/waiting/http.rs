@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::together::damage_first;
 use crate::invoke::folder;
 use crate::support::claims::{claim, result, settlement};
 use crate::support::worker::{TIMEOUT, cancel, enqueue};
@@ -167,6 +168,23 @@ async fn waiters_are_limited_and_leave_with_their_connection_and_with_the_host()
     let (status, body) = response(second).await;
     assert_eq!((status, &body["error"]["kind"]), (503, &json!("stopping")));
     until_waiting(&server.ends, 0).await;
+}
+
+#[tokio::test]
+async fn a_job_that_the_database_cannot_read_is_not_reported_as_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!(1)).await;
+    cancel(&client, id).await;
+    damage_first(&client, id, "XX001").await;
+    let server = start(db.store(), Ends::default()).await;
+    let (status, body) = get(server.address, &format!("{id}?wait=1m")).await;
+    assert_eq!(
+        (status, &body["error"]["kind"]),
+        (500, &json!("unreadable"))
+    );
+    let why = body["error"]["message"].as_str().unwrap();
+    assert!(why.contains("missing chunk number 0"), "{why}");
 }
 
 #[tokio::test]

@@ -215,6 +215,15 @@ const DAMAGE: &str = "
     END
     $$";
 
+/// The first call of [`damage`].
+pub(super) async fn damage_first(client: &Client, id: i64, sqlstate: &str) {
+    client
+        .batch_execute("ALTER FUNCTION rouse.outcomes(bigint[]) RENAME TO _outcomes")
+        .await
+        .unwrap();
+    damage(client, id, sqlstate).await;
+}
+
 async fn damage(client: &Client, id: i64, sqlstate: &str) {
     let sql = DAMAGE
         .replace("$1", &id.to_string())
@@ -232,11 +241,7 @@ async fn wait_for_a_damaged_job(db: &TestDb, sqlstate: &str) -> (Seen, JoinHandl
     for id in ids {
         cancel(&client, id).await;
     }
-    client
-        .batch_execute("ALTER FUNCTION rouse.outcomes(bigint[]) RENAME TO _outcomes")
-        .await
-        .unwrap();
-    damage(&client, ids[1], sqlstate).await;
+    damage_first(&client, ids[1], sqlstate).await;
     let ends = Ends::default();
     let [whole, damaged] = ids.map(|id| {
         let ends = ends.clone();
@@ -256,7 +261,7 @@ async fn a_result_that_cannot_be_read_is_refused_to_its_own_callers_only() {
     assert_eq!(row_of(whole)["state"], "cancelled");
     let damaged = tokio::time::timeout(TIMEOUT, damaged).await.unwrap();
     match damaged.unwrap() {
-        Seen::Refused(why) => assert!(why.contains("missing chunk number 0"), "{why}"),
+        Seen::Unreadable(why) => assert!(why.contains("missing chunk number 0"), "{why}"),
         seen => panic!("{seen:?}"),
     }
 }
