@@ -90,6 +90,9 @@ use crate::sandbox::{BootTime, Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{FairQueueStats, Store, StoreError};
 
+/// The maximum number of tries of a registration that gets no response.
+const REGISTER_TRIES_MAX: u32 = 3;
+
 /// The parts that a worker is built from.
 pub struct Parts {
     /// The database.
@@ -268,7 +271,7 @@ pub async fn run(
     health: Health,
     stop: Stop,
 ) -> anyhow::Result<()> {
-    let registration = register(&settings, &parts).await?;
+    let registration = register(&settings, &parts, &stop).await?;
     let store = parts.store.clone();
     let worked = work(settings, parts, health, stop, registration).await;
     if worked.is_err() {
@@ -341,6 +344,7 @@ async fn work(
 async fn register(
     settings: &Settings,
     parts: &Parts,
+    stop: &Stop,
 ) -> anyhow::Result<(Incarnation, Duration, BootTime)> {
     let Parts { store, catalog, .. } = parts;
     store
@@ -353,8 +357,23 @@ async fn register(
         None,
         heartbeat::Tally::at_start(catalog),
     );
-    let sent = BootTime::now();
-    let registered = store.register(&registration).await;
-    let (incarnation, every) = registered.context("register the worker")?;
-    Ok((incarnation, every, sent))
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let sent = BootTime::now();
+        match store.register(&registration).await {
+            Ok((incarnation, every)) => return Ok((incarnation, every, sent)),
+            // The registration may have been committed. Without a key file, only this process has its key: for all
+            // others, the id would be taken for 90 s.
+            Err(error)
+                if tries < REGISTER_TRIES_MAX
+                    && (error.is_unanswered() || (tries > 1 && error.is_unreachable()))
+                    && !stop.is_stopping() =>
+            {
+                tracing::warn!(%error, "cannot register the worker; trying again");
+                store.ready().await;
+            }
+            Err(error) => return Err(error).context("register the worker"),
+        }
+    }
 }

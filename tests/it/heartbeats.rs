@@ -10,8 +10,9 @@ use serde_json::json;
 use crate::sandbox_guest::{echo, guest};
 use crate::support::TestDb;
 use crate::support::database::registration;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    TestWorker, catalog_of, ended, enqueue, lease, until, until_true, watched,
+    TestWorker, catalog, catalog_of, ended, enqueue, lease, until, until_true, watched,
 };
 
 /// The longest possible name with this number.
@@ -151,6 +152,31 @@ async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
     assert!(error.is_locked(), "{error}");
     operator.batch_execute("ROLLBACK").await.unwrap();
     worker.heartbeat(None, &stats, false).await.unwrap();
+}
+
+/// Its id would be taken for 90 s.
+#[tokio::test]
+async fn a_worker_whose_registration_got_no_response_registers_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let response = proxy.hold("rouse.register(", Side::Response);
+    let settings = Settings {
+        worker_id: "mail".into(),
+        ..Settings::default()
+    };
+    let worker =
+        TestWorker::start_through(proxy.store(), db.connector(), settings, catalog().await);
+    response.caught().await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
+    proxy.go_down();
+    proxy.come_up();
+    response.release();
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    let twice = "SELECT count(*) = 2 FROM rouse.worker WHERE worker_id = 'mail'";
+    until_true(&client, twice).await;
+    worker.drain().await;
 }
 
 /// As `rouse.forget_worker`, `rouse.clear_timeouts` and `rouse.set_fair_share` lock them.
