@@ -49,7 +49,7 @@ impl From<&RunningUsage> for UsageRecord {
 /// The running attempts of one worker.
 #[derive(Debug, Clone, Default)]
 pub struct RunningOn {
-    /// The attempts, longest first: the columns of the view `rouse.top`, and `running_s`.
+    /// The attempts, longest first: `id`, `handler`, `queue`, `tenant`, `attempt`, `claimed_at`, `running_s`.
     pub attempts: Vec<Value>,
     /// The number of running jobs, of all workers, that were examined.
     pub examined_count: i64,

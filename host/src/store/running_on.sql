@@ -1,12 +1,12 @@
--- The running attempts of worker $1, longest first, at most $2: rows as in top.sql; and how many running jobs were
--- examined for that. There is no index by worker, because it would cost a write with each claim. So the running jobs of
--- all workers are examined in the order in which their leases end, at most $3 of them. One read, without locks. Served
--- by job_lease; the rest is looked up by primary keys.
+-- The running attempts of worker $1, longest first, at most $2; and how many running jobs were examined for that. There
+-- is no index by worker, because it would cost a write with each claim. So the running jobs of all workers are examined
+-- in the order in which their leases end, at most $3 of them. One read, without locks, of columns that observers may
+-- read: not of the fence. Served by job_lease; the rest is looked up by primary keys.
 --
 -- The limit is hidden from the planner. Without statistics, it expects fewer running jobs than that, and would read all
 -- of them to sort them. Each job is read once: for a lookup by id of a running job, job_lease could be read as a whole.
 WITH examined AS MATERIALIZED (
-    SELECT j.id, j.lane, j.tenant, j.attempt, j.fence, j.worker, j.claimed_at FROM rouse.job AS j
+    SELECT j.id, j.lane, j.tenant, j.attempt, j.worker, j.claimed_at FROM rouse.job AS j
     WHERE j.state = 'running' ORDER BY j.lease_until LIMIT (SELECT $3)),
 mine AS MATERIALIZED (
     SELECT e.* FROM examined AS e
@@ -16,15 +16,9 @@ mine AS MATERIALIZED (
     ORDER BY e.claimed_at, e.id LIMIT $2)
 SELECT (SELECT count(*) FROM examined),
        ARRAY(
-           SELECT to_jsonb(t) || jsonb_build_object(
-               'running_s', round(extract(epoch FROM clock_timestamp() - t.claimed_at)::numeric, 1))
-           FROM (
-               SELECT m.id, l.handler, l.queue, m.tenant, $1 AS worker_id, m.attempt, m.claimed_at, p.percent, p.step,
-                      r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, r.at
-               FROM mine AS m
-               CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = m.lane LIMIT 1) AS l
-               LEFT JOIN LATERAL (
-                   SELECT * FROM rouse.progress AS p WHERE p.job = m.id AND p.fence = m.fence LIMIT 1) AS p ON true
-               LEFT JOIN LATERAL (
-                   SELECT * FROM rouse.running AS r WHERE r.job = m.id AND r.fence = m.fence LIMIT 1) AS r ON true) AS t
-           ORDER BY t.claimed_at, t.id)
+           SELECT jsonb_build_object(
+               'id', m.id, 'handler', l.handler, 'queue', l.queue, 'tenant', m.tenant, 'attempt', m.attempt, 'claimed_at', m.claimed_at,
+               'running_s', round(extract(epoch FROM clock_timestamp() - m.claimed_at)::numeric, 1))
+           FROM mine AS m
+           CROSS JOIN LATERAL (SELECT l.handler, l.queue FROM rouse.lane AS l WHERE l.id = m.lane LIMIT 1) AS l
+           ORDER BY m.claimed_at, m.id)

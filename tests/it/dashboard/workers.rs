@@ -1,5 +1,6 @@
 //! The page of a worker.
 
+use rouse::store::{Store, connect::Connector};
 use serde_json::json;
 
 use super::Dashboard;
@@ -53,10 +54,17 @@ async fn the_page_of_a_worker_says_that_it_runs_more_jobs_than_are_listed() {
     assert!(!longest.contains(&link), "{longest}");
 }
 
+/// The login of the dashboard may have no role but that of observers.
 #[tokio::test]
 async fn the_running_jobs_of_a_worker_are_found_among_a_limited_number() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    client
+        .batch_execute("DO $$ BEGIN CREATE ROLE workers_observer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; GRANT rouse_observer TO workers_observer")
+        .await
+        .unwrap();
+    let url = db.url().replace("rouse@", "workers_observer@");
+    let observer = Store::new(&Connector::from_url(&url, &|_| None).unwrap(), 1);
     let (first, second) = (db.worker().await, db.worker().await);
     let ids = [
         enqueue(&client, "a.b", json!({})).await,
@@ -65,8 +73,8 @@ async fn the_running_jobs_of_a_worker_are_found_among_a_limited_number() {
     claim(&first, 1).await;
     claim(&second, 1).await;
     let found = async |worker, examine| {
-        let running = db.store().running_on(worker, 10, examine).await.unwrap();
-        let running = running.expect("the superuser may read it");
+        let running = observer.running_on(worker, 10, examine).await.unwrap();
+        let running = running.expect("an observer may read it");
         let ids = running.attempts.iter().map(|it| it["id"].as_i64().unwrap());
         (ids.collect::<Vec<_>>(), running.examined_count)
     };

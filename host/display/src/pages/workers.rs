@@ -78,7 +78,7 @@ fn flags(worker: &Value) -> Markup {
 /// The attempts that a worker runs.
 #[derive(Debug, Clone, Default)]
 pub struct RunningAttempts {
-    /// Those that have run longest, as `rouse top --json` prints them.
+    /// Those that have run longest: `id`, `handler`, `queue`, `tenant`, `attempt`, `running_s`.
     pub longest: Vec<Value>,
     /// True if it runs more than these.
     pub has_more: bool,
