@@ -256,8 +256,8 @@ $$;
 -- rouse._may_log permits for each.
 --
 -- p_repeats: an earlier call may have stored some of the lines, because its response was lost; these are left out, and
--- count as stored. Lines of an earlier call that has not committed yet may be stored twice. Without p_repeats, the call
--- does not read rouse.log. Served by log_job, in each partition.
+-- count as stored. Lines of an earlier call that has not committed yet may be stored twice. Without p_repeats, only
+-- rouse._may_log reads rouse.log, for some calls. Served by log_job, in each partition.
 CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[], p_repeats boolean) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
