@@ -15,8 +15,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The live job that counts as the previous one of a schedule whose last job is p_last: the live job of its chain. If
--- that chain has ended, the job behind which p_last was queued: it may still run although p_last was cancelled. Null:
--- there is none. Served by the indexes of rouse._chain_of and rouse._live_job.
+-- p_last has ended without an attempt, for instance because it was cancelled, the job behind which it was queued may
+-- still run. Null: there is none. Served by the indexes of rouse._chain_of and rouse._live_job.
 CREATE OR REPLACE FUNCTION rouse._previous_job(p_last bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -24,7 +24,7 @@ DECLARE
 BEGIN
     IF live IS NULL THEN
         SELECT rouse._live_job((f.after #>> '{previous,job}')::bigint) INTO live
-        FROM rouse.finished AS f WHERE f.id = p_last LIMIT 1;
+        FROM rouse.finished AS f WHERE f.id = p_last AND f.attempt = 0 LIMIT 1;
     END IF;
     RETURN live;
 END

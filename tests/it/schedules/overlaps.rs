@@ -168,6 +168,24 @@ async fn overlap_queue_waits_for_the_running_job_although_the_one_behind_it_was_
 }
 
 #[tokio::test]
+async fn a_job_that_has_run_is_the_previous_one_although_the_one_before_it_is_retried() {
+    let (_db, client, store) = second_firing("queue", true).await;
+    fire_due(&store).await;
+    let first: i64 = one(&client, "SELECT min(job) FROM rouse.schedule_run").await;
+    let fail = "SELECT rouse.fail($1, 'no')";
+    client.execute(fail, &[&first]).await.unwrap();
+    settle(&store, &claim(&store, 10).await).await;
+    let retry = "SELECT rouse.retry($1)";
+    client.execute(retry, &[&first]).await.unwrap();
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "queued", "enqueued"]
+    );
+}
+
+#[tokio::test]
 async fn overlap_queue_does_not_queue_behind_a_job_that_has_not_started() {
     let (_db, client, store) = second_firing("queue", false).await;
     fire_due(&store).await;
