@@ -352,8 +352,12 @@ BEGIN
         capabilities = coalesce(p_capabilities, w.capabilities),
         stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
-    WHERE w.incarnation = p_worker
+    WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL
     RETURNING w.timeouts INTO timeouts;
+    IF NOT FOUND THEN
+        -- The incarnation has ended while the call waited for its row.
+        PERFORM rouse._known(p_worker, p_key);
+    END IF;
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;

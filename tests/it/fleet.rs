@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 
 use crate::support::claims::{claim, error, orders, settlement};
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, backdate_heartbeat, enqueue, until_true, watched};
+use crate::support::worker::{
+    SOMEBODY_WAITS, TestWorker, backdate_heartbeat, enqueue, until_true, watched,
+};
 use crate::support::{TestDb, command, folder, rouse_in, run_rouse};
 
 /// Runs a command to its end, in an empty folder.
@@ -266,6 +268,29 @@ async fn an_ended_incarnation_keeps_only_the_names_of_its_handlers() {
         shown.exits(0).prints("mail.send");
         assert_eq!(shown.stdout.contains("9.8.7"), id == "live", "{id}");
     }
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_waits_for_the_end_of_its_incarnation_is_refused_and_restores_nothing() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let store = db.worker().await;
+    let ending = client.transaction().await.unwrap();
+    let expire = "SELECT rouse._expire_worker(incarnation) FROM rouse.worker";
+    ending.execute(expire, &[]).await.unwrap();
+    let capabilities = json!({"x": {"version": "1", "sha256": "ab".repeat(32), "grants": []}});
+    let stats = Stats::default();
+    let beat = store.heartbeat(Some(&capabilities), &stats, false);
+    let end = async {
+        until_true(&watcher, SOMEBODY_WAITS).await;
+        ending.commit().await.unwrap();
+    };
+    let (beat, ()) = tokio::join!(beat, end);
+    let refused = beat.err().expect("the incarnation has ended");
+    assert!(refused.is_incarnation_ended(), "{refused}");
+    let sql = "SELECT capabilities = '{}' AND handlers = '{}' FROM rouse.worker";
+    let row = watcher.query_one(sql, &[]).await.unwrap();
+    assert!(row.get::<_, bool>(0));
 }
 
 #[tokio::test]
