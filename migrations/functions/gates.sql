@@ -680,8 +680,12 @@ BEGIN
         INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
     END IF;
     -- With direct dispatch, another worker may have been chosen. A job that was due stays in its inbox: in another one,
-    -- it would be the last, and with enough newer ones it would never start.
-    IF is_due AND was.turn IS NOT NULL AND was.lane <> p_lane AND rouse._shared_lane(was.lane) = rouse._shared_lane(p_lane) THEN
+    -- it would be the last, and with enough newer ones it would never start. A hash chooses another worker only for
+    -- another key, or because workers have come or gone.
+    IF is_due AND was.turn IS NOT NULL AND was.lane <> p_lane AND rouse._shared_lane(was.lane) = rouse._shared_lane(p_lane)
+       AND NOT EXISTS (
+           SELECT FROM rouse.queue AS q
+           WHERE q.dispatch = 'hash' AND q.name = (SELECT l.queue FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1)) THEN
         p_lane := was.lane;
     END IF;
     UPDATE rouse.job AS j

@@ -142,6 +142,25 @@ async fn a_due_job_that_a_newer_one_replaces_keeps_its_inbox_and_its_turn() {
 }
 
 #[tokio::test]
+async fn a_due_job_that_a_newer_one_replaces_is_in_the_inbox_of_its_key() {
+    let (db, client) = direct("'hash', '{$.customer}'").await;
+    workers(&db, &["a", "b", "c"]).await;
+    let payload = |customer: i32| format!(r#", payload => '{{"customer": {customer}}}'"#);
+    let mut chosen = Vec::new();
+    for customer in 0..20 {
+        chosen.push(enqueue(&client, &payload(customer)).await);
+    }
+    let gate =
+        "SELECT rouse.set_gate('last', 'singleton', handler => 'greet', on_conflict => 'replace')";
+    client.batch_execute(gate).await.unwrap();
+    for (customer, worker) in (0..).zip(&chosen) {
+        assert_eq!(&enqueue(&client, &payload(customer)).await, worker);
+    }
+    let distinct: BTreeSet<&String> = chosen.iter().collect();
+    assert!(distinct.len() > 1, "{chosen:?}");
+}
+
+#[tokio::test]
 async fn sessions_that_take_turns_start_with_different_workers() {
     let (db, client) = direct("'round-robin'").await;
     workers(&db, &["a", "b", "c", "d"]).await;
