@@ -187,12 +187,8 @@ BEGIN
                     CASE WHEN live IS NOT NULL THEN jsonb_build_object('previous', jsonb_build_object('job', live, 'on_failure', 'run')) END, at);
             WHEN 'replace' THEN
                 -- A due time that has its job from a backfill gets no other, so nothing is cancelled for it.
-                IF live IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM rouse.schedule_run AS r WHERE r.schedule = current AND r.due_at = firing.due_at AND r.job IS NOT NULL) THEN
-                    PERFORM rouse._end(live, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('schedule', current));
-                END IF;
                 job := rouse._enqueue_run(
-                    firing.schedule, firing.due_at, CASE WHEN live IS NULL THEN 'enqueued' ELSE 'replaced' END, firing.run_at, NULL, at);
+                    firing.schedule, firing.due_at, CASE WHEN live IS NULL THEN 'enqueued' ELSE 'replaced' END, firing.run_at, NULL, at, live);
             ELSE
                 INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, error)
                 VALUES (current, firing.due_at, at, CASE firing.action WHEN 'skip' THEN 'skipped' WHEN 'miss' THEN 'missed' ELSE 'refused' END,

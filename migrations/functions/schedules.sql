@@ -363,11 +363,12 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Enqueues a job of a schedule for a due time, at `p_run_at` at the earliest, after `p_after`, and returns its id; null
--- if the due time has a job already. Without a due time, it is enqueued in any case. If a gate merges it with an
--- earlier job, the id is that of the earlier one; the schedule of a module may not use every job
--- (rouse._check_merged_run). Served by schedule_run_due.
+-- if the due time has a job already. Without a due time, it is enqueued in any case. First cancels the live job
+-- `p_replaces`, which the caller has locked. If a gate merges the new job with an earlier one, the id is that of the
+-- earlier one; the schedule of a module may not use every job (rouse._check_merged_run). Served by schedule_run_due.
 CREATE OR REPLACE FUNCTION rouse._enqueue_run(
-    p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz) RETURNS bigint
+    p_schedule rouse.schedule, p_due_at timestamptz, p_outcome text, p_run_at timestamptz, p_after jsonb, p_at timestamptz,
+    p_replaces bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     made    bigint := nextval('rouse.turn_seq');
@@ -380,6 +381,9 @@ BEGIN
     RETURNING id INTO run;
     IF NOT FOUND THEN
         RETURN NULL;
+    END IF;
+    IF p_replaces IS NOT NULL THEN
+        PERFORM rouse._end(p_replaces, 'cancelled', NULL, NULL, 'cancelled', jsonb_build_object('schedule', p_schedule.name));
     END IF;
     merged := (SELECT e.id FROM rouse._enqueue(
         made, p_schedule.handler, payload, octet_length(payload::text), NULL, p_schedule.queue, p_schedule.tenant,

@@ -229,6 +229,30 @@ async fn overlap_cancel_cancels_nothing_for_a_due_time_that_a_backfill_has_handl
 }
 
 #[tokio::test]
+async fn overlap_cancel_cancels_nothing_for_a_due_time_that_a_backfill_handles_at_the_same_time() {
+    let (_db, client, store) = second_firing("cancel", true).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    // The backfill commits just before the row about the due time is written.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.backfill() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+             BEGIN
+                 INSERT INTO rouse.schedule_run (schedule, due_at, at, outcome, job)
+                 VALUES (NEW.schedule, NEW.due_at, now(), 'backfilled', rouse.enqueue('x'));
+                 RETURN NEW;
+             END
+             $$;
+             CREATE TRIGGER backfill BEFORE INSERT ON rouse.schedule_run FOR EACH ROW WHEN (NEW.outcome = 'replaced')
+                 EXECUTE FUNCTION public.backfill()",
+        )
+        .await
+        .unwrap();
+    fire_due(&store).await;
+    assert_eq!(show(&client, first).await.state, "running");
+    assert_eq!(outcomes(&client, "a").await, ["enqueued", "backfilled"]);
+}
+
+#[tokio::test]
 async fn a_retry_of_the_previous_job_counts_as_the_previous_job() {
     let (_db, client, store) = second_firing("skip", false).await;
     let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
