@@ -387,8 +387,10 @@ async fn the_metric_shows_a_handler_whose_statements_cannot_be_checked_as_parked
     proxy.go_down();
     let login = shop.as_login(proxy.url());
     let config = scratch("config").join("rouse.toml");
-    let table = "[handlers.\"sql.run\".sql]";
-    let text = format!("{table}\nlogin = {{ url = \"{login}\" }}\nstatements = \"all\"\n");
+    let text = format!(
+        "[handlers.\"sql.run\"]\nmodule = \"{MODULE}\"\n\
+         [handlers.\"sql.run\".sql]\nlogin = {{ url = \"{login}\" }}\nstatements = \"all\"\n"
+    );
     std::fs::write(&config, text).unwrap();
     let (folder, address) = (folder_of_guests(), format!("127.0.0.1:{}", free_port()));
     let args = [
