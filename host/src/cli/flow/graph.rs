@@ -180,10 +180,18 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_has_several_names_is_named_once() {
-        let after = json!({"a": 1, "b": {"job": 1, "on_failure": "run"}});
-        let jobs = [job(1, "charge", json!(null)), job(2, "ship", after)];
-        assert_eq!(drawn(&jobs, 10), ["charge | ", "└─ ship | after charge"]);
+    fn a_job_that_has_several_names_is_drawn_once_with_the_strictest_effect() {
+        let named = |effect: &str| json!({"job": 1, "on_failure": effect});
+        for (after, drawn_after) in [
+            (json!({"a": named("run"), "b": 1}), "after charge"),
+            (
+                json!({"a": named("run"), "b": named("wait")}),
+                "after charge (wait)",
+            ),
+        ] {
+            let jobs = [job(1, "charge", json!(null)), job(2, "ship", after)];
+            assert_eq!(drawn(&jobs, 10)[1], format!("└─ ship | {drawn_after}"));
+        }
     }
 
     #[test]
