@@ -197,7 +197,8 @@ async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
     assert_eq!(left, "busy new", "a running job still names one");
 }
 
-/// A worker with a fixed id would otherwise leave a row for each start, because it cannot be forgotten while it is alive.
+/// A worker with a fixed id would otherwise leave a row for each start, because it cannot be forgotten while it is
+/// alive.
 #[tokio::test]
 async fn an_earlier_incarnation_of_a_worker_is_removed_once_no_kept_row_refers_to_it() {
     let db = TestDb::new().await;

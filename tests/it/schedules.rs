@@ -118,8 +118,8 @@ async fn write(store: &Store, decided: &[(DueSchedule, Decision)]) -> Vec<String
     store.fire_schedules(&fired, LOCK_WAIT).await.unwrap()
 }
 
-/// Blocks jobs of the handler `gated` until the transaction that it returns ends: this has enqueued one of them, and all
-/// of them have the same key of a gate.
+/// Blocks jobs of the handler `gated` until the returned transaction ends: it has enqueued one of them, and all of them
+/// have the same key of a gate.
 async fn block_gated_jobs<'a>(client: &Client, producer: &'a mut Client) -> Transaction<'a> {
     client
         .batch_execute("SELECT rouse.set_gate('one', 'singleton', handler => 'gated')")

@@ -37,7 +37,7 @@ impl Settable for Limits {
             |of| Usize(&mut of.result_bytes),
             "Size of a result",
         ),
-        // Postgres stores as much (`_may_log` in migrations/functions/steps.sql).
+        // Postgres stores at least as much (`_may_log` in migrations/functions/steps.sql).
         Setting::new(
             "log_bytes",
             0..=64 << 20,

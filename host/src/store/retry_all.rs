@@ -74,8 +74,8 @@ impl RetryAll {
         }
     }
 
-    /// Makes one call, in one transaction; again if concurrent transactions made Postgres roll it back. Returns false if
-    /// that was the last call.
+    /// Makes one call, in one transaction; again if concurrent transactions made Postgres roll it back. Returns false
+    /// if that was the last call.
     ///
     /// # Errors
     /// If the filter is invalid, or the database does not answer.

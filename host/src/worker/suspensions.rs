@@ -55,7 +55,7 @@ impl WaitStore for AttemptJournal {
 pub(super) struct NextParents {
     /// The name before them; `None`: they are the first.
     after: Option<String>,
-    /// In the order of their bytes.
+    /// In byte order.
     names: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_names_follow_a_name_in_the_order_of_bytes() {
+    fn known_names_follow_a_name_in_byte_order() {
         let next = NextParents {
             after: Some("B".into()),
             names: ["a", "b", "\u{e9}"].map(str::to_owned).into(),

@@ -198,7 +198,7 @@ impl Scale<'_> {
         }
     }
 
-    /// Drains `work` as often as the options say.
+    /// Drains `work` several times, as set by the options.
     async fn drains(&self, title: &str, hosts: usize, work: &Work) -> Result<Vec<Drained>> {
         let options = HostOptions::new(&self.handlers);
         let mut drains = Vec::new();

@@ -191,8 +191,8 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
             time_zone: "UTC".into(),
         },
     };
-    let put = db.worker().await;
-    let put = put.put_module_schedule("gated", &declared).await;
+    let worker = db.worker().await;
+    let put = worker.put_module_schedule("gated", &declared).await;
     assert_eq!(put.unwrap(), "undeclared");
     let declaring = |id: &str| Registration {
         capabilities: json!({"gated": {"version": "1.0.0", "sha256": "ab".repeat(32), "grants": [], "schedule": declared.schedule}}),

@@ -128,8 +128,8 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
     worker.drain().await;
 }
 
-/// A host tries ten of them at once, one of which waits for 250 ms, and each of them again after at most a second. If it
-/// always tried the first ones, they would come up again before the host has tried the last one.
+/// A host tries ten of them at once, one of which waits for 250 ms, and each of them again after at most a second. If
+/// it always tried the first ones, they would come up again before the host has tried the last one.
 #[tokio::test]
 async fn a_hundred_backfills_whose_jobs_a_producer_blocks_do_not_prevent_others() {
     let db = TestDb::new().await;
