@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, error, lock_job, result, settlement_with};
-use crate::support::worker::{enqueue, enqueue_sql};
+use crate::support::worker::{enqueue, enqueue_sql, forget};
 
 fn new(kind: NewJobKind, handler: &str, payload: Value, options: Option<Value>) -> NewJob {
     NewJob {
@@ -270,11 +270,7 @@ async fn a_retry_does_not_take_an_older_job_that_has_succeeded_for_the_end_of_it
     let failed = Outcome::Failed(error(ErrorKind::GuestError));
     let failed = settlement_with(&second, failed, Vec::new());
     store.settle(&[failed], Locked::Wait).await.unwrap();
-    let forget = format!(
-        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {}; COMMIT",
-        second.id.0
-    );
-    client.batch_execute(&forget).await.unwrap();
+    forget(&client, second.id.0).await;
     let sql = "SELECT rouse.retry($1)";
     let refused = client.query_one(sql, &[&waiting]).await.unwrap_err();
     let refused = refused.as_db_error().unwrap();

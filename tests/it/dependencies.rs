@@ -13,7 +13,9 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, show, until_true};
+use crate::support::worker::{
+    TestWorker, cancel, ended, enqueue, events, forget, show, until_true,
+};
 
 /// Enqueues a job that waits for others.
 async fn enqueue_after(client: &Client, handler: &str, after: Value) -> i64 {
@@ -499,11 +501,7 @@ async fn a_retry_does_not_need_chains_that_are_no_longer_kept() {
     let child = enqueue_after(&client, "x", json!([parent])).await;
     settle_ready(&store, &[ok()]).await;
     assert!(cancel(&client, child).await);
-    let forget = "SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = ";
-    client
-        .batch_execute(&format!("BEGIN; {forget}{parent}; COMMIT"))
-        .await
-        .unwrap();
+    forget(&client, parent).await;
     let again: i64 = client
         .query_one("SELECT rouse.retry($1)", &[&child])
         .await

@@ -9,7 +9,7 @@ use super::{act, enqueue_flow, job_of, settle_ready, states};
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue, forget, until_true};
 
 /// Jobs that wait for each other, one after another.
 fn chain(length: usize) -> Value {
@@ -113,14 +113,6 @@ async fn a_job_that_fails_again_between_two_batches_is_not_retried_again() {
         ["a failed", "c queued", "b cancelled"]
     );
     assert_eq!(act(&client, "retry_flow", flow).await, 2);
-}
-
-/// Deletes the row of an ended job, as if its history had been dropped.
-async fn forget(client: &Client, id: i64) {
-    let sql = format!(
-        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {id}; COMMIT"
-    );
-    client.batch_execute(&sql).await.unwrap();
 }
 
 /// Failed jobs may be kept for longer than others.

@@ -221,6 +221,14 @@ pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
         .get(0)
 }
 
+/// Deletes the row of an ended job, as if its history had been dropped.
+pub(crate) async fn forget(client: &Client, id: i64) {
+    let sql = format!(
+        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {id}; COMMIT"
+    );
+    client.batch_execute(&sql).await.expect("forget the job");
+}
+
 /// Makes each worker send a heartbeat now, as a challenge does.
 pub(crate) async fn prompt_heartbeats(client: &Client) {
     client
