@@ -1,8 +1,8 @@
-//! What is known about the SQL statements of handlers on this host: whether they fit the database.
+//! Knows which handlers of this host may run: those whose SQL statements fit the database.
 //!
 //! A handler with granted statements is served only after the database has accepted all of them in a session of the
 //! handler's login. A handler whose statements do not fit is parked: its jobs wait, for another host or until the next
-//! check. They also wait while the login does not answer. `check` finds out, and `effects.rs` runs the statements.
+//! check. They also wait while the login does not answer. `check` finds this out, and `effects.rs` runs the statements.
 
 mod check;
 

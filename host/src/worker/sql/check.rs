@@ -1,4 +1,4 @@
-//! Checks whether the SQL statements of handlers fit the database, and whether their logins respond.
+//! Checks whether handlers can run their SQL statements now.
 
 use std::collections::HashMap;
 use std::sync::Arc;
