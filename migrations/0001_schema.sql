@@ -594,6 +594,8 @@ CREATE TABLE rouse.finished (
     retried_from      bigint,
     -- As in rouse.job.
     chain             bigint,
+    -- True if its attempt has continued the chain with another job; null: it has not.
+    continued         boolean,
     flow              bigint,
     flow_name         text,
     requested_at      timestamptz NOT NULL,

@@ -191,10 +191,11 @@ $$;
 -- `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if the payload was
 -- removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
--- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry. If the job
--- never ran, the retry waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry.
--- So does the chain whose failure has cancelled the job, if it is no longer kept: otherwise, the retry would run
--- although that chain has failed.
+-- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry; if the end
+-- of the chain is no longer kept, it is final, and the retry starts a chain of its own. If the job never ran, the retry
+-- waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry. So does the chain
+-- whose failure has cancelled the job, if its end is no longer kept: otherwise, the retry would run although that chain
+-- has failed.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -225,30 +226,26 @@ BEGIN
             last := rouse._last_ended(continued);
             -- An enqueue of a job that waits for a retry of this chain also locks the row (rouse._lock_parent).
             PERFORM FROM rouse.finished AS f WHERE f.id = last.id FOR UPDATE;
-            EXIT WHEN rouse._live_job(continued) IS NULL AND (rouse._last_ended(continued)).id = last.id;
+            EXIT WHEN rouse._live_job(continued) IS NULL AND (rouse._last_ended(continued)).id IS NOT DISTINCT FROM last.id;
         END LOOP;
-        IF last.state = 'succeeded' THEN
+        IF last.id IS NULL OR last.state = 'succeeded' THEN
             continued := NULL;
         END IF;
     END IF;
     IF p_was.after IS NOT NULL AND p_was.attempt = 0 THEN
         IF p_was.state = 'cancelled' THEN
-            -- The chain whose failure has cancelled it. Once its last job is no longer kept, it cannot be retried
-            -- first. An older job of the chain, which had succeeded, may still be kept.
+            -- The chain whose failure has cancelled it: once its end is no longer kept, it cannot be retried first.
             SELECT (r.detail ->> 'after')::bigint INTO failed FROM rouse.record AS r
             WHERE r.job = p_was.id AND r.event = 'cancelled' AND r.detail ? 'after' LIMIT 1;
-            IF failed IS NOT NULL AND rouse._live_job(failed) IS NULL THEN
-                last := rouse._last_ended(failed);
-                IF last.id IS NULL OR last.state = 'succeeded' AND last.finished_at <= p_was.finished_at THEN
-                    RETURN;
-                END IF;
+            IF failed IS NOT NULL AND rouse._live_job(failed) IS NULL AND (rouse._last_ended(failed)).id IS NULL THEN
+                RETURN;
             END IF;
             failed := NULL;
         END IF;
-        -- Any other chain that is no longer kept had ended when this job was released or cancelled.
+        -- Any other chain whose end is no longer kept had ended when this job was released or cancelled.
         parents := rouse._find_parents((
             SELECT coalesce(jsonb_object_agg(d.name, d.entry), '{}') FROM rouse._dependencies_of(p_was.after) AS d
-            WHERE rouse._chain_of((d.job #>> '{}')::bigint) IS NOT NULL), true);
+            WHERE coalesce(rouse._live_job((d.job #>> '{}')::bigint), (rouse._last_ended((d.job #>> '{}')::bigint)).id) IS NOT NULL), true);
         IF parents.failed IS NOT NULL THEN
             failed := parents.failed;
             RETURN;
@@ -274,8 +271,10 @@ BEGIN
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
             END IF;
+            -- The job that ended last too, if the retry of an older one continues its chain (rouse._has_successor).
             INSERT INTO rouse.record (at, job, event, who, detail)
-            VALUES (p_at, p_was.id, 'retried', session_user, jsonb_build_object('as', fresh));
+            SELECT p_at, r.id, 'retried', session_user, jsonb_build_object('as', fresh)
+            FROM (SELECT p_was.id UNION SELECT last.id WHERE continued IS NOT NULL) AS r(id);
             made := fresh;
             RETURN;
         END IF;

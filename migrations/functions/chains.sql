@@ -1,18 +1,20 @@
 -- Chains: a job and those that continue it. Each function takes the id of any job of the chain. The id of a chain is
 -- that of its first job.
 
--- The jobs of a chain, in order; no row if the job does not exist or is no longer kept. Served by finished_id,
--- finished_chain, job_chain and the primary key.
+-- The jobs of a chain that are kept, in order; no row if the job does not exist or is no longer kept. `is_last`: the
+-- end of the chain is that of this job, which is live or has ended last. No job has it if the last one is no longer
+-- kept. Served by finished_id, finished_chain, job_chain, the primary key and record_job.
 CREATE OR REPLACE FUNCTION rouse.chain(id bigint)
 RETURNS TABLE (job bigint, handler text, queue text, state rouse.state, attempt integer, retried_from bigint, requested_at timestamptz,
-               finished_at timestamptz)
+               finished_at timestamptz, is_last boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     first bigint := rouse._chain_of(chain.id);
+    last  bigint := coalesce(rouse._live_job(first), (rouse._last_ended(first)).id);
 BEGIN
     RETURN QUERY
-    SELECT e.id, l.handler, l.queue, e.state, e.attempt, e.retried_from, e.requested_at, e.finished_at
+    SELECT e.id, l.handler, l.queue, e.state, e.attempt, e.retried_from, e.requested_at, e.finished_at, e.id IS NOT DISTINCT FROM last
     FROM (
         SELECT f.id, f.lane, f.state, f.attempt, f.retried_from, f.requested_at, f.finished_at FROM rouse.finished AS f WHERE f.id = first
         UNION ALL
@@ -24,8 +26,8 @@ BEGIN
 END
 $$;
 
--- The result of a chain, which is that of its last job; null while it is live, and if it has not succeeded or is
--- unknown. Served by the same indexes as rouse.chain.
+-- The result of a chain, which is that of its last job; null while it is live, and if it has not succeeded, is unknown
+-- or is no longer kept. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.chain_result(id bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -57,7 +59,8 @@ END
 $$;
 
 -- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the
--- caller commits. Waits for a concurrent retry. Raises an error if the chain does not exist or is no longer kept.
+-- caller commits. Waits for a concurrent retry. Raises an error if the chain does not exist, or its end is no longer
+-- kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -78,6 +81,10 @@ BEGIN
         PERFORM FROM rouse.finished AS f WHERE f.id = last FOR UPDATE;
         EXIT WHEN rouse._live_job(first) IS NULL AND (rouse._last_ended(first)).id IS NOT DISTINCT FROM last;
     END LOOP;
+    IF last IS NULL THEN
+        RAISE EXCEPTION 'rouse: the last job of chain % is no longer kept', first
+            USING ERRCODE = 'no_data_found', HINT = 'The chain has ended, but how it has ended is no longer known.';
+    END IF;
     RETURN last;
 END
 $$;

@@ -30,7 +30,22 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT j.id FROM rouse.job AS j WHERE j.id = p_chain), (SELECT j.id FROM rouse.job AS j WHERE j.chain = p_chain))
 $$;
 
--- The job of a chain that ended last. Served by finished_chain and finished_id.
+-- True if another job has followed this ended one in its chain: it has continued the chain, or was retried. Served by
+-- record_job.
+CREATE OR REPLACE FUNCTION rouse._has_successor(p_ended rouse.finished) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_ended.state = 'succeeded' THEN
+        -- The retry of a job that has succeeded starts a chain of its own.
+        RETURN p_ended.continued IS TRUE;
+    END IF;
+    RETURN EXISTS (SELECT FROM rouse.record AS r WHERE r.job = p_ended.id AND r.event = 'retried');
+END
+$$;
+
+-- The job of a chain that ended last; null if it is no longer kept. An older job of the chain may be kept longer,
+-- because queues have different retentions, and failed jobs too: it is not the end of a chain that has ended. Served by
+-- finished_chain, finished_id, the primary key, job_chain and record_job.
 CREATE OR REPLACE FUNCTION rouse._last_ended(p_chain bigint) RETURNS rouse.finished
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -40,14 +55,16 @@ BEGIN
     IF NOT FOUND THEN
         SELECT * INTO ended FROM rouse.finished AS f WHERE f.id = p_chain LIMIT 1;
     END IF;
+    IF rouse._has_successor(ended) AND rouse._live_job(p_chain) IS NULL THEN
+        ended := NULL;
+    END IF;
     RETURN ended;
 END
 $$;
 
--- The end of a chain, for the jobs that have waited for it; `job` is null if the end is no longer kept. An older job of
--- the chain may be kept longer than the last one, because its queue has another retention. Not STABLE: after waiting
--- for the drop of a partition, it has to see the end that was kept. Served by the same indexes as rouse._last_ended,
--- and by the primary key.
+-- The end of a chain, for the jobs that have waited for it; `job` is null if the end is no longer kept. Not STABLE:
+-- after waiting for the drop of a partition, it has to see the end that was kept. Served by the same indexes as
+-- rouse._last_ended, and by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end_of(p_chain bigint, OUT job bigint, OUT state rouse.state, OUT result jsonb, OUT error jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -159,9 +176,9 @@ END
 $$;
 
 -- Locks the chain of a job until the caller commits, as described above; null if the job does not exist or is no longer
--- kept. `waits`: the chain has not ended, or it has failed and p_on_failure waits for a retry. `has_failed`: it has
--- failed, and p_on_failure cancels. Waits for a settlement of the chain that is about to commit. Served by the primary
--- key, job_chain, finished_chain and finished_id.
+-- kept, or if the end of its chain is no longer kept. `waits`: the chain has not ended, or it has failed and
+-- p_on_failure waits for a retry. `has_failed`: it has failed, and p_on_failure cancels. Waits for a settlement of the
+-- chain that is about to commit. Served by the primary key, job_chain, and the indexes of rouse._last_ended.
 CREATE OR REPLACE FUNCTION rouse._lock_parent(p_id bigint, p_on_failure text, OUT chain bigint, OUT waits boolean, OUT has_failed boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -179,6 +196,10 @@ BEGIN
         live := rouse._live_job(chain);
         CONTINUE WHEN live IS NOT NULL;
         ended := rouse._last_ended(chain);
+        IF ended.id IS NULL THEN
+            chain := NULL;
+            EXIT;
+        END IF;
         EXIT WHEN ended.state = 'succeeded' OR p_on_failure = 'run';
         has_failed := p_on_failure = 'cancel';
         EXIT WHEN has_failed;
@@ -224,7 +245,10 @@ BEGIN
         SELECT d.name, (d.job #>> '{}')::bigint AS id, d.on_failure #>> '{}' AS on_failure FROM rouse._dependencies_of(p_after) AS d ORDER BY 2
     LOOP
         locked := rouse._lock_parent(parent.id, parent.on_failure);
-        IF locked.chain IS NULL THEN
+        IF locked.chain IS NULL AND rouse._chain_of(parent.id) IS NOT NULL THEN
+            RAISE EXCEPTION 'rouse.enqueue: after names job % (as %), and the last job of its chain is no longer kept', parent.id, quote_literal(parent.name)
+                USING ERRCODE = 'no_data_found', HINT = 'The chain has ended, but how it has ended is no longer known.';
+        ELSIF locked.chain IS NULL THEN
             RAISE EXCEPTION 'rouse.enqueue: after names job % (as %), which does not exist or is no longer kept', parent.id, quote_literal(parent.name)
                 USING ERRCODE = 'no_data_found', HINT = 'Only the transaction that enqueues a job can name it before it commits.';
         END IF;
@@ -237,7 +261,7 @@ BEGIN
             -- does not see the dependency. A row that already exists is locked: _keep_ends may be about to delete it.
             WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
                 INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
-                SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f
+                SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f WHERE f.id IS NOT NULL
                 ON CONFLICT (chain) DO NOTHING;
                 PERFORM FROM rouse.kept_end AS k WHERE k.chain = locked.chain FOR KEY SHARE;
                 EXIT WHEN FOUND;
@@ -491,10 +515,10 @@ $$;
 
 -- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
 -- interleaving leaves behind. A chain whose last job is no longer kept counts as failed, unless it is known to have
--- succeeded (rouse.kept_end), and also cancels the jobs that wait for a retry of it, which can never come; so does one
--- of which only older jobs are kept that have succeeded. Looks at up to `p_max` chains, starting at a random one, for
--- 250 ms, and returns the number that it has noted. Served by the primary keys: while a large number of releases are
--- made, a chain with dependencies that are left may be behind thousands of dead entries, which this transaction keeps.
+-- succeeded (rouse.kept_end), and also cancels the jobs that wait for a retry of it, which can never come. Looks at up
+-- to `p_max` chains, starting at a random one, for 250 ms, and returns the number that it has noted. Served by the
+-- primary keys: while a large number of releases are made, a chain with dependencies that are left may be behind
+-- thousands of dead entries, which this transaction keeps.
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -525,7 +549,7 @@ BEGIN
             CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL OR (rouse._last_ended(next)).id IS DISTINCT FROM ended.id;
         END IF;
         last := rouse._end_of(next);
-        IF last.state IS DISTINCT FROM 'succeeded' AND (ended.id IS NULL OR ended.state = 'succeeded') THEN
+        IF ended.id IS NULL AND last.state IS DISTINCT FROM 'succeeded' THEN
             PERFORM rouse._cancel_on_failure(next);
         END IF;
         noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(last.state = 'succeeded', false)])::integer;

@@ -9,6 +9,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, error, lock_job, result, settlement_with};
+use crate::support::database::refusal;
 use crate::support::worker::{enqueue, enqueue_sql, forget};
 
 fn new(kind: NewJobKind, handler: &str, payload: Value, options: Option<Value>) -> NewJob {
@@ -282,6 +283,43 @@ async fn a_retry_does_not_take_an_older_job_that_has_succeeded_for_the_end_of_it
     );
     assert!(refused.hint().unwrap().contains("no longer kept"));
     assert!(claim(&store, 9).await.is_empty());
+}
+
+#[tokio::test]
+async fn an_older_job_that_has_succeeded_is_not_the_end_of_a_chain_whose_last_job_is_no_longer_kept()
+ {
+    const NO_LONGER_KNOWN: &str = "The chain has ended, but how it has ended is no longer known.";
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let job = claim_one(&store).await;
+    succeed(&store, &job, vec![next(json!(2))]).await.unwrap();
+    let last = async || -> Option<Vec<i64>> {
+        let sql = "SELECT array_agg(job) FILTER (WHERE is_last) FROM rouse.chain($1)";
+        client.query_one(sql, &[&first]).await.unwrap().get(0)
+    };
+    let second = claim_one(&store).await;
+    assert_eq!(last().await, Some(vec![second.id.0]), "it is live");
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    let failed = settlement_with(&second, failed, Vec::new());
+    store.settle(&[failed], Locked::Wait).await.unwrap();
+    assert_eq!(last().await, Some(vec![second.id.0]));
+    forget(&client, second.id.0).await;
+    assert_eq!(last().await, None);
+    let sql = "SELECT rouse.chain_result($1)";
+    let row = client.query_one(sql, &[&first]).await.unwrap();
+    assert_eq!(row.get::<_, Option<Value>>(0), None);
+    let enqueue = format!("SELECT rouse.enqueue('y', after => '[{first}]')");
+    assert_eq!(
+        refusal(&client, &enqueue).await,
+        format!(
+            "rouse.enqueue: after names job {first} (as '{first}'), and the last job of its chain is no longer kept / {NO_LONGER_KNOWN}"
+        )
+    );
+    assert_eq!(
+        refusal(&client, &format!("SELECT rouse.cancel_chain({first})")).await,
+        format!("rouse: the last job of chain {first} is no longer kept / {NO_LONGER_KNOWN}")
+    );
 }
 
 #[tokio::test]

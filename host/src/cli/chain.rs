@@ -23,7 +23,7 @@ use crate::store::JobView;
 #[command(after_help = "\
 A chain is a job, its retries, and the jobs with which handlers continue it. It ends as its last job does.\n\
 Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also \
-4 failed or timed out · 5 not ended in time · 7 cancelled")]
+3 its last job is no longer kept · 4 failed or timed out · 5 not ended in time · 7 cancelled")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -71,20 +71,24 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         println!("{}", show(&chain, store.now().await?));
     }
-    let code = if args.wait {
-        exit_code(&chain.state)
-    } else {
-        0
+    let code = match args.wait {
+        true if chain.state.is_empty() => EXIT_NO_JOB,
+        true => exit_code(&chain.state),
+        false => 0,
     };
     Ok(ExitCode::from(code))
 }
 
 fn show(chain: &JobView, now: f64) -> String {
     let screen = Screen::from_stdout();
+    let state = match chain.state.as_str() {
+        "" => "its last job is no longer kept",
+        state => state,
+    };
     let mut text = format!(
         "chain {}: {}\n\n",
         cell(&chain.record["chain"]),
-        plain(&chain.state)
+        plain(state)
     );
     let mut list = List::new([
         "job",

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// The time for which a change still waits for locks. A change to one item waits a few seconds. A bulk change does not
-/// wait at first, so that a locked job does not delay the others. Once it has tried all jobs, it waits a few seconds for
-/// the locked ones.
+/// wait at first, so that a locked job does not delay the others. Once it has tried all jobs, it waits a few seconds
+/// for the locked ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LockWait {
     /// `None`: it does not wait yet.

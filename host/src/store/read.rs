@@ -79,7 +79,7 @@ impl Store {
     }
 
     /// The chain of this job, with its `jobs`: the rows of `rouse.chain`. State, result and error are those of its last
-    /// job. `None` if the job does not exist or is no longer kept.
+    /// job; the state is empty if only older jobs are kept. `None` if the job does not exist or is no longer kept.
     pub async fn chain(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
             .query(include_str!("chain.sql"), &[(&id.0, Type::INT8)])

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{enqueue_after, failed, refusal, settle_ready, waits_for};
 use crate::support::TestDb;
 use crate::support::claims::{claim, result};
-use crate::support::worker::{cancel, enqueue, events, show};
+use crate::support::worker::{cancel, enqueue, events, forget, show};
 
 #[tokio::test]
 async fn a_chain_continues_with_the_retry_of_its_last_job() {
@@ -52,6 +52,36 @@ async fn a_chain_continues_with_the_retry_of_its_last_job() {
         row.get::<_, i64>(0),
         fresh,
         "a chain that has succeeded is final"
+    );
+}
+
+/// Failed jobs may be kept for longer than others.
+#[tokio::test]
+async fn a_failed_job_is_not_the_end_of_its_chain_if_the_retry_of_an_older_one_is_no_longer_kept() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let retry = async |id: i64| -> i64 {
+        let row = client.query_one("SELECT rouse.retry($1)", &[&id]).await;
+        row.unwrap().get(0)
+    };
+    let first = enqueue(&client, "x", json!(1)).await;
+    settle_ready(&store, &[failed()]).await;
+    let second = retry(first).await;
+    settle_ready(&store, &[failed()]).await;
+    let third = retry(first).await;
+    settle_ready(&store, &[result("5")]).await;
+    forget(&client, third).await;
+    let sql = "SELECT array_agg(job), bool_or(is_last) FROM rouse.chain($1)";
+    let row = client.query_one(sql, &[&first]).await.unwrap();
+    let (kept, has_last): (Vec<i64>, bool) = (row.get(0), row.get(1));
+    assert_eq!((kept, has_last), (vec![first, second], false));
+    let fresh = retry(second).await;
+    let sql = "SELECT chain FROM rouse.jobs WHERE id = $1";
+    let row = client.query_one(sql, &[&fresh]).await.unwrap();
+    assert_eq!(
+        row.get::<_, i64>(0),
+        fresh,
+        "a chain that has ended in an unknown way is final"
     );
 }
 

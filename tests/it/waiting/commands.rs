@@ -4,7 +4,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use crate::support::worker::{cancel, enqueue, until_true};
+use crate::support::worker::{cancel, enqueue, forget, until_true};
 use crate::support::{CommandOutput, TestDb, command, rouse_in, scratch};
 
 /// Starts a command; returns once it has sent a statement that contains these words.
@@ -96,6 +96,32 @@ async fn a_wait_for_a_chain_continues_with_the_retry_of_its_last_job() {
     let lines: Vec<&str> = shown.exits(0).stdout.lines().collect();
     assert_eq!(lines[0], format!("chain {id}: succeeded"));
     shown.prints("failed").prints("12345678901234567890");
+}
+
+/// Failed jobs may be kept for longer than others.
+#[tokio::test]
+async fn a_chain_whose_last_job_is_no_longer_kept_is_not_shown_as_failed() {
+    let (db, folder) = (TestDb::new().await, scratch("waiting"));
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!(1)).await;
+    let fail = "SELECT rouse.fail($1, 'why')";
+    client.execute(fail, &[&id]).await.unwrap();
+    let retry = "SELECT rouse.retry($1)";
+    let retry: i64 = client.query_one(retry, &[&id]).await.unwrap().get(0);
+    let complete = "SELECT rouse.complete($1)";
+    client.execute(complete, &[&retry]).await.unwrap();
+    forget(&client, retry).await;
+    let chain = id.to_string();
+    rouse_in(&db, &["chain", &chain, "--wait"], &folder)
+        .await
+        .exits(3)
+        .prints("its last job is no longer kept");
+    let shown = rouse_in(&db, &["chain", &chain, "--json"], &folder).await;
+    let shown = shown.exits(0).json();
+    assert_eq!(
+        (&shown["chain"], &shown["state"], &shown["error"]),
+        (&json!(id), &json!(null), &json!(null))
+    );
 }
 
 #[tokio::test]
