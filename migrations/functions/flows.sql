@@ -201,8 +201,9 @@ $$;
 -- The jobs of a flow: the latest job of each name, each after those that it waits for. `job` is its id, and `chain` the
 -- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
 -- waits for has failed, until it is retried. Whether a chain has failed is looked up once for each chain, because
--- thousands of jobs may wait for the same one. Served by job_flow, finished_flow, dependency_job, the primary key,
--- job_chain and lane_id.
+-- thousands of jobs may wait for the same one. If the latest job of a name is no longer kept, an older one that is kept
+-- does not stand for it. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain, lane_id and
+-- record_job.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
 RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
                requested_at timestamptz, available_at timestamptz, started_at timestamptz, finished_at timestamptz, error jsonb)
@@ -212,11 +213,12 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
         -- Names are compared byte by byte, as in rouse._count_flow.
         SELECT DISTINCT ON (e.name COLLATE "C") e.*, min(e.of_chain) OVER (PARTITION BY e.name COLLATE "C") AS chain FROM (
             SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS of_chain, j.lane, j.state, j.attempt, j.after, j.blockers,
-                   j.requested_at, j.available_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::jsonb AS error
+                   j.requested_at, j.available_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::jsonb AS error,
+                   NULL::boolean AS continued
             FROM rouse.job AS j WHERE j.flow = flow.id
             UNION ALL
             SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.lane, f.state, f.attempt, f.after, NULL,
-                   f.requested_at, f.available_at, f.started_at, f.finished_at, f.error
+                   f.requested_at, f.available_at, f.started_at, f.finished_at, f.error, f.continued
             FROM rouse.finished AS f WHERE f.flow = flow.id) AS e
         ORDER BY e.name COLLATE "C", e.job DESC),
     waited AS MATERIALIZED (
@@ -237,12 +239,16 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
     CROSS JOIN LATERAL (
         SELECT (array_agg(d.chain ORDER BY d.chain))[1:100] AS chains, bool_or(d.chain IN (SELECT f.chain FROM failed AS f)) AS is_stuck
         FROM rouse.dependency AS d WHERE d.job = e.job AND e.blockers IS NOT NULL) AS w
+    -- Its successor is no longer kept (rouse._has_successor).
+    WHERE CASE WHEN e.state = 'succeeded' THEN e.continued
+               WHEN e.state > 'succeeded' AND (SELECT rouse._retentions_differ())
+               THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
     ORDER BY e.chain
 $$;
 
 -- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and state names as rouse.flow, which
--- also looks up the lane and the dependencies of each job. Served by job_flow, finished_flow, dependency_job, the
--- primary key and job_chain.
+-- also looks up the lane and the dependencies of each job. `finished_at` includes the ends of older jobs that
+-- rouse.flow leaves out. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain and record_job.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
     OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
@@ -251,24 +257,34 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
+    differ  boolean := rouse._retentions_differ();
     blocked bigint[];
 BEGIN
-    SELECT count(*), count(*) FILTER (WHERE e.is_blocked),
+    SELECT count(e.state), count(*) FILTER (WHERE e.is_blocked),
            count(*) FILTER (WHERE e.state = 'queued' AND NOT e.is_blocked AND e.available_at > at),
            count(*) FILTER (WHERE e.state = 'queued' AND NOT e.is_blocked AND e.available_at <= at),
            count(*) FILTER (WHERE e.state = 'running'), count(*) FILTER (WHERE e.state = 'succeeded'),
            count(*) FILTER (WHERE e.state IN ('failed', 'timed_out')), count(*) FILTER (WHERE e.state = 'cancelled'),
-           CASE WHEN bool_and(e.state > 'running') THEN max(e.finished_at) END, array_agg(e.job) FILTER (WHERE e.is_blocked)
+           CASE WHEN coalesce(bool_and(e.state > 'running'), true) THEN max(e.finished_at) END, array_agg(e.job) FILTER (WHERE e.is_blocked)
     INTO jobs, waiting, scheduled, ready, running, succeeded, failed, cancelled, finished_at, blocked
     FROM (
-        -- The latest job of each name. Names are compared byte by byte, which is several times as fast.
-        SELECT DISTINCT ON (e.name COLLATE "C") e.*
+        -- Without a state if its successor is no longer kept, as in rouse.flow.
+        SELECT e.job, e.is_blocked, e.available_at, e.finished_at,
+               CASE WHEN CASE WHEN e.state = 'succeeded' THEN e.continued
+                              WHEN e.state > 'succeeded' AND differ
+                              THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
+                    THEN e.state END AS state
         FROM (
-            SELECT j.flow_name AS name, j.id AS job, j.state, j.blockers IS NOT NULL AS is_blocked, j.available_at, NULL::timestamptz AS finished_at
-            FROM rouse.job AS j WHERE j.flow = p_id
-            UNION ALL
-            SELECT f.flow_name, f.id, f.state, false, f.available_at, f.finished_at FROM rouse.finished AS f WHERE f.flow = p_id) AS e
-        ORDER BY e.name COLLATE "C", e.job DESC) AS e;
+            -- The latest job of each name. Names are compared byte by byte, which is several times as fast.
+            SELECT DISTINCT ON (e.name COLLATE "C") e.*
+            FROM (
+                SELECT j.flow_name AS name, j.id AS job, j.state, j.blockers IS NOT NULL AS is_blocked, j.available_at,
+                       NULL::timestamptz AS finished_at, NULL::boolean AS continued
+                FROM rouse.job AS j WHERE j.flow = p_id
+                UNION ALL
+                SELECT f.flow_name, f.id, f.state, false, f.available_at, f.finished_at, f.continued
+                FROM rouse.finished AS f WHERE f.flow = p_id) AS e
+            ORDER BY e.name COLLATE "C", e.job DESC) AS e) AS e;
     stuck := 0;
     IF waiting > 0 THEN
         WITH waited AS MATERIALIZED (

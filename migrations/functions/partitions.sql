@@ -33,6 +33,12 @@ LANGUAGE sql STABLE AS $$
     WHERE (q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL) AND own.days IS NOT NULL
 $$;
 
+-- True if a queue has, or had, its own retention: then a job may be dropped before one that ended earlier.
+CREATE OR REPLACE FUNCTION rouse._retentions_differ() RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT count(*) > 1 FROM pg_inherits AS i WHERE i.inhparent = 'rouse.finished'::regclass
+$$;
+
 -- The partition for jobs that end on this day, with this retention.
 CREATE OR REPLACE FUNCTION rouse._retention_partition(p_keep_days integer, p_day date) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$

@@ -133,6 +133,34 @@ async fn a_job_whose_retry_has_succeeded_and_is_no_longer_kept_is_not_retried_ag
 }
 
 #[tokio::test]
+async fn a_flow_has_not_failed_because_a_failed_job_is_kept_longer_than_its_retry() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let keep = "SELECT rouse.set_retention('default', keep_days => 1, keep_failed_days => 30)";
+    client.batch_execute(keep).await.unwrap();
+    let jobs = json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x"}]);
+    let flow = enqueue_flow(&client, jobs).await;
+    let failed = job_of(&client, flow, "a").await;
+    settle_ready(&store, &[failed]).await;
+    assert_eq!(retry(&client, flow, 9).await, 1);
+    let again = job_of(&client, flow, "a").await;
+    settle_ready(&store, &[]).await;
+    let counted = async || -> (String, i64, i64, bool) {
+        let sql =
+            "SELECT state, jobs, failed, finished_at IS NOT NULL FROM rouse.flows WHERE id = $1";
+        let row = client.query_one(sql, &[&flow]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2), row.get(3))
+    };
+    assert_eq!(counted().await, ("succeeded".into(), 2, 0, true));
+    forget(&client, again).await;
+    assert_eq!(counted().await, ("succeeded".into(), 1, 0, true));
+    assert_eq!(states(&client, flow).await, ["b succeeded"]);
+    let b = job_of(&client, flow, "b").await;
+    forget(&client, b).await;
+    assert_eq!(counted().await, ("succeeded".into(), 0, 0, true));
+}
+
+#[tokio::test]
 async fn a_job_that_a_failure_has_cancelled_never_runs_without_the_failed_one() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
