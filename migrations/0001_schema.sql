@@ -492,7 +492,7 @@ CREATE TABLE rouse.schedule (
     upcoming        timestamptz[] NOT NULL DEFAULT '{}',
     -- The reason why no host can compute its due times, or why its last job was not enqueued; null: there is no error.
     error           text,
-    -- The last job that it has enqueued.
+    -- The last job that it has enqueued, except those that a login has started while the previous job was live.
     last_job        bigint
 ) WITH (fillfactor = 70);
 -- Serves the search for the next due schedules.

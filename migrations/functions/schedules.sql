@@ -400,6 +400,8 @@ END
 $$;
 
 -- Enqueues a job of a schedule now and returns its id, even if the schedule is not due, is paused, or has a live job.
+-- While the previous job is live, the new one does not take its place: otherwise, once the new one had ended, the next
+-- due time would not see the other one.
 CREATE OR REPLACE FUNCTION rouse.run_schedule(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -408,7 +410,9 @@ DECLARE
     at  timestamptz := clock_timestamp();
     job bigint := rouse._enqueue_run(was, NULL, 'manual', NULL, NULL, at);
 BEGIN
-    UPDATE rouse.schedule AS s SET last_job = job, revision = nextval('rouse.turn_seq') WHERE s.name = was.name;
+    UPDATE rouse.schedule AS s
+    SET last_job = CASE WHEN rouse._previous_job(was.last_job) IS NULL THEN job ELSE s.last_job END, revision = nextval('rouse.turn_seq')
+    WHERE s.name = was.name;
     PERFORM rouse._record_schedule('schedule_run', was.name, at, job);
     RETURN job;
 END

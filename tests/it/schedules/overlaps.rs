@@ -253,6 +253,31 @@ async fn overlap_cancel_cancels_nothing_for_a_due_time_that_a_backfill_handles_a
 }
 
 #[tokio::test]
+async fn a_job_that_a_login_has_started_does_not_hide_the_live_previous_job() {
+    let (_db, client, store) = second_firing("skip", true).await;
+    let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
+    let run = "SELECT rouse.run_schedule('a')";
+    let manual: i64 = one(&client, run).await;
+    settle(&store, &claim(&store, 10).await).await;
+    assert_eq!(show(&client, manual).await.state, "succeeded");
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "manual", "skipped"]
+    );
+    // If no job is live, it is the previous one.
+    let end = "SELECT rouse.complete($1)";
+    client.execute(end, &[&first]).await.unwrap();
+    one::<i64>(&client, run).await;
+    due_again(&client).await;
+    fire_due(&store).await;
+    assert_eq!(
+        outcomes(&client, "a").await,
+        ["enqueued", "manual", "skipped", "manual", "skipped"]
+    );
+}
+
+#[tokio::test]
 async fn a_retry_of_the_previous_job_counts_as_the_previous_job() {
     let (_db, client, store) = second_firing("skip", false).await;
     let first: i64 = one(&client, "SELECT job FROM rouse.schedule_run").await;
