@@ -121,7 +121,8 @@ END
 $$;
 
 -- The lane for a job whose shared lane is p_lane: the inbox of the worker that is chosen for it, which is added to the
--- catalog if it is new; or the shared lane, if none is chosen or no further lane may be added. Served by lane_id.
+-- catalog if it is new; or the shared lane, if none is chosen, no further lane may be added, or the key of the inbox is
+-- too long for the catalog. Served by lane_id.
 CREATE OR REPLACE FUNCTION rouse._inbox(
     p_lane bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -139,6 +140,9 @@ BEGIN
         RETURN p_lane;
     END IF;
     own := (coalesce(nullif(own, ''), '{}')::jsonb || jsonb_build_object('worker', chosen::text))::text;
+    IF NOT rouse._fits_catalog(p_handler, p_queue, p_tags, own) THEN
+        RETURN p_lane;
+    END IF;
     inbox := rouse._lane_id(p_handler, p_queue, p_priority, p_tags, own);
     IF rouse._is_open(inbox) THEN
         RETURN inbox;

@@ -33,7 +33,7 @@ BEGIN
         RETURN NULL;
     END IF;
     value := p_payload #>> string_to_array(substr(p_by, 3), '.');
-    RETURN CASE WHEN length(value) > 200 THEN 'sha256:' || encode(sha256(convert_to(value, 'UTF8')), 'hex') ELSE value END;
+    RETURN CASE WHEN octet_length(value) > 200 THEN 'sha256:' || encode(sha256(convert_to(value, 'UTF8')), 'hex') ELSE value END;
 END
 $$;
 
@@ -81,10 +81,21 @@ BEGIN
 END
 $$;
 
+-- True if an entry of lane_key has space for this lane. It has at most 2,704 bytes, of which lengths and padding take
+-- up to 64 in addition to 8 for each tag. Sixteen tags of 128 characters leave space for a key of 256 bytes.
+CREATE OR REPLACE FUNCTION rouse._fits_catalog(p_handler text, p_queue text, p_tags text[], p_key text) RETURNS boolean
+-- STABLE, as array_to_string is: inlined.
+LANGUAGE sql STABLE AS $$
+    SELECT octet_length(p_key) <= 256
+        OR octet_length(p_handler) + octet_length(p_queue) + octet_length(array_to_string(p_tags, '')) + 8 * cardinality(p_tags)
+           + octet_length(p_key) <= 2600
+$$;
+
 -- The lane for a job whose lane without a key is p_base: that of its key if lanes are divided. A lane without an open
 -- row is added to the catalog, unless there are already keyed_lanes_max such lanes (rouse.limits): then all further
--- keys share one lane, `*`, until that lane has had no job for a day, so that no key ever has two lanes. With direct
--- dispatch, it returns the inbox of a worker for this lane. Served by lane_key.
+-- keys share one lane, `*`, until that lane has had no job for a day, so that no key ever has two lanes. Keys that are
+-- too long for the catalog always share that lane. With direct dispatch, it returns the inbox of a worker for this
+-- lane. Served by lane_key.
 CREATE OR REPLACE FUNCTION rouse._divided_lane(
     p_base bigint, p_handler text, p_queue text, p_priority text, p_tags text[], p_divided_by text[], p_tenant text, p_source text,
     p_payload jsonb) RETURNS bigint
@@ -105,6 +116,9 @@ BEGIN
     own := rouse._lane_key(p_divided_by, p_tenant, p_source, p_payload);
     IF own = '' THEN
         RETURN p_base;
+    END IF;
+    IF NOT rouse._fits_catalog(p_handler, p_queue, p_tags, own) THEN
+        own := '*';
     END IF;
     -- Each key is looked up separately: with a list of keys, a plan that was made while there were few lanes reads all
     -- lanes of the handler.

@@ -105,6 +105,35 @@ async fn tenants_beyond_the_limit_of_lanes_share_one() {
     );
 }
 
+/// The entries of an index have at most 2,704 bytes. These texts can hardly be compressed.
+#[tokio::test]
+async fn tenants_that_are_too_long_for_the_catalog_together_with_their_tags_share_a_lane() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let tags = "ARRAY(SELECT left('t' || translate(string_agg(encode(sha256(convert_to(concat(n, '-', m), 'UTF8')), 'base64'), ''), '+/=', '..'), 128)
+                      FROM generate_series(1, 16) AS n, generate_series(1, 4) AS m GROUP BY n)";
+    // 200 characters, of three bytes each.
+    let tenant = |seed: i32| {
+        format!(
+            "(SELECT string_agg(chr(19968 + (hashint4(n + {seed}) & 8191)), '') FROM generate_series(1, 200) AS n)"
+        )
+    };
+    let (one, other) = (tenant(0), tenant(1_000));
+    let enqueue = format!(
+        "SELECT rouse.set_fair_share('mail', policy => 'drr');
+         SELECT rouse.enqueue('greet', queue => 'mail', tenant => {one}, tags => {tags});
+         SELECT rouse.enqueue('greet', queue => 'mail', tenant => {other}, tags => {tags});
+         SELECT rouse.enqueue('greet', queue => 'mail', tenant => 'short', tags => {tags});
+         SELECT rouse.enqueue('greet', queue => 'mail', tenant => {one})"
+    );
+    client.batch_execute(&enqueue).await.unwrap();
+    let sql = "SELECT CASE WHEN length(l.key) > 200 THEN 'long' ELSE l.key END || ' ' || cardinality(l.tags) || ' ' || count(*)
+               FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane GROUP BY l.key, l.tags ORDER BY 1";
+    let rows = client.query(sql, &[]).await.unwrap();
+    let lanes: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(lanes, ["* 16 3", "long 0 1"]);
+}
+
 /// A lane that was added by a transaction which had not seen the change is divided by the next maintenance.
 #[tokio::test]
 async fn a_lane_that_is_added_during_a_change_is_divided_later() {

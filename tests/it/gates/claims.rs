@@ -280,7 +280,7 @@ async fn keys_are_of_tenants_sources_handlers_queues_and_payloads() {
             enqueue(&client, "a", &format!(", '{payload}', queue => '{queue}'")).await;
         }
     }
-    let long = "x".repeat(5000);
+    let long = "ü".repeat(101);
     enqueue(
         &client,
         "a",
