@@ -185,11 +185,11 @@ BEGIN
 END
 $$;
 
--- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants,
--- lease, timeout and unique key, but without a job timeout: the old job's deadline has passed, or was meant for that
--- job only. Returns the id of the new job; or, if a live job prevents the retry, the id of that live job, with
--- `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if the payload was
--- removed. Served by job_retry and job_unique_key; wakes like an enqueue.
+-- Creates a new job from an ended one, `p_was`, with the same handler, queue, priority, tags, payload, tenant, source,
+-- max_attempts, grants, lease, timeout and unique key, but without a job timeout: the old job's deadline has passed, or
+-- was meant for that job only. Returns the id of the new job; or, if a live job prevents the retry, the id of that live
+-- job, with `is_retry`: true if it is a retry of the job, false if it only has its unique key. All are null if the
+-- payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 --
 -- If its chain has failed, the retry continues the chain; if the chain is live, its live job is the retry; if the end
 -- of the chain is no longer kept, it is final, and the retry starts a chain of its own. If the job never ran, the retry
@@ -205,7 +205,7 @@ DECLARE
     bytes     integer := octet_length(payload::text);
     stored_at timestamptz := rouse._payload_at(bytes, p_at);
     continued bigint := coalesce(p_was.chain, p_was.id);
-    lane_id   bigint := rouse._shared_lane(p_was.lane);
+    lane_id   bigint;
     last      rouse.finished;
     parents   record;
     blockers  integer;
@@ -213,7 +213,7 @@ BEGIN
     IF payload IS NULL THEN
         RETURN;
     END IF;
-    PERFORM rouse._open_lane(lane_id);
+    lane_id := rouse._lane_now(p_was.lane, p_was.tenant, p_was.source, payload);
     IF p_was.state = 'succeeded' THEN
         continued := NULL;
     ELSE

@@ -94,9 +94,6 @@ BEGIN
     was := rouse._ended_job(live.id);
     was.payload := replace_payload.payload;
     was.payload_at := NULL;
-    -- rouse._retry chooses no worker (direct dispatch), so none is chosen here.
-    was.lane := rouse._lane(lane.handler, lane.queue, live.tenant, live.source, lane.priority::text, at + interval '1 day', live.max_attempts,
-                            lane.tags, replace_payload.payload);
     SELECT * INTO done FROM rouse._retry(was, at);
     IF done.made IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be given another payload: it waits for job %, which has failed', live.id, done.failed

@@ -199,14 +199,25 @@ BEGIN
 END
 $$;
 
--- Adds a closed lane to the catalog again, for a job that is put there by its id. Served by lane_id.
-CREATE OR REPLACE FUNCTION rouse._open_lane(p_lane bigint) RETURNS void
+-- The lane in which an enqueue would put the job today that was in lane p_lane, without choosing a worker (direct
+-- dispatch): its queue may be divided by other values. Unlike rouse._lane, it raises no error if there are too many
+-- lanes, because the job was already accepted. Served by lane_id and lane_key.
+CREATE OR REPLACE FUNCTION rouse._lane_now(p_lane bigint, p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
+DECLARE
+    was     record;
+    base    bigint;
+    divided text[];
 BEGIN
-    IF NOT rouse._is_open(p_lane) THEN
-        INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker, divided_by, refuses)
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.key, l.worker, l.divided_by, l.refuses FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+    SELECT l.queue, l.handler, l.priority, l.tags INTO was FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+    base := rouse._lane_id(was.handler, was.queue, was.priority::text, was.tags, '');
+    divided := rouse._divided_by(was.queue, was.handler);
+    IF NOT rouse._is_open(base) THEN
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags, divided_by, refuses)
+        VALUES (base, was.queue, was.handler, was.priority, was.tags, divided, rouse._contract_of_lane(was.handler));
     END IF;
+    RETURN rouse._divided_lane(
+        base, was.handler, was.queue, was.priority::text, was.tags, array_remove(divided, 'worker'), p_tenant, p_source, p_payload);
 END
 $$;
 

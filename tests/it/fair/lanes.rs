@@ -76,6 +76,30 @@ async fn jobs_get_lanes_by_the_key_of_their_queue() {
 }
 
 #[tokio::test]
+async fn a_retry_is_in_the_lane_of_its_key_although_the_failed_job_was_not() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let fail = "SELECT rouse.fail(rouse.enqueue('greet', queue => 'mail', tenant => t), 'no') FROM unnest('{a,b}'::text[]) AS t";
+    client.batch_execute(fail).await.unwrap();
+    let retried = async |policy: &str| -> Vec<String> {
+        let set = format!("SELECT rouse.set_fair_share('mail', policy => '{policy}')");
+        client.batch_execute(&set).await.unwrap();
+        let retry = "SELECT rouse.retry_jobs('{\"state\": \"failed\"}')";
+        client.batch_execute(retry).await.unwrap();
+        let keys = "SELECT l.key FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane ORDER BY j.tenant";
+        let rows = client.query(keys, &[]).await.unwrap();
+        let fail = "SELECT rouse.fail(j.id, 'no') FROM rouse.job AS j";
+        client.batch_execute(fail).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    assert_eq!(
+        retried("drr").await,
+        [r#"{"tenant": "a"}"#, r#"{"tenant": "b"}"#]
+    );
+    assert_eq!(retried("fifo").await, ["", ""]);
+}
+
+#[tokio::test]
 async fn tenants_beyond_the_limit_of_lanes_share_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
