@@ -740,7 +740,8 @@ CREATE TABLE rouse.step (
     attempt integer NOT NULL,
     worker  bigint NOT NULL,
     at      timestamptz NOT NULL,
-    -- The day of its partition: `at`, or later if its job was still live when that partition was dropped.
+    -- The day of its partition: `at`, or later if its job was still live when that partition was dropped, or earlier if
+    -- the clock was set back before its wait was rescheduled.
     kept_at timestamptz NOT NULL,
     CHECK (num_nulls(result, wait) = 1)
 ) PARTITION BY RANGE (kept_at);

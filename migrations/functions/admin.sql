@@ -344,9 +344,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at   timestamptz;
-    live record;
-    was  rouse.finished;
+    at      timestamptz;
+    live    record;
+    started record;
+    was     rouse.finished;
 BEGIN
     PERFORM rouse._check_id('reschedule', reschedule.id);
     IF NOT isfinite(reschedule.run_at) THEN
@@ -374,12 +375,13 @@ BEGIN
         -- The sleep, or the timeout of the wait for a signal, ends then.
         live.wait := live.wait || jsonb_build_object(
             'until_ms', ceil(extract(epoch FROM least(coalesce(reschedule.run_at, at), at + interval '100 years')) * 1000)::bigint);
+        -- From the step, which is kept as long as the job, unlike the attempt.
+        SELECT s.worker, s.at INTO started FROM rouse.step AS s
+        WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1;
+        -- The last row of a step counts, even if the clock has been set back since the start of the wait.
         INSERT INTO rouse.step (job, name, wait, attempt, worker, at, kept_at)
-        SELECT reschedule.id, live.wait ->> 'step', live.wait, live.attempt,
-               -- The step is kept as long as the job, unlike the attempt.
-               coalesce((SELECT s.worker FROM rouse.step AS s
-                         WHERE s.job = reschedule.id AND s.name = live.wait ->> 'step' ORDER BY s.at DESC LIMIT 1), 0),
-               at, at;
+        VALUES (reschedule.id, live.wait ->> 'step', live.wait, live.attempt, coalesce(started.worker, 0),
+                greatest(at, started.at + interval '1 microsecond'), at);
     END IF;
     IF live.blockers IS NOT NULL THEN
         -- It gets its turn when it is released, at run_at at the earliest.

@@ -113,6 +113,19 @@ async fn a_job_suspended_for_longer_than_the_history_is_kept_can_be_rescheduled(
 }
 
 #[tokio::test]
+async fn rescheduling_moves_the_end_of_a_wait_although_the_clock_was_set_back_since_its_start() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = suspend(&client, &store, sleep(in_an_hour()), Vec::new()).await;
+    let ahead = "BEGIN; SELECT rouse.unlock_history('the clock was ahead'); UPDATE rouse.step SET at = at + interval '30 minutes'; COMMIT";
+    client.batch_execute(ahead).await.unwrap();
+    let sql = "SELECT rouse.reschedule($1)";
+    client.query_one(sql, &[&id]).await.unwrap();
+    let job = claim_one(&store).await;
+    assert!(end_of_wait(&store, &job).await <= SystemTime::now() + Duration::from_millis(1));
+}
+
+#[tokio::test]
 async fn a_wait_that_has_ended_does_not_come_back_when_its_job_is_rescheduled() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
