@@ -513,13 +513,15 @@ BEGIN
 END
 $$;
 
--- A safety net, for maintenance: notes chains that have ended while jobs still wait for them, which no known
--- interleaving leaves behind. A chain whose last job is no longer kept counts as failed, unless it is known to have
--- succeeded (rouse.kept_end), and also cancels the jobs that wait for a retry of it, which can never come. Looks at up
--- to `p_max` chains, starting at a random one, for 250 ms, and returns the number that it has noted. Served by the
--- primary keys: while a large number of releases are made, a chain with dependencies that are left may be behind
+-- For maintenance: notes chains that have ended while jobs still wait for them. A chain whose last job is no longer
+-- kept counts as failed, unless it is known to have succeeded (rouse.kept_end), and also cancels the jobs that wait for
+-- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for 250 ms. Served by
+-- the primary keys: while a large number of releases are made, a chain with dependencies that are left may be behind
 -- thousands of dead entries, which this transaction keeps.
-CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer) RETURNS integer
+--
+--   lost     the number of noted chains whose release was lost, which no known interleaving leaves behind
+--   dropped  the number of those for whose retry jobs have waited until they were no longer kept
+CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer, OUT lost integer, OUT dropped integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     first   bigint := (SELECT max(d.chain) FROM rouse.dependency AS d) * random();
@@ -528,9 +530,11 @@ DECLARE
     ended   rouse.finished;
     -- How the chain has ended, even if its last job is no longer kept.
     last    record;
-    noted   integer := 0;
+    is_lost boolean;
     until   timestamptz := clock_timestamp() + interval '250 milliseconds';
 BEGIN
+    lost := 0;
+    dropped := 0;
     FOR n IN 1 .. p_max LOOP
         EXIT WHEN clock_timestamp() > until;
         next := (SELECT min(d.chain) FROM rouse.dependency AS d WHERE d.chain > next);
@@ -549,24 +553,30 @@ BEGIN
             CONTINUE WHEN NOT FOUND OR rouse._live_job(next) IS NOT NULL OR (rouse._last_ended(next)).id IS DISTINCT FROM ended.id;
         END IF;
         last := rouse._end_of(next);
+        is_lost := true;
         IF ended.id IS NULL AND last.state IS DISTINCT FROM 'succeeded' THEN
+            is_lost := EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain = next AND d.on_failure IN ('cancel', 'run'));
             PERFORM rouse._cancel_on_failure(next);
         END IF;
-        noted := noted + rouse._note_releases(ARRAY[next], ARRAY[coalesce(last.state = 'succeeded', false)])::integer;
+        IF rouse._note_releases(ARRAY[next], ARRAY[coalesce(last.state = 'succeeded', false)]) THEN
+            lost := lost + is_lost::integer;
+            dropped := dropped + (NOT is_lost)::integer;
+        END IF;
     END LOOP;
-    RETURN noted;
 END
 $$;
 
--- Sweeps dependencies. For workers; those of a limited login that may not do maintenance do nothing. Returns the number
--- of chains that were noted.
-CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea) RETURNS integer
+-- Sweeps dependencies (rouse._sweep_dependencies). For workers; those of a limited login that may not do maintenance do
+-- nothing.
+CREATE OR REPLACE FUNCTION rouse.maintain_dependencies(p_worker bigint, p_key bytea, OUT lost integer, OUT dropped integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
+    lost := 0;
+    dropped := 0;
     IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
-        RETURN 0;
+        RETURN;
     END IF;
-    RETURN rouse._sweep_dependencies(10000);
+    SELECT s.lost, s.dropped INTO lost, dropped FROM rouse._sweep_dependencies(10000) AS s;
 END
 $$;

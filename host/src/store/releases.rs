@@ -1,4 +1,4 @@
-//! Releases jobs that wait for chains that have ended, and looks for those whose release was lost.
+//! Releases jobs that wait for chains that have ended, and looks for those that were not released.
 
 use tokio_postgres::types::Type;
 
@@ -25,20 +25,22 @@ impl Store {
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
-    /// Finds jobs that wait for chains that have ended. Returns the number of chains that were found. No known fault
-    /// leaves any such chain behind.
-    pub async fn maintain_dependencies(&self) -> Result<i32, StoreError> {
+    /// Finds jobs that wait for chains that have ended. Returns the number of chains whose release was lost, which no
+    /// known fault leaves behind, and of those for whose retry jobs have waited until they were no longer kept.
+    pub async fn maintain_dependencies(&self) -> Result<(i32, i32), StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
-                "SELECT rouse.maintain_dependencies($1, $2)",
+                "SELECT lost, dropped FROM rouse.maintain_dependencies($1, $2)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
                 ],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
-        Ok(row.get(0))
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok((row.get(0), row.get(1)))
     }
 }

@@ -130,22 +130,30 @@ async fn lanes(shared: &Shared) {
     }
 }
 
-/// Looks for jobs whose release was lost. After an error, the next round tries again.
+/// Looks for jobs that wait for chains that have ended. After an error, the next round tries again.
 async fn dependencies(shared: &Shared) {
     let _permit = shared.calls.patient.acquire().await;
     match shared.store.maintain_dependencies().await {
-        Ok(0) => {}
-        Ok(chains) => {
-            warn!(
-                chains,
-                "jobs were waiting for chains that had ended; releasing them (please report this)"
-            );
+        Ok((0, 0)) => {}
+        Ok((lost, dropped)) => {
+            if lost > 0 {
+                warn!(
+                    chains = lost,
+                    "jobs were waiting for chains that had ended; releasing them (please report this)"
+                );
+            }
+            if dropped > 0 {
+                info!(
+                    chains = dropped,
+                    "jobs were waiting for the retry of chains that are no longer kept; cancelling them"
+                );
+            }
             shared.releases.notify_one();
         }
         Err(error) => {
             warn_unless_unreachable!(
                 error,
-                "could not look for jobs whose release was lost; trying again in an hour"
+                "could not look for jobs that wait for chains that have ended; trying again in an hour"
             );
         }
     }
