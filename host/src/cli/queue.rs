@@ -257,7 +257,7 @@ fn table(queues: &[Value], now: f64) -> List {
     for queue in queues {
         let at_least = queue["at_least"] == true;
         let jobs = |key: &str| match queue[key].as_u64() {
-            Some(jobs) if at_least && jobs >= 10_000 => format!("{jobs}+"),
+            Some(jobs) if at_least && jobs >= 100 => format!("{jobs}+"),
             jobs => jobs.unwrap_or_default().to_string(),
         };
         let wait = queue["oldest_wait_s"].as_f64();

@@ -84,9 +84,9 @@ pub(super) fn count(row: &Value, key: &str) -> String {
     at_least(value, row["at_least"] == true)
 }
 
-/// A count, with `+` if it may have been counted only up to a bound.
+/// A count, with `+` if it may have been counted only up to a bound: `rouse.depth` counts at least 100 jobs of a lane.
 pub(super) fn at_least(value: i64, is_bounded: bool) -> String {
-    let more = is_bounded && value >= 10_000;
+    let more = is_bounded && value >= 100;
     number(value) + if more { "+" } else { "" }
 }
 
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn counts_that_were_bounded_have_a_plus() {
-        let row = json!({"ready": 10_000, "running": 3, "at_least": true});
-        assert_eq!(count(&row, "ready"), "10,000+");
+        let row = json!({"ready": 100, "running": 3, "at_least": true});
+        assert_eq!(count(&row, "ready"), "100+");
         assert_eq!(count(&row, "running"), "3");
         assert_eq!(count(&row, "none"), "0");
         assert_eq!(jobs(&json!({"ready": 1}), "ready"), "1 job");

@@ -48,7 +48,7 @@ pub fn overview(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
         let more = it
             .queues
             .iter()
-            .any(|queue| queue["at_least"] == true && queue[key].as_i64() >= Some(10_000));
+            .any(|queue| queue["at_least"] == true && queue[key].as_i64() >= Some(100));
         cells::number(total) + if more { "+" } else { "" }
     };
     let active = it
