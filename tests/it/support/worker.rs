@@ -212,14 +212,6 @@ pub(crate) async fn enqueue_sql(client: &Client, sql: &str) -> i64 {
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
-/// Deletes the row of an ended job, as if its history had been dropped.
-pub(crate) async fn forget(client: &Client, id: i64) {
-    let sql = format!(
-        "BEGIN; SELECT rouse.unlock_history('as if it had been dropped'); DELETE FROM rouse.finished WHERE id = {id}; COMMIT"
-    );
-    client.batch_execute(&sql).await.unwrap();
-}
-
 /// Cancels a job as an admin action; returns whether this call cancelled it.
 pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
     client
