@@ -79,7 +79,7 @@ pub use exemplars::{Exemplar, Exemplars};
 pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
-pub use settings::{Intervals, QueueOrder, Settings, UnsettledMax};
+pub use settings::{Intervals, QueueOrder, Settings, UnsettledLimits};
 pub use stop::Stop;
 
 use self::background::Background;
@@ -188,7 +188,7 @@ impl Shared {
                 middlewares: meters.around(parts.middlewares),
                 meters,
                 settlements,
-                space: Arc::new(Semaphore::new(settings.unsettled_max.bytes as usize)),
+                space: Arc::new(Semaphore::new(settings.unsettled_limits.bytes as usize)),
                 tasks: TaskTracker::new(),
             },
             wakeups: wakeups::Wakeups::default(),
@@ -300,7 +300,7 @@ async fn work(
     health.database_answers.store(true, Ordering::Relaxed);
 
     let listen_at = parts.listen_at.clone();
-    let (settlements, outcomes) = mpsc::channel(settings.unsettled_max.count);
+    let (settlements, outcomes) = mpsc::channel(settings.unsettled_limits.count);
     let shared = Shared::new(
         settings,
         parts,

@@ -244,7 +244,7 @@ async fn commit(
                 let may_give_up = !one.unanswered && !shared.stop.is_stopping();
                 if may_give_up
                     && statements.waiting.is_full()
-                    && one.is_blocked_for(shared.settings.unsettled_max.blocked)
+                    && one.is_blocked_for(shared.settings.unsettled_limits.blocked)
                 {
                     settler::give_up(shared, one, settler::NO_SPACE);
                     return Ok(());

@@ -52,8 +52,8 @@ pub struct Settings {
     pub overrides: Overrides,
     /// How often the worker looks behind its cursors.
     pub intervals: Intervals,
-    /// The space for outcomes that wait for their settlement.
-    pub unsettled_max: UnsettledMax,
+    /// The limits on outcomes that wait for their settlement.
+    pub unsettled_limits: UnsettledLimits,
     /// Exports traces of attempts.
     pub traces: Traces,
 }
@@ -116,7 +116,7 @@ impl Default for Settings {
             fair_share: BTreeMap::new(),
             overrides: Overrides::default(),
             intervals: Intervals::default(),
-            unsettled_max: UnsettledMax::default(),
+            unsettled_limits: UnsettledLimits::default(),
             traces: Traces::default(),
         }
     }
@@ -161,10 +161,10 @@ impl Default for Intervals {
     }
 }
 
-/// The space for outcomes that wait for their settlement. Further attempts keep their slots until their outcomes fit.
+/// The limits on outcomes that wait for their settlement. Further attempts keep their slots until their outcomes fit.
 /// Tests set these; operators do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnsettledMax {
+pub struct UnsettledLimits {
     /// The maximum number of outcomes that wait for the settler, and separately of those that it has tried and keeps.
     pub count: usize,
     /// The maximum number of bytes of all large outcomes that are not settled. A larger outcome waits until it is the
@@ -174,7 +174,7 @@ pub struct UnsettledMax {
     pub blocked: Duration,
 }
 
-impl Default for UnsettledMax {
+impl Default for UnsettledLimits {
     /// 4000 outcomes, 256 MiB, 10 s.
     fn default() -> Self {
         Self {

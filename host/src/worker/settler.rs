@@ -83,7 +83,7 @@ pub(super) struct Unsettled {
     pub(super) trace: AttemptTrace,
     /// The bytes of JSON that its settlement sends.
     pub(super) bytes: usize,
-    /// Its share of [`UnsettledMax::bytes`](super::UnsettledMax::bytes), if it is large.
+    /// Its share of [`UnsettledLimits::bytes`](super::UnsettledLimits::bytes), if it is large.
     pub(super) space: Option<OwnedSemaphorePermit>,
 }
 
@@ -112,7 +112,7 @@ impl Unsettled {
         if self.bytes <= SMALL_BYTES_MAX {
             return;
         }
-        let max = shared.settings.unsettled_max.bytes;
+        let max = shared.settings.unsettled_limits.bytes;
         let bytes = u32::try_from(self.bytes).unwrap_or(u32::MAX).min(max);
         let space = shared.attempts.space.clone().acquire_many_owned(bytes);
         self.space = Some(space.await.expect("it is never closed"));
@@ -321,7 +321,7 @@ impl<'a> Settler<'a> {
         if self.shared.stop.is_stopping() {
             return BATCH_MAX;
         }
-        let count_max = self.shared.settings.unsettled_max.count;
+        let count_max = self.shared.settings.unsettled_limits.count;
         count_max.saturating_sub(self.kept()).min(BATCH_MAX)
     }
 
@@ -358,7 +358,7 @@ impl<'a> Settler<'a> {
     /// Like [`give_up_most_held_up`](Self::give_up_most_held_up), for outcomes whose jobs are locked: those that have
     /// waited longest are given up first.
     fn give_up_most_locked(&self) {
-        let max = self.shared.settings.unsettled_max.count / 2;
+        let max = self.shared.settings.unsettled_limits.count / 2;
         let excess = self.locked.len().saturating_sub(max);
         for Unsettled { settlement, .. } in &self.locked[..excess] {
             self.shared.leases.give_up(settlement.id, settlement.fence);
@@ -378,7 +378,7 @@ impl<'a> Settler<'a> {
     /// If so many outcomes are blocked that there will soon be no space for others, stops renewing the leases of those
     /// that were blocked most often: these jobs run again once the leases have ended.
     fn give_up_most_held_up(&mut self) {
-        let max = self.shared.settings.unsettled_max.count / 2;
+        let max = self.shared.settings.unsettled_limits.count / 2;
         for one in self.held_up.beyond(max) {
             let Settlement { id, fence, .. } = one.settlement;
             self.shared.leases.give_up(id, fence);
@@ -400,7 +400,7 @@ impl<'a> Settler<'a> {
         if shared.stop.is_stopping() {
             return;
         }
-        let max = &shared.settings.unsettled_max;
+        let max = &shared.settings.unsettled_limits;
         let (count_max, bytes_max) = (max.count / 4 * 3, max.bytes as usize / 4 * 3);
         let (mut count, mut bytes) = (0, 0);
         for one in self.locked.iter().chain(self.held_up.iter()) {

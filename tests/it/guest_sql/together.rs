@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::store::connect::Connector;
-use rouse::worker::{Settings, UnsettledMax};
+use rouse::worker::{Settings, UnsettledLimits};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
@@ -315,9 +315,9 @@ async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases
     let settings = Settings {
         slots: 4,
         overrides: lease("sql.*", 600),
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             blocked: Duration::from_secs(1),
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..Settings::default()
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::worker::{Settings, UnsettledMax};
+use rouse::worker::{Settings, UnsettledLimits};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -143,9 +143,9 @@ async fn outcomes_of_many_jobs_that_a_producer_has_locked_do_not_block_others() 
     let few = Settings {
         overrides: lease("noop", 2),
         // Fewer than the locked jobs.
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             count: 16,
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..settings()
     };
@@ -183,10 +183,10 @@ async fn outcomes_that_stay_locked_take_no_space_of_others_however_long_their_le
         slots: 4,
         overrides: lease("noop", 600),
         // The locked jobs fill this space, the way to it, and all slots.
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             count: 16,
             blocked: Duration::from_secs(1),
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..settings()
     };
@@ -224,10 +224,10 @@ async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
     producer.batch_execute(NAME_ALL_JOBS).await.unwrap();
     let small = Settings {
         slots: 4,
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             bytes: 1 << 20,
             blocked: Duration::from_secs(1),
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..settings()
     };

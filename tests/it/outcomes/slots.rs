@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rouse::worker::{
-    AttemptInfo, Health, Middleware, Next, Parts, Running, Settings, UnsettledMax,
+    AttemptInfo, Health, Middleware, Next, Parts, Running, Settings, UnsettledLimits,
 };
 use serde_json::json;
 use tokio::sync::watch;
@@ -39,9 +39,9 @@ async fn on_a_full_disk_attempts_keep_their_slots_once_too_many_outcomes_wait() 
     let (ran, has_run) = watch::channel(0);
     let small = Settings {
         slots: 2,
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             count: 10,
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..settings()
     };
@@ -83,9 +83,9 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     };
     let small = Settings {
         slots: 4,
-        unsettled_max: UnsettledMax {
+        unsettled_limits: UnsettledLimits {
             bytes: 1 << 20,
-            ..UnsettledMax::default()
+            ..UnsettledLimits::default()
         },
         ..settings()
     };
