@@ -36,7 +36,10 @@ async fn every_page_responds_and_escapes_untrusted_text() {
         ("/handlers/shop.mail", "The newest 3 by error"),
         ("/audit", "paused"),
         ("/audit?queue=paused", ">paused<"),
-        ("/audit?queue=no.such", "Nobody changed anything"),
+        (
+            "/audit?queue=no.such",
+            "No action in these 31 days matches the filter.",
+        ),
     ] {
         let page = dashboard.get(path).await.body;
         assert!(page.contains(words), "{path} without {words:?}: {page}");

@@ -40,8 +40,10 @@ pub fn audit(
         chrome.encoded(&next.at),
         after.unwrap_or_default()
     );
+    let has_filter = !filter.who.is_empty() || !filter.queue.is_empty();
     let nothing = match next.after {
         Some(_) => "None of the examined actions matches. Older ones may.",
+        None if has_filter => "No action in these 31 days matches the filter.",
         None => "Nobody changed anything in these 31 days.",
     };
     html! {
@@ -111,5 +113,26 @@ mod tests {
             next_period.contains("%2B00%3A00\"") && next_period.contains("Nobody changed anything"),
             "{next_period}"
         );
+    }
+
+    #[test]
+    fn an_empty_page_with_a_filter_does_not_claim_that_nobody_changed_anything() {
+        let by = AuditQuery {
+            who: "ada".into(),
+            ..AuditQuery::default()
+        };
+        let on = AuditQuery {
+            queue: "mail".into(),
+            ..AuditQuery::default()
+        };
+        for filter in [by, on] {
+            let next = AuditNext {
+                at: "2026-11-28T15:00:00+00:00".into(),
+                after: None,
+            };
+            let page = audit(&Chrome::default(), &filter, &[], &next, 1.0).into_string();
+            let words = "No action in these 31 days matches the filter.";
+            assert!(page.contains(words) && !page.contains("Nobody"), "{page}");
+        }
     }
 }
