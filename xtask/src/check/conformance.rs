@@ -25,17 +25,17 @@ const COLUMNS: usize = 5;
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
-    let has_test = |file: &str, name: &str| {
-        // `exists` reports missing files, and a path such as `job::decide` without a file in tests/it does not name a
-        // test.
-        fs::read_to_string(root.join(file))
-            .map_or(true, |code| code.contains(&format!("fn {name}(")))
-    };
+    let has_test = |file: &str, name: &str| has_test(&root.join(file), name);
     let faults = faults(&text, |file| root.join(file).exists(), has_test);
     if !faults.is_empty() {
         bail!("{TABLE}: {}", faults.join("; "));
     }
     Ok(())
+}
+
+/// True if the file exists and defines this function.
+fn has_test(file: &Path, name: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|code| code.contains(&format!("fn {name}(")))
 }
 
 fn faults(
@@ -88,7 +88,7 @@ fn cells(line: &str) -> Option<Vec<&str>> {
 }
 
 /// The tests named in backticks, each with its file: `module::name` is in `tests/it`; other tests are followed by their
-/// file, as in "`one` and `another` in `path`".
+/// file, as in "`one` and `another` in `path`". A function that is not a test has parentheses: `module::name()`.
 fn tests(cell: &str) -> Vec<(String, &str)> {
     let is_word = |text: &str| {
         text.bytes()
@@ -189,6 +189,15 @@ mod tests {
             faults(&table, |_| true, |_, name| name == "a_test"),
             ["row C1 names the test another, which is not in tests/it/it.rs"]
         );
+    }
+
+    #[test]
+    fn a_test_in_a_file_that_does_not_exist_is_not_a_test() {
+        let this = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/check/conformance.rs");
+        let test = "a_test_in_a_file_that_does_not_exist_is_not_a_test";
+        assert!(has_test(&this, test));
+        assert!(!has_test(&this, "another"));
+        assert!(!has_test(&this.with_file_name("gone.rs"), test));
     }
 
     #[test]
