@@ -47,7 +47,7 @@ impl From<&RunningUsage> for UsageRecord {
 }
 
 /// The running attempts of one worker.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct RunningOn {
     /// The attempts, longest first: `id`, `handler`, `queue`, `tenant`, `attempt`, `claimed_at`, `running_s`.
     pub attempts: Vec<Value>,

@@ -286,7 +286,7 @@ async fn running(ui: &Ui, worker_id: &str) -> Result<RunningAttempts, Problem> {
         .store
         .running_on(worker_id, i64::from(ROWS) + 1, RUNNING_EXAMINED)
         .await?;
-    let mut found = found.unwrap_or_default();
+    let mut found = found.ok_or_else(|| Problem::forbidden("the running jobs"))?;
     let has_more = found.attempts.len() > rows;
     found.attempts.truncate(rows);
     Ok(RunningAttempts {

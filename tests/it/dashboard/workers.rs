@@ -54,6 +54,30 @@ async fn the_page_of_a_worker_says_that_it_runs_more_jobs_than_are_listed() {
     assert!(!longest.contains(&link), "{longest}");
 }
 
+#[tokio::test]
+async fn a_login_that_may_not_read_running_jobs_gets_no_page_on_which_a_worker_runs_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "DO $$ BEGIN CREATE ROLE workers_reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+             GRANT rouse_observer TO workers_reader;
+             REVOKE SELECT ON rouse.job FROM rouse_observer",
+        )
+        .await
+        .unwrap();
+    let worker = db.worker().await;
+    enqueue(&client, "a.b", json!({})).await;
+    assert_eq!(claim(&worker, 1).await.len(), 1);
+    let url = db.url().replace("rouse@", "workers_reader@");
+    let dashboard = Dashboard::start(&db, &[("ROUSE_UI_DATABASE_URL", &url)]);
+    assert_eq!(dashboard.get("/workers").await.status, 200);
+    let page = dashboard.get("/workers/w-1").await;
+    assert_eq!(page.status, 403, "{}", page.body);
+    let words = "may not read the running jobs";
+    assert!(page.body.contains(words), "{}", page.body);
+}
+
 /// The login of the dashboard may have no role but that of observers.
 #[tokio::test]
 async fn the_running_jobs_of_a_worker_are_found_among_a_limited_number() {
