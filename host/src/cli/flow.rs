@@ -23,10 +23,11 @@ const BATCH: i32 = 1_000;
 
 /// There is no such flow, or it is no longer kept.
 const EXIT_UNKNOWN: u8 = 3;
-/// The state of the flow does not allow the change.
+/// The state of the flow does not allow the change, or another transaction has locked a job of it.
 const EXIT_REFUSED: u8 = 6;
 
-const EXIT_CODES: &str = "Exit codes: 0 done · 3 no such flow";
+const EXIT_CODES: &str = "\
+Exit codes: 0 done · 3 no such flow · 6 another transaction has locked a job of the flow: call it again";
 
 /// Options of `rouse flow`.
 #[derive(Debug, ClapArgs)]
@@ -67,7 +68,8 @@ enum Operation {
     Retry(Named),
     /// Delete the queued jobs of a flow; refused while one runs, or while other jobs wait for the flow
     #[command(after_help = "\
-Exit codes: 0 done · 3 no such flow · 6 a job of the flow runs, or other jobs wait for the flow")]
+Exit codes: 0 done · 3 no such flow · 6 a job of the flow runs, other jobs wait for the flow, or another \
+transaction has locked a job of it")]
     Delete(Named),
 }
 
@@ -162,7 +164,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Operation::Delete(args)) => {
             let store = args.target.checked_store().await?;
             let done = store.delete_flow(args.id).await;
-            report(&args, "deleted", done)
+            report(&args, "deleted", done.map_err(|error| (0, error)))
         }
     }
 }
@@ -285,17 +287,20 @@ async fn retry(args: Named) -> anyhow::Result<ExitCode> {
 
 /// Repeats a change until it has nothing left to change; returns the number of jobs that it has changed. Shows its
 /// progress on a terminal.
+///
+/// # Errors
+/// The first error, with the number of jobs that were changed before it: each batch has been committed.
 async fn in_batches(
     done_word: &str,
     change: impl AsyncFn() -> Result<i32, StoreError>,
-) -> Result<i32, StoreError> {
+) -> Result<i32, (i32, StoreError)> {
     let shown = std::io::stderr().is_terminal();
     let mut changed = 0;
     let done = loop {
         match change().await {
             Ok(0) => break Ok(changed),
             Ok(batch) => changed += batch,
-            Err(error) => break Err(error),
+            Err(error) => break Err((changed, error)),
         }
         if shown {
             eprint!("\r{done_word} {changed}");
@@ -309,24 +314,47 @@ async fn in_batches(
     done
 }
 
-/// Prints how many jobs were changed, or why the change was refused.
+/// Prints how many jobs were changed, or why the change was refused or stopped, and how many were changed before that.
 fn report(
     args: &Named,
     done_word: &str,
-    done: Result<i32, StoreError>,
+    done: Result<i32, (i32, StoreError)>,
 ) -> anyhow::Result<ExitCode> {
-    match done {
-        Ok(jobs) if args.json => println!("{}", as_json(json!({"flow": args.id, done_word: jobs}))),
-        Ok(1) => println!("1 job of flow {} is {done_word}", args.id),
-        Ok(jobs) => println!("{jobs} jobs of flow {} are {done_word}", args.id),
-        Err(error) if error.is_unknown_flow() => return Ok(unknown(args.id)),
-        Err(error) if error.is_refused_by_state() => {
-            eprintln!("{}", error_line(error));
-            return Ok(ExitCode::from(EXIT_REFUSED));
+    let id = args.id;
+    let (before, error) = match done {
+        Ok(jobs) => {
+            match args.json {
+                true => println!("{}", as_json(json!({"flow": id, done_word: jobs}))),
+                false => println!("{}", summary(id, jobs, done_word)),
+            }
+            return Ok(ExitCode::SUCCESS);
         }
-        Err(error) => return Err(error.into()),
+        Err(stopped) => stopped,
+    };
+    if error.is_unknown_flow() {
+        return Ok(unknown(id));
+    } else if error.is_locked() {
+        // The message of Postgres does not name the flow.
+        eprintln!("rouse: flow {id}: {error}");
+    } else if error.is_refused_by_state() {
+        eprintln!("{}", error_line(error));
+    } else if before > 0 {
+        let done = format!("{}; others are left", summary(id, before, done_word));
+        return Err(anyhow::Error::from(error).context(done));
+    } else {
+        return Err(error.into());
     }
-    Ok(ExitCode::SUCCESS)
+    if before > 0 {
+        eprintln!("rouse: {}; others are left", summary(id, before, done_word));
+    }
+    Ok(ExitCode::from(EXIT_REFUSED))
+}
+
+fn summary(id: i64, jobs: i32, done_word: &str) -> String {
+    match jobs {
+        1 => format!("1 job of flow {id} is {done_word}"),
+        jobs => format!("{jobs} jobs of flow {id} are {done_word}"),
+    }
 }
 
 fn unknown(id: i64) -> ExitCode {

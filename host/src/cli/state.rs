@@ -15,12 +15,16 @@ use super::list::List;
 use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
+use crate::store::StoreError;
 
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
 
 /// There is no such key.
 const EXIT_UNKNOWN: u8 = 3;
+
+/// Another transaction has locked the state.
+const EXIT_LOCKED: u8 = 6;
 
 /// Options of `rouse state`.
 #[derive(Debug, ClapArgs)]
@@ -108,7 +112,8 @@ struct Get {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not apply here, but a handler above its quota cannot \
-add anything. Running attempts see the value at their next read.")]
+add anything. Running attempts see the value at their next read.\n\
+Exit codes: 0 done · 6 another transaction has locked the state")]
 struct Set {
     #[command(flatten)]
     target: Target,
@@ -140,7 +145,8 @@ struct Set {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_operator, and leaves a record.\n\
-Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 there is no such key")]
+Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 there is no such key · 6 another transaction has \
+locked the state")]
 struct Delete {
     #[command(flatten)]
     target: Target,
@@ -262,9 +268,10 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     }
     let store = args.target.checked_store().await?;
     let tenant = args.tenant.as_deref();
-    store
-        .set_state(&args.handler, tenant, &args.key, &value)
-        .await?;
+    let set = store.set_state(&args.handler, tenant, &args.key, &value);
+    if let Err(error) = set.await {
+        return locked(error, &described(&args.handler, tenant, Some(&args.key)));
+    }
     match args.json {
         true => println!(
             "{}",
@@ -287,7 +294,10 @@ async fn delete(args: Delete) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
-    let deleted = store.delete_state(&args.handler, tenant, key).await?;
+    let deleted = match store.delete_state(&args.handler, tenant, key).await {
+        Ok(deleted) => deleted,
+        Err(error) => return locked(error, &selection),
+    };
     if args.json {
         println!(
             "{}",
@@ -311,6 +321,18 @@ fn described(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
         format!("tenant {}", plain(tenant))
     });
     format!("{keys} of handler {} for {tenant}", plain(handler))
+}
+
+/// Reports that another transaction has locked this state: the message of Postgres does not name it.
+///
+/// # Errors
+/// Any other error.
+fn locked(error: StoreError, selection: &str) -> anyhow::Result<ExitCode> {
+    if !error.is_locked() {
+        return Err(error.into());
+    }
+    eprintln!("rouse: {selection}: {error}");
+    Ok(ExitCode::from(EXIT_LOCKED))
 }
 
 fn nothing(handler: &str, tenant: Option<&str>, key: Option<&str>) -> ExitCode {

@@ -1,6 +1,6 @@
 //! Admin actions on a job, for the command line. Programs call the SQL functions themselves
 //! (`migrations/functions/admin.sql`); when those refuse, the error includes the job's state. Those on queues, gates,
-//! schedules and workers are made in the same way (`Store::act`).
+//! schedules, workers, flows and the state of handlers are made in the same way (`Store::act`).
 //!
 //! The statements limit the wait for locks, and restore the setting before the commit: commits that send a notification
 //! wait for each other. Without a limit, a host would stop waiting for the response, and the change would still be made
@@ -48,8 +48,8 @@ fn waiting(wait: LockWait, call: &str, from: &str) -> String {
 }
 
 impl Store {
-    /// Makes the call of an admin action on one job, queue, gate, schedule or worker: a function call, or a query of
-    /// one value. Waits for locks, but not without end.
+    /// Makes the call of an admin action on one job, queue, gate, schedule, worker or flow, or on the state of a
+    /// handler: a function call, or a query of one value. Waits for locks, but not without end.
     pub(super) async fn act(&self, call: &str, params: Params<'_>) -> Result<Row, StoreError> {
         let sql = waiting(LockWait::start(), call, "");
         let mut rows = self.query(&sql, params).await?;

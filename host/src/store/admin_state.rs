@@ -57,8 +57,8 @@ impl Store {
         key: &str,
         value: &[u8],
     ) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.set_state($1, $2, $3, $4)",
+        self.act(
+            "rouse.set_state($1, $2, $3, $4)",
             &[
                 (&handler, Type::TEXT),
                 (&tenant, Type::TEXT),
@@ -77,9 +77,9 @@ impl Store {
         tenant: Option<&str>,
         key: Option<&str>,
     ) -> Result<i64, StoreError> {
-        let rows = self
-            .query(
-                "SELECT rouse.delete_state($1, $2, $3)",
+        let row = self
+            .act(
+                "rouse.delete_state($1, $2, $3)",
                 &[
                     (&handler, Type::TEXT),
                     (&tenant, Type::TEXT),
@@ -87,7 +87,6 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 }

@@ -10,7 +10,7 @@ use tokio_postgres::error::SqlState;
 use crate::sanitize::printable;
 
 /// What calls by hosts and commands wait for, for up to a few seconds, and the functions in which they do.
-const AWAITED: [(&str, &[&str]); 7] = [
+const AWAITED: [(&str, &[&str]); 8] = [
     (
         "a transaction that has changed the shards of a queue and is still open",
         &["rouse._in_own_shards"],
@@ -65,7 +65,16 @@ const AWAITED: [(&str, &[&str]); 7] = [
     ),
     (
         "a transaction that has changed a job, or one that is related to it, and is still open",
-        &["rouse.purge_queue("],
+        &[
+            "rouse.purge_queue(",
+            "rouse.cancel_flow(",
+            "rouse.retry_flow(",
+            "rouse.delete_flow(",
+        ],
+    ),
+    (
+        "a transaction that has changed the state of the handler and is still open",
+        &["rouse.set_state(", "rouse.delete_state("],
     ),
     (
         "a transaction that has changed the schedule, or has enqueued one of its jobs, and is still open",

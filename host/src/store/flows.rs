@@ -59,35 +59,35 @@ impl Store {
 
     /// Cancels up to `limit` live jobs of a flow; returns how many.
     pub async fn cancel_flow(&self, id: i64, limit: i32) -> Result<i32, StoreError> {
-        let args = [(&id as _, Type::INT8), (&limit as _, Type::INT4)];
-        let rows = self
-            .query("SELECT rouse.cancel_flow($1, $2)", &args)
+        let row = self
+            .act(
+                "rouse.cancel_flow($1, $2)",
+                &[(&id, Type::INT8), (&limit, Type::INT4)],
+            )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 
     /// Retries up to `limit` jobs of a flow that ended without success before this time (in seconds since 1970, by the
     /// database's clock); returns how many.
     pub async fn retry_flow(&self, id: i64, limit: i32, before: f64) -> Result<i32, StoreError> {
-        let args = [
-            (&id as _, Type::INT8),
-            (&limit as _, Type::INT4),
-            (&before as _, Type::FLOAT8),
-        ];
-        let rows = self
-            .query("SELECT rouse.retry_flow($1, $2, to_timestamp($3))", &args)
+        let row = self
+            .act(
+                "rouse.retry_flow($1, $2, to_timestamp($3))",
+                &[
+                    (&id, Type::INT8),
+                    (&limit, Type::INT4),
+                    (&before, Type::FLOAT8),
+                ],
+            )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 
     /// Deletes the queued jobs of a flow; returns how many.
     pub async fn delete_flow(&self, id: i64) -> Result<i32, StoreError> {
-        let rows = self
-            .query("SELECT rouse.delete_flow($1)", &[(&id, Type::INT8)])
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
+        let call = "rouse.delete_flow($1)";
+        let row = self.act(call, &[(&id, Type::INT8)]).await?;
         Ok(row.get(0))
     }
 }

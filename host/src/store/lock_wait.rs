@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The maximum time for which a change waits: a bulk change for all locked jobs together, a change to one job, queue,
-/// gate, schedule or worker for each lock that it needs.
+/// The maximum time for which a change waits: a bulk change for all locked jobs together, any other change for each
+/// lock that it needs.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// The time for which a change still waits for locks. A change to one item waits a few seconds. A bulk change does not

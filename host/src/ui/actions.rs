@@ -255,13 +255,10 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
             let before = store.now().await.map_err(text)?;
             let mut all = 0;
             loop {
-                match store
-                    .retry_flow(flow, OF_FLOW_AT_ONCE, before)
-                    .await
-                    .map_err(text)?
-                {
-                    0 => break,
-                    retried => all += retried,
+                match store.retry_flow(flow, OF_FLOW_AT_ONCE, before).await {
+                    Ok(0) => break,
+                    Ok(retried) => all += retried,
+                    Err(error) => return Err(stopped(flow, all, "retried", error)),
                 }
             }
             Done::here(format!("{all} jobs of flow {flow} are retried."))
@@ -270,13 +267,10 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
             let flow = id(flow)?;
             let mut all = 0;
             loop {
-                match store
-                    .cancel_flow(flow, OF_FLOW_AT_ONCE)
-                    .await
-                    .map_err(text)?
-                {
-                    0 => break,
-                    cancelled => all += cancelled,
+                match store.cancel_flow(flow, OF_FLOW_AT_ONCE).await {
+                    Ok(0) => break,
+                    Ok(cancelled) => all += cancelled,
+                    Err(error) => return Err(stopped(flow, all, "cancelled", error)),
                 }
             }
             Done::here(format!("{all} jobs of flow {flow} are cancelled."))
@@ -330,6 +324,14 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
         _ => return Ok(None),
     };
     Ok(Some(done))
+}
+
+/// Why a change of a flow has stopped, after it has changed this many jobs: each statement has been committed.
+fn stopped(flow: i64, changed: i32, done_word: &str, error: StoreError) -> String {
+    match changed {
+        0 => error.to_string(),
+        _ => format!("{changed} jobs of flow {flow} are {done_word}; others are left: {error}"),
+    }
 }
 
 /// Changes several jobs: the selected ones at once, or all that match a filter, after a confirmation that shows their

@@ -115,6 +115,36 @@ async fn an_action_on_a_locked_queue_names_what_it_has_waited_for_and_is_not_mad
 }
 
 #[tokio::test]
+async fn a_change_of_a_flow_that_stops_at_a_locked_job_says_what_was_done() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let enqueue =
+        "SELECT rouse.enqueue_flow(jsonb_agg(jsonb_build_object('name', n, 'handler', 'x')))
+         FROM unnest('{a,b,c}'::text[]) AS n";
+    let flow = ids(&client, enqueue).await[0];
+    let transaction = client.transaction().await.unwrap();
+    let lock = "SELECT FROM rouse.job WHERE flow_name = 'b' FOR UPDATE";
+    transaction.query_one(lock, &[]).await.unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token(&format!("/flows/{flow}")).await;
+    let done = dashboard
+        .post(&format!("/flows/{flow}/cancel"), &format!("csrf={token}"))
+        .await;
+    assert_eq!(done.status, 303, "{}", done.body);
+    let notice = done.cookie();
+    let shown = dashboard
+        .send("GET", "/", &[("Cookie", &notice)], "")
+        .await
+        .body;
+    let words = format!("2 jobs of flow {flow} are cancelled; others are left");
+    assert!(shown.contains(&words), "{shown}");
+    assert!(shown.contains("It waited for a transaction"), "{shown}");
+    transaction.rollback().await.unwrap();
+    let queued = "SELECT count(*) FROM rouse.job WHERE state = 'queued'";
+    assert_eq!(ids(&watcher, queued).await, [1]);
+}
+
+#[tokio::test]
 async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_separately() {
     let db = shop().await;
     let client = db.client().await;

@@ -1,4 +1,5 @@
-//! Subcommands for named jobs, queues, gates, schedules and workers, while other transactions change these.
+//! Subcommands for named jobs, queues, gates, schedules, workers, flows and state, while other transactions change
+//! these.
 
 use tokio::task::JoinSet;
 
@@ -162,6 +163,85 @@ async fn a_locked_queue_gate_schedule_or_worker_is_reported_and_does_not_stop_th
     // The server has given up too: nothing changes them once they are free.
     transaction.rollback().await.unwrap();
     assert_eq!(lines().await, before);
+}
+
+#[tokio::test]
+async fn a_flow_with_a_locked_job_is_changed_up_to_that_job() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let ids = "SELECT array_agg(job ORDER BY job) FROM rouse.flow($1)";
+    let states = "SELECT array_agg(state::text ORDER BY job) FROM rouse.flow($1)";
+    for (verb, locked, lock, changed, after) in [
+        (
+            "cancel",
+            1,
+            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
+            Some("cancelled"),
+            ["cancelled", "queued", "cancelled"],
+        ),
+        (
+            "retry",
+            2,
+            "SELECT FROM rouse.finished WHERE id = $1 FOR UPDATE",
+            Some("retried"),
+            ["cancelled", "queued", "queued"],
+        ),
+        (
+            "delete",
+            1,
+            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
+            None,
+            ["queued", "queued", "queued"],
+        ),
+    ] {
+        let enqueue =
+            "SELECT rouse.enqueue_flow(jsonb_agg(jsonb_build_object('name', n, 'handler', 'x')))
+             FROM unnest('{a,b,c}'::text[]) AS n";
+        let flow: i64 = client.query_one(enqueue, &[]).await.unwrap().get(0);
+        let jobs: Vec<i64> = client.query_one(ids, &[&flow]).await.unwrap().get(0);
+        if verb == "retry" {
+            let cancel = "SELECT rouse.cancel_flow($1)";
+            client.query_one(cancel, &[&flow]).await.unwrap();
+        }
+        let transaction = client.transaction().await.unwrap();
+        transaction.query_one(lock, &[&jobs[locked]]).await.unwrap();
+        let output = run_rouse(&db, &["flow", verb, &flow.to_string()]).await;
+        output.exits(6).prints(&format!(
+            "flow {flow}: canceling statement due to lock timeout. It waited for a transaction that has changed a job"
+        ));
+        if let Some(changed) = changed {
+            output.prints(&format!(
+                "2 jobs of flow {flow} are {changed}; others are left"
+            ));
+        }
+        // The server has given up too: nothing changes the job once it is free.
+        transaction.rollback().await.unwrap();
+        let shown: Vec<String> = watcher.query_one(states, &[&flow]).await.unwrap().get(0);
+        assert_eq!(shown, after, "{verb}");
+    }
+}
+
+#[tokio::test]
+async fn locked_state_is_not_changed_later() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    let set = "SELECT rouse.set_state('a.b', NULL, 'k', '1')";
+    client.query(set, &[]).await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    transaction.query(set, &[]).await.unwrap();
+    for args in [
+        &["state", "set", "a.b", "k", "2"][..],
+        &["state", "delete", "a.b", "k", "--confirm"],
+    ] {
+        run_rouse(&db, args).await.exits(6).prints(
+            "key k of handler a.b for jobs without a tenant: canceling statement due to lock timeout. \
+             It waited for a transaction that has changed the state of the handler",
+        );
+    }
+    transaction.rollback().await.unwrap();
+    let value = "SELECT convert_from(value, 'UTF8') FROM rouse.handler_state";
+    let row = watcher.query_one(value, &[]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "1");
 }
 
 #[tokio::test]
