@@ -52,29 +52,42 @@ BEGIN
 END
 $$;
 
--- The login of a live worker that declares exactly this schedule, preferably one without limits; null: no live worker
--- declares it. Reads the capabilities of all live workers. Served by worker_live.
+-- The login of a live worker that declares exactly this schedule: preferably the login of the schedule (null: it has
+-- none yet), then one without limits; null: no live worker declares it. Reads the capabilities of one worker after the
+-- other, up to the first that declares it: they may have several megabytes each. Served by worker_live and worker_pkey.
 CREATE OR REPLACE FUNCTION rouse._declaring_login(p_schedule rouse.schedule) RETURNS name
-LANGUAGE sql STABLE AS $$
-    SELECT w.login
-    FROM rouse.worker AS w
-    CROSS JOIN LATERAL (SELECT w.capabilities -> (p_schedule).handler AS handler OFFSET 0) AS its
-    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
-      AND coalesce(its.handler ->> 'version', '') = (p_schedule).module_version
-      AND its.handler -> 'schedule' ->> 'cron' = (p_schedule).cron
-      AND coalesce(its.handler -> 'schedule' ->> 'time_zone', 'UTC') = (p_schedule).time_zone
-      -- As in rouse.module_schedules.
-      AND (NOT w.limited OR EXISTS (
-          SELECT FROM rouse.worker_login AS l
-          WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any((p_schedule).handler, l.handlers)
-            AND rouse._matches_any('default', l.queues)))
-    ORDER BY w.limited, w.incarnation DESC LIMIT 1
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    live record;
+BEGIN
+    FOR live IN
+        SELECT w.incarnation, w.login FROM rouse.worker AS w
+        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
+          -- As in rouse.module_schedules.
+          AND (NOT w.limited OR EXISTS (
+              SELECT FROM rouse.worker_login AS l
+              WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(p_schedule.handler, l.handlers)
+                AND rouse._matches_any('default', l.queues)))
+        ORDER BY (w.login = p_schedule.login) DESC NULLS LAST, w.limited, w.incarnation DESC
+    LOOP
+        -- OFFSET 0: otherwise, the capabilities would be read for each condition.
+        PERFORM FROM (
+            SELECT w.capabilities -> p_schedule.handler AS handler FROM rouse.worker AS w WHERE w.incarnation = live.incarnation OFFSET 0) AS its
+        WHERE coalesce(its.handler ->> 'version', '') = p_schedule.module_version
+          AND its.handler -> 'schedule' ->> 'cron' = p_schedule.cron
+          AND coalesce(its.handler -> 'schedule' ->> 'time_zone', 'UTC') = p_schedule.time_zone;
+        IF FOUND THEN
+            RETURN live.login;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
 $$;
 
 -- Rejects a job of a module's schedule that would give way to the job p_id, if the login that declares the schedule is
 -- limited and its workers could not run that job. Any host fires the schedule, so the limits of the caller do not
--- count. If no live worker declares the schedule now, those of the login that has declared it do. A login that no
--- longer exists, or has another name, permits nothing. Served by the primary keys.
+-- count. If several logins declare it, or none does now, those of the login to which the schedule belongs do. A login
+-- that no longer exists, or has another name, permits nothing. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._check_merged_run(p_schedule text, p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -99,7 +112,8 @@ $$;
 -- Creates or replaces the schedule of a handler as its module declares it. Returns created, replaced or unchanged;
 -- foreign, if a login has created a schedule of this name, which is kept; or undeclared, if no live worker declares
 -- exactly this schedule, for instance because it has ended since the caller read its declaration. The schedule belongs
--- to the login of a worker that declares it. Its jobs have the payload {} and are in the queue default.
+-- to the login of a worker that declares it, preferably one without limits. Its jobs have the payload {} and are in the
+-- queue default.
 CREATE OR REPLACE FUNCTION rouse.put_module_schedule(
     p_worker bigint, p_key bytea, p_handler text, p_version text, p_cron text, p_time_zone text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

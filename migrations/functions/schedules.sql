@@ -155,6 +155,9 @@ BEGIN
         SELECT jsonb_agg(d.key ORDER BY d.key) FROM jsonb_each(rouse._definition(p_schedule)) AS d
         WHERE d.value IS DISTINCT FROM rouse._definition(was) -> d.key);
     IF changed IS NULL AND p_schedule.module_version IS NOT DISTINCT FROM was.module_version THEN
+        -- Workers of another login may declare the same schedule by now.
+        UPDATE rouse.schedule AS s SET login = p_schedule.login
+        WHERE s.name = p_schedule.name AND p_schedule.module_version IS NOT NULL AND s.login <> p_schedule.login;
         RETURN 'unchanged';
     END IF;
     moved := (was.cron, was.time_zone) IS DISTINCT FROM (p_schedule.cron, p_schedule.time_zone);

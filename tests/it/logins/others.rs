@@ -172,6 +172,26 @@ async fn a_worker_writes_log_lines_only_of_its_own_attempts() {
     assert_eq!(lines, 1);
 }
 
+fn every_second() -> Current {
+    Current {
+        version: "1.0.0".into(),
+        schedule: DeclaredSchedule {
+            cron: "* * * * * *".into(),
+            time_zone: "UTC".into(),
+        },
+    }
+}
+
+/// A worker that declares this schedule for handler gated.
+fn declaring(id: &str, declared: &Current) -> Registration {
+    Registration {
+        capabilities: json!({"gated": {
+            "version": "1.0.0", "sha256": "ab".repeat(32), "grants": [], "schedule": declared.schedule
+        }}),
+        ..serving(id, &["default"])
+    }
+}
+
 /// Any host creates such a schedule and fires it, also one whose login has no limits.
 #[tokio::test]
 async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_that_declares_it() {
@@ -184,22 +204,12 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
         "'logins_declarer', '{w}', '{default}', '{gated}'",
     )
     .await;
-    let declared = Current {
-        version: "1.0.0".into(),
-        schedule: DeclaredSchedule {
-            cron: "* * * * * *".into(),
-            time_zone: "UTC".into(),
-        },
-    };
+    let declared = every_second();
     let worker = db.worker().await;
     let put = worker.put_module_schedule("gated", &declared).await;
     assert_eq!(put.unwrap(), "undeclared");
-    let declaring = |id: &str| Registration {
-        capabilities: json!({"gated": {"version": "1.0.0", "sha256": "ab".repeat(32), "grants": [], "schedule": declared.schedule}}),
-        ..serving(id, &["default"])
-    };
     let limited = login.store();
-    limited.register(&declaring("w")).await.unwrap();
+    limited.register(&declaring("w", &declared)).await.unwrap();
     let gate = DeclaredGate {
         limit: GateLimit::Singleton {
             during: During::Queued,
@@ -248,7 +258,7 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
 
     // A worker whose login has no limits declares it too.
     let free = db.store();
-    free.register(&declaring("free")).await.unwrap();
+    free.register(&declaring("free", &declared)).await.unwrap();
     until_true(
         &client,
         &format!(
@@ -262,4 +272,62 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
     )
     .await;
     host.drain().await;
+}
+
+/// The capabilities of a worker may have megabytes.
+#[tokio::test]
+async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilities() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let login = Login::create(&db, "logins_keeper").await;
+    limit(
+        &client,
+        "login, worker_ids, queues, handlers",
+        "'logins_keeper', '{w}', '{default}', '{gated}'",
+    )
+    .await;
+    let declared = every_second();
+    let (worker, limited, free) = (db.worker().await, login.store(), db.store());
+    limited.register(&declaring("w", &declared)).await.unwrap();
+    let put = worker.put_module_schedule("gated", &declared).await;
+    assert_eq!(put.unwrap(), "created");
+    free.register(&declaring("free", &declared)).await.unwrap();
+    client
+        .batch_execute(
+            "INSERT INTO rouse.worker (worker_id, hostname, version, handlers, key_hash, capabilities)
+             SELECT 'other-' || n, '', '', '{}', sha256('other'),
+                    jsonb_build_object('x', (SELECT string_agg(md5(n || '.' || m), '') FROM generate_series(1, 1000) AS m))
+             FROM generate_series(1, 5) AS n",
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        declaring_login(&mut client).await,
+        ("logins_keeper".into(), 0)
+    );
+
+    // It belongs to a login without limits, if there is one.
+    let put = worker.put_module_schedule("gated", &declared).await;
+    assert_eq!(put.unwrap(), "unchanged");
+    let of_session = "SELECT login = session_user FROM rouse.schedule";
+    let of_session: bool = client.query_one(of_session, &[]).await.unwrap().get(0);
+    assert!(of_session);
+
+    free.unregister().await.unwrap();
+    let (found, read) = declaring_login(&mut client).await;
+    assert_eq!(found, "logins_keeper");
+    assert!(read > 0, "the other workers of its login are read first");
+}
+
+/// The login that declares the only schedule, and how many parts of large capabilities were read to find it.
+async fn declaring_login(client: &mut Client) -> (String, i64) {
+    const READ: &str = "SELECT coalesce(sum(idx_tup_fetch), 0)::bigint FROM pg_stat_xact_all_tables
+         WHERE relid = (SELECT c.reltoastrelid FROM pg_class AS c WHERE c.oid = 'rouse.worker'::regclass)";
+    const FIND: &str = "SELECT rouse._declaring_login(s)::text FROM rouse.schedule AS s";
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    let found = transaction.query_one(FIND, &[]).await.unwrap().get(0);
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    transaction.commit().await.unwrap();
+    (found, after - before)
 }
