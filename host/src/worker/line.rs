@@ -2,20 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::claim::{Claim, HostLimit};
 use crate::sandbox::BootTime;
-
-/// A claim that has not started within this time is given back, so that other workers can claim the job.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The maximum time from sending a claim to the start of a job whose rate is limited. `response`: the time that the
-/// response to the last such claim took. If the database needs longer for each claim, later starts are permitted, or
-/// else each claim would use up starts of the rate, and no job would start.
-pub(super) fn throttled_within(response: Duration) -> Duration {
-    START_TIMEOUT.max(response * 2)
-}
 
 /// The claims that wait for a slot.
 #[derive(Default)]
@@ -133,6 +123,10 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use rouse_turns::{START_TIMEOUT, throttled_within};
+
     use super::super::claim::tests::claim;
     use super::*;
     use crate::job::JobId;
@@ -188,15 +182,5 @@ mod tests {
         line.put(throttled(2, BootTime::now(), Instant::now()));
         assert_eq!(line.start_next().unwrap().job.id, JobId(2));
         assert_eq!(line.take_late(then).len(), 1);
-    }
-
-    #[test]
-    fn throttled_claims_start_although_each_response_takes_longer_than_a_second() {
-        assert_eq!(throttled_within(Duration::ZERO), START_TIMEOUT);
-        assert_eq!(
-            throttled_within(START_TIMEOUT * 3 / 2),
-            START_TIMEOUT * 3,
-            "the next response may take somewhat longer"
-        );
     }
 }

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rouse_turns::START_TIMEOUT;
 use tokio::sync::Notify;
 
 use super::Shared;
 use super::attempt;
 use super::claim::{Claim, HostLimit};
-use super::line::{Line, START_TIMEOUT};
+use super::line::Line;
 use crate::job::{Fence, JobId, RunEnd};
 
 /// How often the line is checked for claims that wait too long.

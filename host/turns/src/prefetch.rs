@@ -21,7 +21,7 @@ const MEASURED_OVER: Duration = Duration::from_millis(20);
 /// idle during the last claim.
 const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
-/// (`START_TIMEOUT` in `host/src/worker/line.rs`), and the wait for a round trip costs such jobs little.
+/// ([`START_TIMEOUT`](crate::START_TIMEOUT)), and the wait for a round trip costs such jobs little.
 const LONG: f64 = 1.0;
 
 /// Claims as many jobs ahead as the slots of this worker finish in a tenth of a second, if each takes as long as the

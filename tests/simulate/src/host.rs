@@ -4,15 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use rouse_turns::{Closings, Prefetch, Turns};
+use rouse_turns::{Closings, Prefetch, START_TIMEOUT, Turns};
 
 use crate::gates::{Key, Order};
 use crate::lanes::Lane;
 use crate::server::{Job, Response, Server};
-use crate::{Nanos, SECOND, Sabotage, Scenario};
+use crate::{Nanos, Sabotage, Scenario};
 
-/// A claim that has not started within this time is released.
-const START_TIMEOUT: Nanos = SECOND;
 /// The sizes of `rouse.claim`, for jobs without a payload.
 const CLAIM_BYTES_MAX: usize = 8 << 20;
 const COLUMNS_BYTES: usize = 120;
@@ -22,6 +20,19 @@ const COLUMNS_BYTES: usize = 120;
 pub(crate) struct InLine {
     pub(crate) job: Job,
     pub(crate) sent_at: Nanos,
+    pub(crate) received_at: Nanos,
+    /// The maximum time from sending the claim to the start, if a gate limits how many jobs of its key start in a
+    /// period.
+    pub(crate) start_within: Option<Duration>,
+}
+
+impl InLine {
+    /// True if it may not start any more: the rules of `Line::startable` and `release_late_claims`.
+    fn is_late(&self, now: Nanos) -> bool {
+        let since = |then: Nanos| Duration::from_nanos(now.saturating_sub(then));
+        let is_too_old = |max: Duration| since(self.sent_at) > max;
+        since(self.received_at) > START_TIMEOUT || self.start_within.is_some_and(is_too_old)
+    }
 }
 
 /// A claim on its way.
@@ -71,6 +82,8 @@ pub(crate) struct Host {
     /// The next look that is an event.
     pub(crate) next_look: Nanos,
     prefetch: Prefetch,
+    /// The time that the response to the last claim of jobs behind a rate took.
+    pub(crate) throttled_response: Duration,
     /// The run times of all attempts that have started.
     run_times: Nanos,
     /// Virtual time zero.
@@ -100,6 +113,7 @@ impl Host {
             next_search: now,
             next_look: Nanos::MAX,
             prefetch: Prefetch::new(started, scenario.slots, CLAIM_BYTES_MAX, COLUMNS_BYTES),
+            throttled_response: Duration::ZERO,
             run_times: 0,
             zero,
         }
@@ -144,8 +158,10 @@ impl Host {
             return None;
         }
         let next = self.ahead.pop_front().or_else(|| self.line.pop_front())?;
-        let is_late = now.saturating_sub(next.sent_at) > START_TIMEOUT;
-        Some(if is_late { Err(next.job) } else { Ok(next.job) })
+        Some(match next.is_late(now) {
+            true => Err(next.job),
+            false => Ok(next.job),
+        })
     }
 
     /// The number of jobs to claim beyond the free slots, as decided by the code of the host.
@@ -354,5 +370,40 @@ impl Host {
                 && !self.turns.contains(*lane)
                 && !self.closings.is_closed(*lane)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SECOND;
+
+    #[test]
+    fn only_claims_behind_a_rate_are_late_because_of_a_slow_response() {
+        let job = Job {
+            enqueued_at: 0,
+            lane: 0,
+            class: 0,
+            is_limited: false,
+            is_new: true,
+        };
+        let received_at = 3 * SECOND;
+        let is_late = |start_within: Option<u64>, now| {
+            let start_within = start_within.map(Duration::from_secs);
+            let in_line = InLine {
+                job,
+                sent_at: 0,
+                received_at,
+                start_within,
+            };
+            in_line.is_late(now)
+        };
+        assert!(!is_late(None, received_at));
+        assert!(is_late(Some(1), received_at));
+        assert!(!is_late(Some(6), received_at));
+        for start_within in [None, Some(6)] {
+            assert!(!is_late(start_within, received_at + SECOND));
+            assert!(is_late(start_within, received_at + SECOND + 1));
+        }
     }
 }

@@ -27,6 +27,11 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
+    /// True if a gate limits how many of its jobs start in a period.
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.keys.len() > self.limits.len()
+    }
+
     /// A job that is enqueued at this time.
     pub(crate) fn job(&self, lane: u32, enqueued_at: Nanos) -> Job {
         Job {

@@ -190,9 +190,7 @@ impl Server {
         let cost = claim + lane * orders.len() as Nanos + job * jobs.len() as Nanos;
         // A statement that waits for a lock, or for the disk, does not occupy a core.
         self.occupy(from, cost);
-        let is_throttled = |(lane, ..): &(u32, usize, usize)| {
-            lanes[*lane as usize].keys.len() > lanes[*lane as usize].limits.len()
-        };
+        let is_throttled = |(lane, ..): &(u32, usize, usize)| lanes[*lane as usize].is_throttled();
         let flush = match taken.iter().any(is_throttled) {
             true => self.costs.flush,
             false => 0,

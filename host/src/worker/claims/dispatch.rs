@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
+use rouse_turns::throttled_within;
+
 use super::Claims;
 use crate::job::{Attempt, LaneId, RunEnd};
 use crate::sandbox::BootTime;
 use crate::store::ClaimedJob;
 use crate::worker::claim::{Claim, HostLimit};
 use crate::worker::leases::UnderWay;
-use crate::worker::line::throttled_within;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
 

@@ -1,5 +1,9 @@
 //! Delivers a statement of a host to the server, or a response to its host.
 
+use std::time::Duration;
+
+use rouse_turns::throttled_within;
+
 use super::Engine;
 use crate::events::Event;
 use crate::host::{Health, InLine};
@@ -61,9 +65,18 @@ impl<P: FnMut(u64)> Engine<'_, P> {
             let emptied = of.claimed(&sent, &response, &self.lanes);
             of.note_closed(&response, &emptied, &self.lanes, now, sabotage);
         }
+        let start_within = throttled_within(of.throttled_response);
         for job in response.jobs {
-            let sent_at = sent.at;
-            let in_line = InLine { job, sent_at };
+            let is_throttled = self.lanes[job.lane as usize].is_throttled();
+            if is_throttled {
+                of.throttled_response = Duration::from_nanos(now.saturating_sub(sent.at));
+            }
+            let in_line = InLine {
+                job,
+                sent_at: sent.at,
+                received_at: now,
+                start_within: is_throttled.then_some(start_within),
+            };
             match of.woken.remove(&job.lane) {
                 true => of.ahead.push_back(in_line),
                 false => of.line.push_back(in_line),
