@@ -244,7 +244,10 @@ fn statements_are_checked_and_request_permission() {
     assert_eq!(handler.statements[0].rows, Some(1));
     assert_eq!(handler.capabilities, ["sql:mark_paid".parse().unwrap()]);
     for (statement, why) in [
-        (json!({"name": "A", "sql": "SELECT 1"}), "is not a valid name"),
+        (
+            json!({"name": "A", "sql": "SELECT 1"}),
+            "is not a valid name",
+        ),
         (json!({"name": "a"}), "missing field `sql`"),
         (
             json!({"name": "a", "sql": "SELECT 1", "row": 1}),
