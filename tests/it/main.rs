@@ -36,6 +36,7 @@ mod wakeups;
 
 mod admin_actions;
 mod attenuation;
+mod backups;
 mod frozen;
 mod heartbeats;
 mod in_line;
