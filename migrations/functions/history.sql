@@ -96,7 +96,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.audit: max must be 1 to 100000, not %', coalesce(audit.max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF audit.before_key IS NOT NULL THEN
-        IF audit.before_key !~ '^-?[0-9]{1,19}(\.[0-9]{1,19}){2}$' THEN
+        IF audit.before_key !~ '^-?[0-9]{1,19}([.][0-9]{1,19}){2}$' THEN
             RAISE EXCEPTION 'rouse.audit: before_key must be the key of an event, such as 4711.1.0, not %', quote_literal(left(audit.before_key, 140))
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;

@@ -10,6 +10,7 @@ use rouse::store::WorkerKey;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::block_in_place;
 
 use crate::http::get;
 use crate::invoke::folder;
@@ -335,7 +336,7 @@ async fn invocations_have_their_own_slots_separate_from_those_of_queues() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_failure_of_the_worker_is_logged_before_running_invocations_have_ended() {
     let db = TestDb::new().await;
     let holder = registration("mail", WorkerKey::random());
@@ -352,14 +353,15 @@ async fn the_failure_of_the_worker_is_logged_before_running_invocations_have_end
         &address,
         &[("DATABASE_URL", proxy.url())],
     );
-    host.line(TIMEOUT, |line| line.contains("modules loaded"));
+    // The proxy runs on the same threads.
+    let until =
+        |text: &'static str| block_in_place(|| host.line(TIMEOUT, |line| line.contains(text)));
+    until("modules loaded");
     registering.caught().await;
     let call = Call::send(address.parse().unwrap(), "test.wait-abort", &[JSON], "{}").await;
-    host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
+    until("waiting for the abort");
     registering.release();
-    host.line(TIMEOUT, |line| {
-        line.contains("the worker has failed") && line.contains("register the worker")
-    });
+    until("the worker has failed");
     drop(call);
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(1), "{output}");

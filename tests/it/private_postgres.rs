@@ -88,17 +88,14 @@ async fn a_second_start_takes_less_than_a_second_and_finds_the_data() {
     server.stop();
     wait_until_gone(pid);
 
-    // The best of ten, because other tests load the machine.
-    let mut quickest = Duration::MAX;
-    for _ in 0..10 {
+    // The quickest of several, because other tests load the machine.
+    let (until, mut quickest) = (Instant::now() + TIMEOUT, Duration::MAX);
+    while quickest >= Duration::from_secs(1) {
+        assert!(Instant::now() < until, "{quickest:?}");
         let started = Instant::now();
         start(&settings).unwrap().stop();
         quickest = quickest.min(started.elapsed());
-        if quickest < Duration::from_secs(1) {
-            break;
-        }
     }
-    assert!(quickest < Duration::from_secs(1), "{quickest:?}");
     let server = start(&settings).unwrap();
     assert_eq!(server.url("postgres"), first_url);
     assert_note(&server.url("postgres")).await;

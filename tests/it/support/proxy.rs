@@ -116,8 +116,10 @@ impl Proxy {
                 let sending = sending.clone();
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = forward(client, socket, holds, &sending) => {}
+                        // First: what is released after an outage has started does not arrive.
+                        biased;
                         _ = outages.wait_for(|outage| outage.started > started) => {}
+                        () = forward(client, socket, holds, &sending) => {}
                     }
                     drop(permit);
                 });
