@@ -279,11 +279,11 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
 async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilities() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
-    let login = Login::create(&db, "logins_keeper").await;
+    let login = Login::create(&db, "logins_declares").await;
     limit(
         &client,
         "login, worker_ids, queues, handlers",
-        "'logins_keeper', '{w}', '{default}', '{gated}'",
+        "'logins_declares', '{w}', '{default}', '{gated}'",
     )
     .await;
     let declared = every_second();
@@ -303,7 +303,7 @@ async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilit
         .unwrap();
     assert_eq!(
         declaring_login(&mut client).await,
-        ("logins_keeper".into(), 0)
+        ("logins_declares".into(), 0)
     );
 
     // It belongs to a login without limits, if there is one.
@@ -315,7 +315,7 @@ async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilit
 
     free.unregister().await.unwrap();
     let (found, read) = declaring_login(&mut client).await;
-    assert_eq!(found, "logins_keeper");
+    assert_eq!(found, "logins_declares");
     assert!(read > 0, "the other workers of its login are read first");
 }
 
