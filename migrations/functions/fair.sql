@@ -42,11 +42,17 @@ BEGIN
     END IF;
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.queue'::regclass AND tgname = 'fair_share_changed') THEN
         CREATE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
-            FOR EACH ROW WHEN ((old.policy, old.fair_key, old.charge, old.quantum, old.weights, old.default_weight, old.starvation_s,
-                                old.max_in_flight, old.dispatch)
-                               IS DISTINCT FROM
-                               (new.policy, new.fair_key, new.charge, new.quantum, new.weights, new.default_weight, new.starvation_s,
-                                new.max_in_flight, new.dispatch))
+            FOR EACH ROW WHEN (
+                -- Not as rows: a dump prints these in another form, which rouse migrate would take for a change.
+                old.policy IS DISTINCT FROM new.policy
+                OR old.fair_key IS DISTINCT FROM new.fair_key
+                OR old.charge IS DISTINCT FROM new.charge
+                OR old.quantum IS DISTINCT FROM new.quantum
+                OR old.weights IS DISTINCT FROM new.weights
+                OR old.default_weight IS DISTINCT FROM new.default_weight
+                OR old.starvation_s IS DISTINCT FROM new.starvation_s
+                OR old.max_in_flight IS DISTINCT FROM new.max_in_flight
+                OR old.dispatch IS DISTINCT FROM new.dispatch)
             EXECUTE FUNCTION rouse._queue_changed();
     END IF;
 END

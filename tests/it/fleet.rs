@@ -287,7 +287,7 @@ async fn a_heartbeat_that_waits_for_the_end_of_its_incarnation_is_refused_and_re
         ending.commit().await.unwrap();
     };
     let (beat, ()) = tokio::join!(beat, end);
-    let refused = beat.err().expect("the incarnation has ended");
+    let refused = beat.expect_err("the incarnation has ended");
     assert!(refused.is_incarnation_ended(), "{refused}");
     let sql = "SELECT capabilities = '{}' AND handlers = '{}' FROM rouse.worker";
     let row = watcher.query_one(sql, &[]).await.unwrap();
