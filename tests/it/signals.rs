@@ -184,7 +184,8 @@ async fn a_host_stops_in_order_when_its_terminal_is_closed_unless_it_was_started
         host.line(TIMEOUT, |line| line.contains("worker started"));
         host
     };
-    let host = start(&[]);
+    // The tests themselves may have been started with nohup.
+    let host = start(&["env", "--default-signal=HUP"]);
     host.signal(libc::SIGHUP);
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
