@@ -87,9 +87,11 @@ impl Claims<'_> {
         (sources.collect(), least.unwrap_or(0))
     }
 
-    /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host.
+    /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host. The last search
+    /// may have left the source out although the attempt has ended since.
     pub(in crate::worker) fn sources_wait(&self) -> bool {
-        self.finds_by_source() && self.sources_with_room(1).0.len() < self.sources.len()
+        let is_any_full = || self.sources_with_room(1).0.len() < self.sources.len();
+        self.finds_by_source() && (!self.full_handlers.is_empty() || is_any_full())
     }
 
     /// Notes that an attempt of this handler has ended on this host. If the last search skipped its sources, the next
