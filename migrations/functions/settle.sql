@@ -47,7 +47,6 @@ BEGIN
         IF EXISTS (SELECT FROM unnest(p_jobs) AS made WHERE made.kind IS NULL OR made.kind NOT IN ('child', 'call', 'next')) THEN
             RAISE EXCEPTION 'rouse.settle: an attempt can enqueue a child, a call or a next job' USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        continued := ARRAY(SELECT made.parent FROM unnest(p_jobs) AS made WHERE made.kind = 'next');
         -- Locked before their calls are enqueued, so that these are enqueued if, and only if, the attempt is accepted.
         suspended := ARRAY(
             SELECT ROW(j.id, j.lane, j.chain, j.flow, j.flow_name, j.tenant, j.grants, j.origin)::rouse.parent_job
@@ -71,7 +70,10 @@ BEGIN
                                     attempt, uncounted, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
                                     lease_ms, timeout_ms, after, origin, trace, keep_days)
-        SELECT g.id, g.lane, g.worker, g.retried_from, g.chain, CASE WHEN has_jobs AND g.state = 'succeeded' AND g.id = ANY (continued) THEN true END,
+        SELECT g.id, g.lane, g.worker, g.retried_from, g.chain,
+               -- A hash of a subquery; each job would be compared with all elements of an array.
+               CASE WHEN has_jobs AND g.state = 'succeeded' AND g.id IN (SELECT made.parent FROM unnest(p_jobs) AS made WHERE made.kind = 'next')
+                   THEN true END,
                g.flow, g.flow_name, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
                g.attempt, g.uncounted, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
                g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
