@@ -134,6 +134,14 @@ CREATE TABLE rouse.gate_key (
     PRIMARY KEY (gate, key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
+-- For gates that count running jobs: each running job behind the gate has a lease that ends at this time or later. So a
+-- claim does not read the index entries of all jobs that have ended while a transaction is open all day. A gate without
+-- a row has no such time.
+CREATE TABLE rouse.lease_floor (
+    gate        text COLLATE "C" PRIMARY KEY,
+    lease_until timestamptz NOT NULL
+);
+
 -- The lease of a worker on its shards of a queue (functions/shards.sql). A claim locks the row until it commits.
 CREATE TABLE rouse.shard_lease (
     worker bigint NOT NULL,

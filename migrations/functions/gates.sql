@@ -214,9 +214,43 @@ LANGUAGE sql IMMUTABLE ROWS 4 AS $$
     VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
 $$;
 
--- The number of running jobs of each key of these gates. All running jobs count, including those whose lease has ended:
--- they are adopted, or fail. Served by job_lease and lane_id.
-CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[]) RETURNS TABLE (gate text, key text, jobs integer)
+-- Each running job behind these gates has a lease that ends at this time or later. While a transaction is open all day,
+-- job_lease keeps an entry for each job that has ended since; those of leases that ended earlier are not read. After the
+-- clock was set back, new leases may end earlier, so all are read. Served by lease_floor_pkey.
+CREATE OR REPLACE FUNCTION rouse._lease_floor(p_gates text[], p_at timestamptz) RETURNS timestamptz
+-- In PL/pgSQL, which plans it once.
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    oldest timestamptz := (
+        SELECT min(coalesce((SELECT f.lease_until FROM rouse.lease_floor AS f WHERE f.gate = u.gate), '-infinity')) FROM unnest(p_gates) AS u(gate));
+BEGIN
+    RETURN CASE WHEN oldest > p_at - interval '30 s' THEN '-infinity' ELSE oldest END;
+END
+$$;
+
+-- rouse._lease_floor for a claim, which holds the locks of these gates. If it is more than two minutes ago, it is raised
+-- to a minute ago, unless a lease has ended in between and its job is still running: each entry is read once. No job can
+-- appear below it later: no other claim through these gates is in progress, and adoptions and renewals change rows that
+-- are running already.
+CREATE OR REPLACE FUNCTION rouse._raise_lease_floor(p_gates text[], p_at timestamptz) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+    oldest timestamptz := rouse._lease_floor(p_gates, p_at);
+    newer  timestamptz := p_at - interval '1 minute';
+BEGIN
+    IF oldest >= newer - interval '1 minute'
+       OR EXISTS (SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= oldest AND j.lease_until < newer) THEN
+        RETURN oldest;
+    END IF;
+    INSERT INTO rouse.lease_floor AS f (gate, lease_until) SELECT u.gate, newer FROM unnest(p_gates) AS u(gate)
+    ON CONFLICT (gate) DO UPDATE SET lease_until = excluded.lease_until;
+    RETURN newer;
+END
+$$;
+
+-- The number of running jobs of each key of these gates, whose leases end at p_since (rouse._lease_floor) or later. All
+-- running jobs count, including those whose lease has ended: they are adopted, or fail. Served by job_lease and lane_id.
+CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[], p_since timestamptz) RETURNS TABLE (gate text, key text, jobs integer)
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql ROWS 500 AS $$
 #variable_conflict use_column
@@ -225,7 +259,7 @@ BEGIN
     WITH gates AS MATERIALIZED (SELECT * FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (p_gates))
     SELECT g.name, rouse._gate_key(g.key, l.queue, l.handler, l.key), sum(r.jobs)::integer
     FROM (SELECT j.lane, count(*) AS jobs FROM rouse.job AS j
-          WHERE j.state = 'running' AND j.lease_until > '-infinity' GROUP BY j.lane) AS r
+          WHERE j.state = 'running' AND j.lease_until >= p_since GROUP BY j.lane) AS r
     CROSS JOIN LATERAL (SELECT a.queue, a.handler, a.key FROM rouse.lane AS a WHERE a.id = r.lane LIMIT 1) AS l
     CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
     JOIN gates AS g ON coalesce(g.queue, '') = s.queue AND coalesce(g.handler, '') = s.handler
@@ -315,7 +349,7 @@ $$;
 -- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
 -- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
 -- add a session as long as a transaction that has changed the gate stays open. Served by lane_id, queue_capped,
--- gate_claims, gate_key_pkey and job_ready.
+-- gate_claims, gate_key_pkey, job_lease and job_ready.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
@@ -325,6 +359,9 @@ LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_tim
 DECLARE
     -- The gates of these lanes whose locks this claim holds; later, without the limits that the claim cannot reach.
     names   text[];
+    -- Those that count running jobs, and the time at which the first of their leases ends, or an earlier one.
+    counted text[];
+    since   timestamptz;
     -- The maximum number of jobs that this claim may take.
     whole   integer := CASE WHEN p_in_batches THEN 20000 ELSE coalesce(p_wanted, 20000) END;
     -- The number of running jobs by gate and key.
@@ -368,20 +405,25 @@ BEGIN
     at := clock_timestamp();
     -- After this point, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the
     -- lanes of these gates are read only now, and do not change afterwards; gates that were added to these lanes in the
-    -- meantime do not count this claim. A limit that is higher than the number of all running jobs plus those that this
-    -- claim may take cannot be reached by any key.
+    -- meantime do not count this claim.
+    counted := ARRAY(SELECT g.name FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names));
+    IF counted <> '{}' THEN
+        since := rouse._raise_lease_floor(counted, at);
+    END IF;
+    -- A limit that is higher than the number of all running jobs plus those that this claim may take cannot be reached
+    -- by any key.
     names := ARRAY(
         WITH gates AS MATERIALIZED (
             SELECT g.name, g.kind, g.max FROM rouse._claim_gates() AS g JOIN unnest(names) AS n(name) ON n.name = g.name)
         SELECT g.name FROM gates AS g
-        WHERE g.kind <> 'max_concurrent'
+        WHERE g.kind <> 'max_concurrent' OR g.max <= whole
            -- A scalar subquery: counted once, not for each gate.
            OR g.max <= whole + (
                SELECT count(*) FROM (
-                   SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'
+                   SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= since
                    LIMIT (SELECT coalesce(max(m.max), 0) FROM gates AS m WHERE m.kind = 'max_concurrent')) AS r));
-    IF EXISTS (SELECT FROM rouse._claim_gates() AS g WHERE g.kind = 'max_concurrent' AND g.name = ANY (names)) THEN
-        running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names) AS r);
+    IF counted && names THEN
+        running := (SELECT jsonb_object_agg(r.gate || E'\n' || r.key, r.jobs) FROM rouse._in_flight(names, since) AS r);
     END IF;
     WITH pairs AS MATERIALIZED (
         SELECT o.place, o.lane, o.after, o.max AS most, g.name AS gate, g.kind, g.max, g.period_ms, g.burst, k.key,
@@ -733,6 +775,7 @@ BEGIN
     IF tg_op = 'DELETE' OR tg_op = 'UPDATE' AND (old.kind, old.key) IS DISTINCT FROM (new.kind, new.key) THEN
         PERFORM rouse._lock('gate', old.name);
         DELETE FROM rouse.gate_key AS k WHERE k.gate = old.name;
+        DELETE FROM rouse.lease_floor AS f WHERE f.gate = old.name;
     ELSIF tg_op = 'UPDATE' AND new.kind = 'throttle' AND (old.burst IS NULL) <> (new.burst IS NULL) THEN
         PERFORM rouse._lock('gate', old.name);
         -- The times of the last starts are not known, or no longer count: starts that are still within the period count

@@ -225,7 +225,9 @@ BEGIN
         CROSS JOIN counted AS c
         WHERE g.in_claims GROUP BY 1, 2),
     running AS MATERIALIZED (
-        SELECT f.gate, f.key, f.jobs FROM rouse._in_flight(ARRAY(SELECT g.name FROM gates AS g WHERE g.kind = 'max_concurrent')) AS f),
+        SELECT f.gate, f.key, f.jobs
+        FROM (SELECT array_agg(g.name) AS names FROM gates AS g WHERE g.kind = 'max_concurrent' HAVING count(*) > 0) AS n
+        CROSS JOIN LATERAL rouse._in_flight(n.names, rouse._lease_floor(n.names, now)) AS f),
     keys AS (
         SELECT w.gate, w.key FROM waiting AS w
         UNION

@@ -211,9 +211,12 @@ BEGIN
             FROM (SELECT array_agg(g.name) AS names FROM gates AS g
                   -- Gates of other kinds cannot be full.
                   WHERE g.kind = 'max_concurrent'
-                    AND g.max <= (SELECT count(*) FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity')
+                    AND g.max <= (
+                        SELECT count(*) FROM rouse.job AS j
+                        WHERE j.state = 'running' AND j.lease_until >= (
+                            SELECT rouse._lease_floor(array_agg(m.name), p_now) FROM gates AS m WHERE m.kind = 'max_concurrent'))
                   HAVING count(*) > 0) AS n
-            CROSS JOIN LATERAL rouse._in_flight(n.names) AS f)
+            CROSS JOIN LATERAL rouse._in_flight(n.names, rouse._lease_floor(n.names, p_now)) AS f)
         SELECT g.*, coalesce((SELECT r.jobs FROM running AS r WHERE r.gate = g.name AND r.key = g.own), 0) AS running FROM gates AS g ORDER BY g.name
     LOOP
         of := rouse._gated_jobs(gate.key, p_queue, p_handler, p_key);

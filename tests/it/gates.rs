@@ -9,6 +9,7 @@ mod few_claims;
 mod merged;
 mod model;
 mod operators;
+mod running;
 mod sabotage;
 mod throttles;
 mod waiting;

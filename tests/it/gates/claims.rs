@@ -426,24 +426,6 @@ async fn jobs_of_bound_sources_pass_the_gates_of_their_lane() {
     assert_eq!(all.len() + rest.len(), 4);
 }
 
-/// An orphan that this worker may not adopt: its leases were checked long ago.
-#[tokio::test]
-async fn an_orphan_that_stays_behind_still_counts() {
-    let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
-    enqueue(&client, "a", ", tenant => 't'").await;
-    let (dead, store) = (db.worker().await, db.worker().await);
-    assert_eq!(claim(&dead, 10).await.len(), 1);
-    client
-        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '2 minutes' WHERE state = 'running'")
-        .await
-        .unwrap();
-    enqueue(&client, "b", ", tenant => 't'").await;
-    let orders = orders(&store, 60_000).await;
-    let now = Some(std::time::SystemTime::now());
-    let claimed = store.claim(Fence(rand()), &orders, 10, now).await.unwrap();
-    assert_eq!(claimed.jobs().len(), 0);
-}
-
 /// The jobs of other sources do not take up capacity of a key.
 #[tokio::test]
 async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use() {
