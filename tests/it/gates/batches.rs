@@ -258,19 +258,19 @@ async fn a_job_of_a_batch_is_retried_when_it_asks_for_it() {
     worker.drain().await;
 }
 
+/// Whether the attempt of this job has started: the job is not only claimed.
+fn sleeping(id: i64) -> String {
+    format!("SELECT coalesce(progress ->> 'step' = 'sleeping', false) FROM rouse.job({id})")
+}
+
 /// Jobs that are claimed together have leases of their own.
 #[tokio::test]
 async fn cancelled_jobs_leave_a_running_batch() {
     let (_db, client, worker) = started(1).await;
-    let sleeps = json!({"does": "sleeps", "ms": 1500});
-    let running = |id| {
-        format!(
-            "SELECT EXISTS (SELECT FROM rouse.history({id}) WHERE event = 'started') OR EXISTS (SELECT FROM rouse.job WHERE id = {id} AND state = 'running')"
-        )
-    };
+    let sleeps = json!({"does": "sleeps", "ms": 3000});
     // A job other than the first: the attempt continues.
     let ids = enqueue_all(&client, &vec![sleeps.clone(); 4], ", tenant => 'a'").await;
-    until_true(&client, &running(ids[3])).await;
+    until_true(&client, &sleeping(ids[0])).await;
     assert!(cancel(&client, ids[2]).await);
     assert_eq!(ended(&client, ids[2]).await.state, "cancelled");
     for result in results(&client, &[ids[0], ids[1], ids[3]]).await {
@@ -278,7 +278,7 @@ async fn cancelled_jobs_leave_a_running_batch() {
     }
     // The first: the others start again, together.
     let ids = enqueue_all(&client, &vec![sleeps; 4], ", tenant => 'b'").await;
-    until_true(&client, &running(ids[3])).await;
+    until_true(&client, &sleeping(ids[0])).await;
     assert!(cancel(&client, ids[0]).await);
     for result in results(&client, &ids[1..]).await {
         assert!([json!(3), json!(4)].contains(&result["size"]), "{result}");
@@ -296,12 +296,7 @@ async fn a_stop_releases_all_jobs_of_a_batch() {
     let mut ids = enqueue_all(&client, &vec![sleeps.clone(); 4], "").await;
     // These jobs are in line behind the batch.
     ids.extend(enqueue_all(&client, &vec![sleeps; 4], "").await);
-    // The first four have started, and are not only claimed.
-    let sleeping = format!(
-        "SELECT coalesce(progress ->> 'step' = 'sleeping', false) FROM rouse.job({})",
-        ids[0]
-    );
-    until_true(&client, &sleeping).await;
+    until_true(&client, &sleeping(ids[0])).await;
     first.stop_now().await;
     let queued = "SELECT count(*) = 8 AND bool_and(state = 'queued' AND attempt <= uncounted + 1) FROM rouse.job";
     until_true(&client, queued).await;
