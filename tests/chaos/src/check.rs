@@ -141,7 +141,7 @@ enum Needs {
 pub(super) const RULES: [Rule; 51] = [
     Rule {
         name: "accepted_jobs_exist",
-        guarantee: "a job exists if its enqueue was answered with its id",
+        guarantee: "a job exists if its enqueue returned its id",
         needs: Needs::Nothing,
         check: accepted::kept,
     },
@@ -363,7 +363,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "suspensions_not_counted",
-        guarantee: "of a job that was suspended, exactly the lost and suspended attempts do not count",
+        guarantee: "of the attempts of a suspended job, exactly the lost and suspended ones do not count",
         needs: Needs::Nothing,
         check: suspensions::not_counted,
     },
@@ -375,7 +375,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "effects_once",
-        guarantee: "the effects of a job are committed once if it has succeeded, else never; those of a step with its record",
+        guarantee: "the effects of a job are committed once if it has succeeded, otherwise never; those of a step, with its record",
         needs: Needs::Nothing,
         check: effects::once,
     },
@@ -399,13 +399,13 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "singleton_holds",
-        guarantee: "while a job of a singleton waits, or has not ended, no other one of its key is enqueued",
+        guarantee: "while a job of a singleton waits, or has not ended, no other job of its key is enqueued",
         needs: Needs::Nothing,
         check: singletons::hold,
     },
     Rule {
         name: "debounce_holds",
-        guarantee: "of a burst the last job runs, and not before the burst has ended",
+        guarantee: "the last job of a burst runs, and not before the burst has ended",
         needs: Needs::Nothing,
         check: debounces::hold,
     },
@@ -429,7 +429,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "flow_retry_repeats_failures",
-        guarantee: "a retry of a flow repeats each job that failed or was cancelled once, and none that has succeeded",
+        guarantee: "a retry of a flow repeats once each job that failed or was cancelled, and none that has succeeded",
         needs: Needs::Minutes(1.0),
         check: flows::retries,
     },
