@@ -44,13 +44,13 @@ pub(super) struct Args {
 enum Operation {
     /// Publish the contracts of the handlers in a folder
     #[command(after_help = "\
-Needs the owner: a member of rouse_owner. Either everything is published, in one transaction, or nothing.\n\
+Needs the role rouse_owner. Either everything is published, in one transaction, or nothing.\n\
 While workers run modules with different schemas, a payload is accepted if one of them accepts it. Without HANDLER, the contract of a handler \
 that is not in the folder, and that no worker has, is removed: its function raises an error until it is deleted.")]
     Publish(Publish),
     /// Show what `publish` would change
     #[command(after_help = "\
-Needs the owner: a member of rouse_owner. Nothing is changed.\n\
+Needs the role rouse_owner. Nothing is changed.\n\
 Exit codes: 0 nothing would change · 1 something would, or an error")]
     Diff(Publish),
     /// Delete contracts with their functions
@@ -87,7 +87,7 @@ struct Publish {
 /// Options of `rouse contract delete`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the owner: a member of rouse_owner. The schema of the functions stays.\n\
+Needs the role rouse_owner. The schema of the functions stays.\n\
 Exit codes: 0 done · 1 one of the handlers has no contract, and nothing was deleted, or an error")]
 struct Delete {
     #[command(flatten)]

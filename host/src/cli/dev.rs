@@ -41,7 +41,7 @@ pub(super) struct Args {
     host: HostArgs,
 
     /// The address of /healthz, /readyz, /metrics, /invoke, /jobs/ID and the dashboard /ui/; port 0: any free port;
-    /// `off`: none. Unless it is on loopback, everybody who reaches it can read the dashboard, except payloads, results,
+    /// `off`: none. Unless it is on loopback, anyone who can reach it can read the dashboard, except payloads, results,
     /// errors and logs; $ROUSE_UI_VIEWER_TOKEN requires a sign-in
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     http: String,

@@ -76,8 +76,8 @@ pub(super) struct Args {
     job_timeout: Option<Duration>,
 
     /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; with `:run` it
-    /// runs in any case, and with `:wait` it waits until the job was retried and has succeeded. NAME describes the
-    /// job in `rouse job ID`; default: the id
+    /// runs in any case, and with `:wait` it waits until that job has been retried and has succeeded. NAME describes
+    /// the job in `rouse job ID`; default: the id
     #[arg(long = "after", value_name = "[NAME=]ID[:ON_FAILURE]", value_parser = dependency)]
     after: Vec<(String, Value)>,
 
@@ -90,7 +90,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "JSON")]
     grants: Option<String>,
 
-    /// The trace that it belongs to, a W3C traceparent; default: $TRACEPARENT, else none
+    /// The trace to which the job belongs, a W3C traceparent; default: $TRACEPARENT, else none
     #[arg(long, value_name = "TRACEPARENT")]
     trace: Option<String>,
 

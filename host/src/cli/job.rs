@@ -19,7 +19,7 @@ use clap::{Args as ClapArgs, Subcommand};
     args_conflicts_with_subcommands = true,
     after_help = "\
 With an id: shows that job. Without one: lists the newest jobs, like `rouse job ls`.\n\
-Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that, or another transaction \
+Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state that allows it, or another transaction \
 has locked it · with --wait also 4 failed or timed out · 5 not ended in time · 7 cancelled"
 )]
 pub(super) struct Args {

@@ -56,7 +56,7 @@ enum Operation {
     Drain(drain::Args),
     /// Cancel the ready jobs of a queue; running and scheduled jobs stay
     Purge(Purge),
-    /// Pause queues: no job of them is claimed; running attempts continue, and jobs can still be enqueued
+    /// Pause queues: none of their jobs is claimed; running attempts continue, and jobs can still be enqueued
     Pause(Named),
     /// Resume paused queues
     Resume(Named),
@@ -131,8 +131,8 @@ struct Named {
     after_help = "\
 Retention applies to jobs that end after the change; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
 that ended before them; steps and log lines as long as the default of all queues.\n\
-Retentions over 31 days are dropped a month at a time, so jobs may be kept up to a month longer. All queues together may have 4 \
-different retentions.\n\
+Jobs with a retention over 31 days are dropped a month at a time, so they may be kept up to a month longer. All queues \
+together may have 4 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         back to the default of all queues\n\
   rouse queue set --default --keep-days 30      the default itself, initially 7; workers drop older jobs within the hour, \

@@ -29,12 +29,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "URL")]
     listen_url: Option<String>,
 
-    /// Take no jobs and use no database, only POST /invoke/HANDLER; the same as `queue = "off"` in rouse.toml
+    /// Take no jobs and use no database: serve only POST /invoke/HANDLER; the same as `queue = "off"` in rouse.toml
     #[arg(long, conflicts_with_all = ["database_url", "listen_url"])]
     no_queue: bool,
 
     /// The address of /healthz, /readyz, /metrics, /invoke, /jobs/ID and the dashboard /ui/; `off`: none. Unless it is on
-    /// loopback, everybody who reaches it can read the dashboard, except payloads, results, errors and logs;
+    /// loopback, anyone who can reach it can read the dashboard, except payloads, results, errors and logs;
     /// $ROUSE_UI_VIEWER_TOKEN requires a sign-in
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8420")]
     http: String,

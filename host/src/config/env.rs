@@ -88,13 +88,13 @@ impl Environment {
             "ROUSE_UI_USER_HEADER",
             "the name of a header",
             "none",
-            "The header in which a proxy sends the name of the authenticated reader",
+            "The header in which a proxy sends the name of the authenticated user",
         ),
         Entry::new(
             "ROUSE_UI_OPERATORS",
             "names, separated by commas",
             "none",
-            "The readers behind the proxy who are operators",
+            "The users behind the proxy who are operators",
         ),
         Entry::new(
             "ROUSE_UI_NAME",

@@ -138,7 +138,7 @@ impl Table for File {
             "queues",
             "a list of names",
             "all",
-            "The queues to serve, unless `queue` is `\"off\"`; within a priority, jobs of the first go first",
+            "The queues to serve, unless `queue` is `\"off\"`; within a priority, jobs of an earlier queue go first",
         )
         .overridden_by(&["--queue"]),
         Entry::new(
@@ -166,7 +166,7 @@ impl Table for File {
             "queue",
             "`\"on\"`, `\"off\"`",
             "`\"on\"`",
-            "`\"off\"`: take no jobs, of whatever queue, and use no database, only POST /invoke/HANDLER",
+            "`\"off\"`: take no jobs and use no database: serve only POST /invoke/HANDLER",
         )
         .overridden_by(&["--no-queue"]),
         Entry::new(
@@ -216,7 +216,7 @@ impl Table for File {
             "sources",
             "a table of handlers by source",
             "none",
-            "Jobs of a source run its handler, regardless of the handler that they name",
+            "Jobs of a source run the handler bound to it, regardless of the handler that they name",
         ),
         Entry::new(
             "fair_share",

@@ -61,7 +61,7 @@ impl Settable for Limits {
             "hostcall_bytes",
             64 << 10..=128 << 20,
             |of| Usize(&mut of.hostcall_bytes),
-            "Bytes that one call carries to the host; at least twice `result_bytes` is allowed in any case",
+            "Bytes that one call passes to the host; at least twice `result_bytes` is allowed in any case",
         ),
         Setting::new(
             "files",

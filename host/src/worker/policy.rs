@@ -80,7 +80,7 @@ impl Settable for Policy {
             "grace",
             0..=HandlerManifest::GRACE_MS_MAX,
             |of| Time(&mut of.grace),
-            "From the abort signal to the hard stop",
+            "Time from the abort signal to the hard stop",
         ),
         Setting::new(
             "max_attempts",
@@ -98,7 +98,7 @@ impl Settable for Policy {
             "retry_multiplier",
             1..=1000,
             |of| Ratio(&mut of.retry.multiplier),
-            "Factor by which each further wait is longer",
+            "Factor by which each wait is longer than the one before",
         ),
         Setting::new(
             "retry_max",
@@ -123,7 +123,7 @@ impl Settable for Policy {
             "job_delay",
             0..=HOUR_MS,
             |of| Time(of.job_delay.get_or_insert_default()),
-            "How long a slot waits after an attempt; without it, the worker's own `job_delay` applies",
+            "How long a slot waits after an attempt; if it is not set, the worker's own `job_delay` applies",
         ),
     ];
 

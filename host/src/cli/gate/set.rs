@@ -29,7 +29,7 @@ Up to 100 mails of a tenant run in one attempt, once 100 are waiting or the firs
   rouse gate set mails --kind batch --handler mail.send --max 100 --period 500ms
 While a report of a tenant is queued or runs, another one is an error:
   rouse gate set report --kind singleton --handler report.make --key tenant --during running --on-conflict refuse
-An index is built once its document has not changed for 5 seconds, but at least every minute:
+An index is built once its document has not changed for 5 seconds, but at least once a minute:
   rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --max-wait 1m
 
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
@@ -53,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// The scope of each limit: tenant, source, handler, queue, or a path of the payload such as $.customer.id (repeat
+    /// The scope of each limit: tenant, source, handler, queue, or a path in the payload such as $.customer.id (repeat
     /// for two); default: one limit for all jobs. The jobs of a batch are always of one tenant
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
@@ -76,7 +76,7 @@ pub(super) struct Args {
     #[arg(long, value_parser = ["queued", "running", "period"])]
     during: Option<String>,
 
-    /// singleton: later jobs are not enqueued (keep), give the earlier one their payload (replace), or are an error
+    /// singleton: later jobs are not enqueued (keep), give the earlier one their arguments (replace), or are an error
     /// (refuse); default: keep
     #[arg(long, value_name = "POLICY", value_parser = ["keep", "replace", "refuse"])]
     on_conflict: Option<String>,

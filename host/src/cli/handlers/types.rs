@@ -28,9 +28,9 @@ use crate::job::pattern_covers;
 /// Options of `rouse handlers types`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Prints a separate file: types of the payload and the result of each handler, and a function that enqueues its job with a connection or \
-transaction that you pass. It needs: pg for ts, psycopg 3 for py, tokio-postgres and serde for rust, pgx 5 for go.\n\n  \
-rouse handlers types --lang ts --output src/jobs.ts\n\n\
+Prints one source file: types of the payload and the result of each handler, and a function that enqueues its job with \
+a connection or transaction that you pass. It needs: pg for ts, psycopg 3 for py, tokio-postgres and serde for rust, \
+pgx 5 for go.\n\n  rouse handlers types --lang ts --output src/jobs.ts\n\n\
 A type that the language cannot express becomes a type for any value, which the host checks. Run it again when the handlers have changed; the output depends on \
 their schemas alone.")]
 pub(super) struct Args {

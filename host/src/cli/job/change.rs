@@ -23,13 +23,13 @@ pub(super) const EXIT_REFUSED: u8 = 6;
 const JOB: &str = "job";
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that, or another \
+Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state that allows it, or another \
 transaction has locked it";
 
 const EXIT_CODES_OF_SEVERAL: &str = "\
 Several jobs are changed one after the other. A refused job does not stop the others, and a summary follows.\n\
-Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that, or another \
-transaction has locked it; with several jobs, the highest code";
+Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state that allows it, or \
+another transaction has locked it; with several jobs, the highest code";
 
 /// Options of `rouse job complete`.
 #[derive(Debug, ClapArgs)]
@@ -55,7 +55,7 @@ pub(super) struct Complete {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 For instance: rouse job signal 17 approved '{\"by\": \"Ada\"}'\n\
-Exit codes: 0 the job has it · 3 no such job · 6 the job has ended, or another transaction has locked it")]
+Exit codes: 0 the job has the signal · 3 no such job · 6 the job has ended, or another transaction has locked it")]
 pub(super) struct Signal {
     #[command(flatten)]
     target: Target,

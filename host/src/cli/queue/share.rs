@@ -34,7 +34,7 @@ pub(super) struct Options {
     #[arg(long, value_enum, groups = GROUPS, help_heading = HEADING)]
     charge: Option<FairCharge>,
 
-    /// The jobs of a key of weight 1 in each round, 1 to 1000
+    /// The number of jobs of a key of weight 1 in each round, 1 to 1000
     #[arg(long, value_name = "JOBS", groups = GROUPS, help_heading = HEADING)]
     quantum: Option<i32>,
 
@@ -50,7 +50,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "WEIGHT", groups = GROUPS, help_heading = HEADING)]
     default_weight: Option<f64>,
 
-    /// Jobs that have waited this long go first, the oldest ahead; 0s: none do
+    /// Jobs that have waited this long go first, the oldest of them first; 0s: none do
     #[arg(long, value_name = "TIME", value_parser = duration::argument, groups = GROUPS, help_heading = HEADING)]
     starvation: Option<Duration>,
 

@@ -16,9 +16,10 @@ use crate::job::cron::DueTimes;
 /// Options of `rouse schedule next`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-An expression has five fields: minute, hour, day of the month, month, day of the week; or six, with seconds first. Fields contain \
-numbers, lists (1,15), ranges (1-5), steps (*/10) and names (MON, JAN). L is the last day of the month, 5L its last Friday, 5#2 \
-its second, 15W the working day nearest to the 15th. If both days are restricted, either one suffices.\n\
+An expression has five fields: minute, hour, day of the month, month, day of the week; or six, with seconds first. \
+Fields contain numbers, lists (1,15), ranges (1-5), steps (*/10) and names (MON, JAN). L is the last day of the month, \
+5L its last Friday, 5#2 its second Friday, 15W the working day nearest to the 15th. If both day fields are restricted, \
+a day that matches either one is due.\n\
 When the clock goes forward or back: if second, minute and hour are numbers or lists of numbers, a time that is skipped is due when \
 the clock goes forward, and a time that is repeated is due once, the first time. Other expressions follow elapsed time: what is \
 skipped is not due, and what is repeated is due both times.\n\

@@ -26,8 +26,8 @@ const EXIT_TIMEOUT: u8 = 5;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 The worker calls the module's `describe` in a new instance. With its key, it answers with the version, the sha256 of \
-its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; without \
-it the reply is only a claim of the worker.
+its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; \
+without it the answer is not checked.
 
 Exit codes: 0 it proves or claims that it can · 3 no such worker is alive · 4 it cannot, or does not prove that it has FILE · \
 5 no answer in time · \
@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     module: Option<PathBuf>,
 
-    /// How long to wait for its reply
+    /// How long to wait for its answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::argument)]
     timeout: Duration,
 

@@ -32,7 +32,7 @@ impl Table for FairTable {
             "key",
             "`\"tenant\"`, `\"handler\"`, `\"source\"`, `\"tenant-and-handler\"`",
             "as it is",
-            "By what the jobs of the queue are divided",
+            "The key by which the jobs of the queue are divided",
         ),
         Entry::new(
             "charge",
@@ -44,7 +44,7 @@ impl Table for FairTable {
             "quantum",
             "1 to 1000",
             "as it is",
-            "The jobs of a key of weight 1 in each round",
+            "The number of jobs of a key of weight 1 in each round",
         ),
         Entry::new(
             "weights",
@@ -62,7 +62,7 @@ impl Table for FairTable {
             "starvation",
             "0s to 365days",
             "as it is",
-            "Jobs that have waited this long go first, the oldest ahead; `\"0s\"`: none do",
+            "Jobs that have waited this long go first, the oldest of them first; `\"0s\"`: none do",
         ),
         Entry::new(
             "max_in_flight",

@@ -86,7 +86,7 @@ impl Settable for HostSettings {
             "lost_max",
             1..=1000,
             |of: &mut Self| U32(&mut of.worker.lost_max),
-            "Crashes of its workers after which a job fails",
+            "The number of crashes of its workers after which a job fails",
         ),
         Setting::new(
             "promote_after",
