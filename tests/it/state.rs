@@ -68,6 +68,19 @@ async fn worker(db: &TestDb) -> TestWorker {
     TestWorker::start_in(db, Settings::default(), sandbox(), catalog().await)
 }
 
+/// A worker whose statements go through the proxy.
+async fn worker_behind(db: &TestDb, proxy: &Proxy) -> TestWorker {
+    let parts = Parts {
+        store: proxy.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        sql_logins: BTreeMap::new(),
+        middlewares: Vec::new(),
+    };
+    TestWorker::start_with(parts, Settings::default())
+}
+
 /// Makes the handler perform these calls, even after failures, in a job of this tenant (SQL); returns the results.
 async fn results(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
     let payload = json!({"calls": calls, "regardless": true});
@@ -133,15 +146,7 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
 async fn a_deletion_that_is_retried_because_its_response_was_lost_returns_false() {
     let db = TestDb::new().await;
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
-    let parts = Parts {
-        store: proxy.store(),
-        listen_at: db.connector(),
-        sandbox: sandbox(),
-        catalog: catalog().await,
-        sql_logins: BTreeMap::new(),
-        middlewares: Vec::new(),
-    };
-    let worker = TestWorker::start_with(parts, Settings::default());
+    let worker = worker_behind(&db, &proxy).await;
     let response = proxy.hold("rouse.erase_state(", Side::Response);
     let lose_the_answer = async {
         response.caught().await;
@@ -157,6 +162,26 @@ async fn a_deletion_that_is_retried_because_its_response_was_lost_returns_false(
     let found = results(&client, "test.state.one", "NULL", calls);
     let (found, ()) = tokio::join!(found, lose_the_answer);
     assert_eq!(found[1..], [json!(false), json!(null)]);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_update_that_is_retried_because_its_response_was_lost_is_applied_once() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    let worker = worker_behind(&db, &proxy).await;
+    let response = proxy.hold("rouse.write_state(", Side::Response);
+    let lose_the_answer = async {
+        response.caught().await;
+        until_true(&client, "SELECT EXISTS (SELECT FROM rouse.handler_state)").await;
+        proxy.go_down();
+        proxy.come_up();
+    };
+    // If the retry returned false, the update would read 1 and write 2.
+    let calls = json!([{"add": ["k", 1]}, {"get": "k"}]);
+    let found = results(&client, "test.state.one", "NULL", calls);
+    let (found, ()) = tokio::join!(found, lose_the_answer);
+    assert_eq!(found, [json!(1), json!(1)]);
     worker.drain().await;
 }
 
