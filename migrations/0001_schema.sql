@@ -723,17 +723,20 @@ CREATE INDEX record_of_people ON rouse.record (at, id)
     WHERE who IS NOT NULL AND (job IS NULL OR event <> 'purged' AND NOT coalesce(detail ? 'flow', false));
 CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
--- Admin actions that no host has logged yet. Unlogged: a server crash can keep some of them out of the logs, but never
--- out of rouse.record.
+-- Admin actions of which no host has reported yet that it has logged them. Unlogged: a server crash can keep some of
+-- them out of the logs, but never out of rouse.record.
 CREATE UNLOGGED TABLE rouse.audit_outbox (
-    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at      timestamptz NOT NULL,
-    job     bigint,
-    queue   text,
-    event   text NOT NULL,
-    attempt integer,
-    who     text NOT NULL,
-    detail  jsonb
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       timestamptz NOT NULL,
+    job      bigint,
+    queue    text,
+    event    text NOT NULL,
+    attempt  integer,
+    who      text NOT NULL,
+    detail   jsonb,
+    -- The worker that received it last, in order to log it.
+    taken_by bigint,
+    taken_at timestamptz
 );
 
 -- Steps: their results, and the starts of those that wait. Insert-only, one partition a day.

@@ -620,7 +620,7 @@ END
 $$;
 
 -- One host logs each admin action, with its next heartbeat: the trigger copies it to rouse.audit_outbox, and
--- rouse.take_audit_outbox takes it from there.
+-- rouse.take_audit_outbox hands it out.
 CREATE OR REPLACE FUNCTION rouse._fill_audit_outbox() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -642,13 +642,20 @@ BEGIN
 END
 $$;
 
--- Takes up to `p_max` admin actions that no host has logged. The caller has to log them, because no other host receives
--- them. Actions that are a day old are deleted, 1,000 at a time. They are returned in order; handler and queue are null
--- if the job is no longer kept. Workers of a limited login receive none, unless the login may do maintenance. The
--- outbox is a copy for logs: an action that a worker takes and does not log is still in rouse.record. Served by the
--- primary keys and finished_id.
-CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_max integer)
-RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
+-- Deletes the actions of the outbox that the worker has logged (`p_logged`, their ids), and returns up to `p_max`
+-- others in order, for the worker to log: their ids are the `p_logged` of its next call. An action that a worker has
+-- received is returned to no other worker for two minutes. If the response is lost, the worker receives it again with
+-- its next call, and if the worker has died, another one does after these two minutes. So an action is logged at least
+-- once, and may be logged twice. Actions that are a day old are deleted, 1,000 at a time, whether they were logged or
+-- not.
+--
+-- Handler and queue are null if the job is no longer kept. Workers of a limited login receive none, unless the login
+-- may do maintenance. The outbox is a copy for logs: an action that a worker does not log is still in rouse.record. A
+-- call waits for concurrent calls only in its first statement, in which an index scan locks the rows in order: no
+-- deadlock. Served by the primary keys and finished_id.
+CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_logged bigint[], p_max integer)
+RETURNS TABLE (
+    id bigint, at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -658,15 +665,20 @@ BEGIN
         RETURN;
     END IF;
     p_max := least(greatest(coalesce(p_max, 0), 0), 1000);
+    DELETE FROM rouse.audit_outbox AS u WHERE u.id = ANY (p_logged);
     DELETE FROM rouse.audit_outbox AS u
     WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
       AND u.at < clock_timestamp() - interval '1 day';
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        DELETE FROM rouse.audit_outbox AS u
-        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT p_max FOR UPDATE SKIP LOCKED))
+        UPDATE rouse.audit_outbox AS u SET taken_by = p_worker, taken_at = clock_timestamp()
+        WHERE u.id = ANY (ARRAY(
+            SELECT next.id FROM rouse.audit_outbox AS next
+            WHERE next.taken_by IS NULL OR next.taken_by = p_worker
+               OR next.taken_at < clock_timestamp() - interval '2 minutes'
+            ORDER BY next.id LIMIT p_max FOR UPDATE SKIP LOCKED))
         RETURNING u.*)
-    SELECT t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail
+    SELECT t.id, t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail
     FROM taken AS t
     LEFT JOIN LATERAL (
         SELECT lane.handler, lane.queue FROM rouse.lane AS lane

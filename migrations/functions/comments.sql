@@ -205,7 +205,7 @@ COMMENT ON FUNCTION rouse.challenges IS
 COMMENT ON FUNCTION rouse.answer_challenge IS
     'Answers one challenge; false if it is not open.';
 COMMENT ON FUNCTION rouse.take_audit_outbox IS
-    'Takes admin actions that no host has logged yet.';
+    'Deletes admin actions that this worker has logged, and returns others that it has to log.';
 COMMENT ON FUNCTION rouse.due_schedules IS
     'Lists the schedules that are due, unfinished backfills, and when the next schedule is due.';
 COMMENT ON FUNCTION rouse.fire_schedules IS

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use rouse::store::Store;
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -218,6 +219,35 @@ async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_
             .get::<_, i64>(0),
         1
     );
+}
+
+#[tokio::test]
+async fn an_admin_action_stays_in_the_outbox_until_a_host_has_logged_it() {
+    let db = TestDb::new().await;
+    let (client, one, other) = (db.client().await, db.worker().await, db.worker().await);
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
+    let take = async |store: &Store, logged: &[i64]| -> Vec<i64> {
+        let actions = store.take_audit_outbox(logged, 10).await.unwrap();
+        actions.iter().map(|action| action.id).collect()
+    };
+    let taken = take(&one, &[]).await;
+    assert_eq!(taken.len(), 1);
+    assert_eq!(take(&one, &[]).await, taken, "the response was lost");
+    assert!(take(&other, &[]).await.is_empty(), "the first one logs it");
+    client
+        .batch_execute("UPDATE rouse.audit_outbox SET taken_at = taken_at - interval '2 minutes'")
+        .await
+        .unwrap();
+    assert_eq!(take(&other, &[]).await, taken, "the first one has died");
+    assert!(take(&other, &taken).await.is_empty());
+    // This call is repeated if its response is lost.
+    assert!(take(&other, &taken).await.is_empty());
+    let left = "SELECT count(*) FROM rouse.audit_outbox";
+    let left: i64 = client.query_one(left, &[]).await.unwrap().get(0);
+    assert_eq!(left, 0);
 }
 
 #[tokio::test]

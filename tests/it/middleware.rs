@@ -9,6 +9,7 @@ use rouse::worker::{AttemptInfo, Middleware, Next, Override, Overrides, Running,
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
     TIMEOUT, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
 };
@@ -337,7 +338,12 @@ async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
 
 /// Starts a host with a JSON log.
 fn host_that_logs(db: &TestDb, worker_id: &str) -> Host {
-    let (guests, url) = (guests_dir(), db.url());
+    host_that_logs_at(&db.url(), worker_id)
+}
+
+/// The same, with this connection string.
+fn host_that_logs_at(url: &str, worker_id: &str) -> Host {
+    let guests = guests_dir();
     let args = [
         "--log-format",
         "json",
@@ -349,7 +355,7 @@ fn host_that_logs(db: &TestDb, worker_id: &str) -> Host {
         "--handlers",
         guests.to_str().unwrap(),
     ];
-    Host::rouse(&args, &[("DATABASE_URL", url.as_str())])
+    Host::rouse(&args, &[("DATABASE_URL", url)])
 }
 
 #[tokio::test]
@@ -381,7 +387,7 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
         .unwrap();
     let third = host_that_logs(&db, "third");
     until_true(&client, outbox_is_empty).await;
-    // A host logs the actions that it has taken a moment later.
+    // The lines arrive a moment later.
     let hosts = [one, other, third];
     let written = || -> usize {
         let actions = hosts
@@ -431,6 +437,28 @@ async fn each_admin_action_is_logged_by_exactly_one_host() {
     let detail: Value = serde_json::from_str(retried["detail"].as_str().unwrap()).unwrap();
     assert_eq!(detail["as"], again);
     assert_eq!(only("resumed")["queue"], "mail");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admin_action_is_logged_although_the_response_that_contained_it_was_lost() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
+    let response = proxy.hold("rouse.take_audit_outbox(", Side::Response);
+    let host = host_that_logs_at(proxy.url(), "one");
+    response.caught().await;
+    let is_taken = "SELECT taken_by IS NOT NULL FROM rouse.audit_outbox";
+    until_true(&client, is_taken).await;
+    proxy.go_down();
+    proxy.refused_until(|refused| !refused.is_empty()).await;
+    proxy.come_up();
+    host.line(TIMEOUT, |line| line.contains("admin action"));
+    let outbox_is_empty = "SELECT NOT EXISTS (SELECT FROM rouse.audit_outbox)";
+    until_true(&client, outbox_is_empty).await;
+    assert_eq!(host.output().matches("admin action").count(), 1);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Admin actions in the audit outbox. One host takes and logs each.
+//! Admin actions in the audit outbox. They stay there until a host has logged them.
 
 use tokio_postgres::types::Type;
 
@@ -8,6 +8,8 @@ use crate::job::JobId;
 /// An admin action on a job, a queue or anything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminAction {
+    /// Its id in the outbox.
+    pub id: i64,
     /// The time of the action (UTC, RFC 3339).
     pub at: String,
     /// `cancelled`, `retried`, `paused` …
@@ -27,9 +29,14 @@ pub struct AdminAction {
 }
 
 impl Store {
-    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has
-    /// to log them.
-    pub async fn take_audit_outbox(&self, rows_max: usize) -> Result<Vec<AdminAction>, StoreError> {
+    /// Deletes the actions with the ids `logged` from the outbox, and returns up to `rows_max` others, in order. The
+    /// caller has to log these, and then pass their ids to its next call. Until then, no other host receives them for
+    /// two minutes. After an error, the same call may be repeated.
+    pub async fn take_audit_outbox(
+        &self,
+        logged: &[i64],
+        rows_max: usize,
+    ) -> Result<Vec<AdminAction>, StoreError> {
         let worker = self.identity()?;
         let rows = self
             .query(
@@ -37,6 +44,7 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
+                    (&logged, Type::INT8_ARRAY),
                     (&i32::try_from(rows_max).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )
@@ -44,14 +52,15 @@ impl Store {
         rows.iter()
             .map(|row| {
                 Ok(AdminAction {
-                    at: row.try_get(0)?,
-                    event: row.try_get(1)?,
-                    job: row.try_get::<_, Option<i64>>(2)?.map(JobId),
-                    handler: row.try_get(3)?,
-                    queue: row.try_get(4)?,
-                    attempt: row.try_get(5)?,
-                    who: row.try_get(6)?,
-                    detail: row.try_get(7)?,
+                    id: row.try_get(0)?,
+                    at: row.try_get(1)?,
+                    event: row.try_get(2)?,
+                    job: row.try_get::<_, Option<i64>>(3)?.map(JobId),
+                    handler: row.try_get(4)?,
+                    queue: row.try_get(5)?,
+                    attempt: row.try_get(6)?,
+                    who: row.try_get(7)?,
+                    detail: row.try_get(8)?,
                 })
             })
             .collect()

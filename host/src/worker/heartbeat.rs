@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
+use super::audit_outbox::AuditOutbox;
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
 use super::sql::Sql;
-use super::{Settings, Shared, audit_outbox, challenges, slots};
+use super::{Settings, Shared, challenges, slots};
 use crate::job::{AbortReason, Incarnation, Outcome, SILENT_FOR};
 use crate::sandbox::{BootTime, Catalog, HandlerSet};
 use crate::sanitize::printable;
@@ -207,7 +208,7 @@ fn cpu_time() -> Duration {
 pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let mut heartbeats = Heartbeats::new(&shared, every);
     // Logs admin actions that were taken while no host was running.
-    audit_outbox::log_all(&shared).await;
+    heartbeats.outbox.log_all(&shared).await;
     loop {
         heartbeats.wait().await;
         heartbeats.send().await;
@@ -219,6 +220,7 @@ struct Heartbeats<'a> {
     shared: &'a Arc<Shared>,
     every: Duration,
     changes: watch::Receiver<u64>,
+    outbox: AuditOutbox,
     last_at: Instant,
     last_cpu: Duration,
     /// True if the last heartbeat reported that the worker is draining. A worker that starts to drain reports it at
@@ -239,6 +241,7 @@ impl<'a> Heartbeats<'a> {
             shared,
             every,
             changes: shared.catalog.changed(),
+            outbox: AuditOutbox::default(),
             last_at: Instant::now(),
             last_cpu: cpu_time(),
             draining: false,
@@ -294,7 +297,7 @@ impl<'a> Heartbeats<'a> {
                     );
                 }
                 challenges::check_without_notifications(shared);
-                audit_outbox::log_all(shared).await;
+                self.outbox.log_all(shared).await;
                 if !is_in_time {
                     self.start_over().await;
                 }

@@ -283,7 +283,7 @@ fn calls_about_one_job(known: &Known) -> Vec<(&'static str, String)> {
         ("challenges", format!("SELECT rouse.challenges({who})")),
         (
             "take_audit_outbox",
-            format!("SELECT rouse.take_audit_outbox({who}, 10)"),
+            format!("SELECT rouse.take_audit_outbox({who}, ARRAY(SELECT id FROM rouse.audit_outbox), 10)"),
         ),
         ("signal", format!("SELECT rouse.signal({waiting}, 'stop')")),
         ("enqueue", enqueue("")),
