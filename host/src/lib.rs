@@ -6,6 +6,7 @@
 mod duration;
 pub mod ends;
 pub mod job;
+mod read_in_time;
 pub mod sandbox;
 pub mod setting;
 pub mod store;

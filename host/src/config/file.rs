@@ -32,6 +32,7 @@ use std::sync::Arc;
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 
+use crate::read_in_time::read_in_time;
 use crate::sandbox::{Limits, PublicKey};
 use crate::setting::table::{self, Table, Unchecked};
 use crate::setting::{Entry, Overlay};
@@ -308,7 +309,8 @@ impl File {
     /// folder at which relative paths start.
     pub fn read(path: Option<&Path>) -> Result<(Self, PathBuf), ConfigError> {
         let wanted = path.unwrap_or(Path::new(Self::USUAL));
-        let text = match std::fs::read_to_string(wanted) {
+        let at = wanted.to_owned();
+        let text = match read_in_time(move || std::fs::read_to_string(at)) {
             Ok(text) => text,
             Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok((Self::default(), PathBuf::from(".")));

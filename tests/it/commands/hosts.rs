@@ -1,6 +1,7 @@
 //! `rouse serve`: how hosts share jobs, stop, and survive failures.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
@@ -11,7 +12,7 @@ use crate::support::database::{connect, migrate};
 use crate::support::worker::{
     TIMEOUT, UNREADABLE_PEEK, ended, enqueue, guests_dir, show, until, until_true,
 };
-use crate::support::{Host, TestDb, scratch};
+use crate::support::{Host, TestDb, command_without_database, folder, scratch};
 
 #[tokio::test]
 async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
@@ -47,6 +48,42 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
         host.signal(libc::SIGTERM);
         let (status, output) = host.exit(TIMEOUT);
         assert!(status.success(), "{output}");
+    }
+}
+
+#[test]
+fn a_host_does_not_start_if_nobody_writes_to_a_pipe_that_a_setting_names() {
+    let no_queue = ["serve", "--no-queue", "--http", "127.0.0.1:0"];
+    let with_config = [&no_queue[..], &["--config", "fifo"]].concat();
+    let token = ("ROUSE_INVOKE_TOKEN", "0123456789abcdef");
+    let database = (
+        "DATABASE_URL",
+        "postgres://a@127.0.0.1:1/b?sslmode=verify-ca&sslrootcert=fifo",
+    );
+    let cases: [(&[&str], &str, _); 4] = [
+        (&with_config[..], "", token),
+        (&no_queue, "invoke_token_file = \"fifo\"\n", ("LANG", "C")),
+        (&no_queue, "http_ca_file = \"fifo\"\n", token),
+        (&["serve"], "", database),
+    ];
+    // All at once: each waits for 30 s.
+    let hosts = cases.map(|(args, config, (name, value))| {
+        let folder = folder(config, &[]);
+        let made = Command::new("mkfifo")
+            .args(["-m", "600", "fifo"])
+            .current_dir(&folder)
+            .status();
+        assert!(made.expect("the system has mkfifo").success());
+        let mut command = command_without_database(args, &folder);
+        command.env(name, value);
+        Host::spawn(command)
+    });
+    for host in hosts {
+        let (status, output) = host.exit(TIMEOUT);
+        assert_eq!(status.code(), Some(1), "{output}");
+        for part in ["fifo", "could not be read within 30 s"] {
+            assert!(output.contains(part), "{part}: {output}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! TLS with the semantics of libpq's `sslmode`.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,6 +20,7 @@ use super::{
     stream::{Handshake, TlsStream},
     verify::{Check, Verifier},
 };
+use crate::read_in_time::read_in_time;
 
 /// libpq's `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,8 +162,10 @@ fn file_roots(path: &Path) -> Result<(RootCertStore, Vec<CertificateDer<'static>
         path: path.to_owned(),
         why,
     };
-    let named = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+    let wanted = path.to_owned();
+    let pem = read_in_time(move || fs::read(wanted)).map_err(|error| failed(error.to_string()))?;
+    let named = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<Vec<_>, _>>()
         .map_err(|error| failed(error.to_string()))?;
     if named.is_empty() {
         return Err(failed("it contains no certificate in PEM format".into()));

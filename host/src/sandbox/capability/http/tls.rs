@@ -1,5 +1,6 @@
 //! TLS connections to servers: authorities of the system and the operator, HTTP/2 if the server supports it.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::fault::Fault;
+use crate::read_in_time::read_in_time;
 use crate::sandbox::grants::Host;
 
 /// The certificate of a trusted authority.
@@ -24,9 +26,10 @@ pub(super) type Authority = CertificateDer<'static>;
 /// When the file cannot be read, or contains no certificate.
 pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
     let shown = path.display();
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
-        .with_context(|| format!("read the certificates of http_ca_file {shown}"))?
-        .collect();
+    let wanted = path.to_owned();
+    let pem = read_in_time(move || fs::read(wanted))
+        .with_context(|| format!("read the certificates of http_ca_file {shown}"))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match certificates {
         Ok(certificates) if certificates.is_empty() => {
             bail!("http_ca_file {shown} contains no certificate in PEM format")
