@@ -18,4 +18,4 @@ pub use file::{
     host_help, host_number,
 };
 pub use key_file::read_or_make_key;
-pub use token_file::read_token;
+pub use token_file::read_tokens;

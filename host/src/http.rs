@@ -3,7 +3,7 @@
 //! `GET /healthz` shows that the process is alive, `GET /readyz` whether it can run jobs, and `GET /metrics` all
 //! counters as Prometheus text. They need no login and change nothing. The address is therefore on loopback unless the
 //! operator sets another; on loopback, `/readyz` and `/metrics` check the `host` header. `POST /invoke/{handler}` runs
-//! a handler for callers with the token; `rouse dev` also runs it for programs on this machine without one. `GET
+//! a handler for callers with a token; `rouse dev` also runs it for programs on this machine without one. `GET
 //! /jobs/{id}` shows the same callers the state of a job, and how it has ended. The dashboard (`ui`) is merged with
 //! these as a whole; it decides itself who may read.
 

@@ -318,9 +318,10 @@ impl Host {
                 max,
                 "invocations are on: POST /invoke/HANDLER, for every program on this machine, without a token"
             ),
-            Access::Token(_) => info!(
+            Access::Tokens(tokens) => info!(
                 max,
-                "invocations are on: POST /invoke/HANDLER, for callers with the token"
+                tokens = tokens.len(),
+                "invocations are on: POST /invoke/HANDLER, for callers with a token"
             ),
         }
     }

@@ -52,7 +52,7 @@ impl Environment {
             "ROUSE_INVOKE_TOKEN",
             "a token",
             "`invoke_token_file` of rouse.toml",
-            "The token that callers of `/invoke` and `/jobs` need",
+            "The token that callers of `/invoke` and `/jobs` need; or several tokens, one per line",
         ),
         Entry::new(
             "ROUSE_FAIR_SHARE",

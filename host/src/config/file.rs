@@ -174,7 +174,7 @@ impl Table for File {
             "invoke_token_file",
             "a path",
             "none: `rouse serve` takes no invocations, and shows no jobs",
-            "The file with the token that callers of `/invoke` and `/jobs` need",
+            "The file with the token that callers of `/invoke` and `/jobs` need; or with several tokens, one per line",
         )
         .overridden_by(&["ROUSE_INVOKE_TOKEN"]),
         Entry::new(
@@ -359,7 +359,7 @@ impl File {
         self.queue
     }
 
-    /// The file with the token of invocations; a relative path starts at `folder`.
+    /// The file with the tokens of invocations; a relative path starts at `folder`.
     pub fn invoke_token_file(&self, folder: &Path) -> Option<PathBuf> {
         self.invoke_token_file
             .as_ref()

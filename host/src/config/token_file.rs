@@ -1,4 +1,4 @@
-//! Files that hold a secret text: the token of invocations, and secrets of handlers.
+//! Files that hold a secret text: the tokens of invocations, and secrets of handlers.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use anyhow::bail;
 
 use super::private_file::read_private;
 
-/// Longer than any token. A large file that was named by mistake is refused.
+/// More than any secret or list of tokens. A large file that was named by mistake is refused.
 const FILE_BYTES_MAX: usize = 4 << 10;
 
-/// The token in this file, without its line break.
+/// The text of a file with tokens, one per line, without the last line break.
 ///
 /// # Errors
 /// If the file cannot be read, is readable by others, is not text, or is too large.
-pub fn read_token(path: &Path) -> anyhow::Result<String> {
+pub fn read_tokens(path: &Path) -> anyhow::Result<String> {
     read_text(path, "token")
 }
 
@@ -46,7 +46,7 @@ mod tests {
         let read = |text: &[u8], mode: u32| {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            read_token(&path).map_err(|error| format!("{error:#}"))
+            read_tokens(&path).map_err(|error| format!("{error:#}"))
         };
         assert_eq!(
             read(b"open sesame, please\n", 0o600).unwrap(),
@@ -59,7 +59,7 @@ mod tests {
                 .unwrap_err()
                 .contains("more than 4096 bytes")
         );
-        let nowhere = read_token(Path::new("/nowhere/token")).unwrap_err();
+        let nowhere = read_tokens(Path::new("/nowhere/token")).unwrap_err();
         assert!(format!("{nowhere:#}").starts_with("open the token /nowhere/token"));
     }
 }

@@ -7,7 +7,7 @@
 //! sends a different name in `Host`. All three headers are therefore checked. The third exception is a proxy or tunnel
 //! on this machine, through which anyone who can reach it may send requests. Requests that carry a proxy's header are
 //! also refused, but not every proxy adds one, so the guide requires a token behind a proxy. None of these callers has
-//! the token; if a request carries it, the other checks are skipped.
+//! a token; if a request carries one, the other checks are skipped.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
+use subtle::{Choice, ConstantTimeEq as _};
 
 use super::problem::Problem;
 
@@ -29,8 +29,8 @@ const TOKEN_CHARS_MIN: usize = 16;
 pub enum Access {
     /// Programs on this machine, without a token.
     Loopback,
-    /// Callers with the token.
-    Token(Token),
+    /// Callers with one of these tokens.
+    Tokens(Vec<Token>),
 }
 
 /// The token of callers. Kept as a hash, so that it is never printed, and compared as a hash in constant time.
@@ -49,10 +49,32 @@ impl Token {
         Ok(Self(Sha256::digest(text).into()))
     }
 
+    /// The tokens in a text, one per line. Callers can change to a new token one by one while both are accepted.
+    ///
+    /// # Errors
+    /// If there is none, or [`new`](Self::new) refuses one.
+    pub fn read_lines(text: &str) -> Result<Vec<Self>, String> {
+        // A text without tokens is refused as an empty token.
+        let lines = text.trim().split('\n').map(str::trim);
+        lines
+            .enumerate()
+            .filter(|(at, line)| *at == 0 || !line.is_empty())
+            .map(|(_, line)| Self::new(line))
+            .collect()
+    }
+
     /// True if this text is the token.
     pub(crate) fn is(&self, shown: &str) -> bool {
+        Self::is_among(std::slice::from_ref(self), shown)
+    }
+
+    /// True if this text is one of these tokens. It is compared with all of them, so the time shows nothing about any.
+    fn is_among(tokens: &[Self], shown: &str) -> bool {
         let shown: [u8; 32] = Sha256::digest(shown).into();
-        self.0.ct_eq(&shown).into()
+        let found = tokens.iter().fold(Choice::from(0), |found, token| {
+            found | token.0.ct_eq(&shown)
+        });
+        found.into()
     }
 
     /// Its SHA-256: a secret that only its holders can derive.
@@ -86,9 +108,9 @@ impl Access {
     /// request, but cannot read the response.
     pub(super) fn admit_caller(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self {
-            Self::Token(token) => {
+            Self::Tokens(tokens) => {
                 let shown = only_value(headers, header::AUTHORIZATION).and_then(bearer);
-                if !shown.is_some_and(|shown| token.is(shown)) {
+                if !shown.is_some_and(|shown| Token::is_among(tokens, shown)) {
                     return Err(Problem::new(
                         StatusCode::UNAUTHORIZED,
                         "unauthorized",
@@ -263,7 +285,7 @@ mod tests {
 
     #[test]
     fn with_a_token_only_the_token_counts() {
-        let access = Access::Token(Token::new("0123456789abcdef").unwrap());
+        let access = Access::Tokens(vec![Token::new("0123456789abcdef").unwrap()]);
         let call = |value: &str| {
             let headers = [
                 JSON,
@@ -289,6 +311,31 @@ mod tests {
             assert_eq!(call(wrong), 401, "{wrong}");
         }
         assert_eq!(status(&access, &[JSON, (header::HOST, "localhost")]), 401);
+    }
+
+    #[test]
+    fn each_token_of_a_text_is_accepted() {
+        let tokens = Token::read_lines("0123456789abcdef\r\n\nfedcba9876543210\n").unwrap();
+        assert_eq!(tokens.len(), 2);
+        let access = Access::Tokens(tokens);
+        for (token, code) in [
+            ("0123456789abcdef", 200),
+            ("fedcba9876543210", 200),
+            ("0123456789abcdeffedcba9876543210", 401),
+            ("", 401),
+        ] {
+            let authorization = format!("Bearer {token}");
+            let headers = [JSON, (header::AUTHORIZATION, authorization.as_str())];
+            assert_eq!(status(&access, &headers), code, "{token}");
+        }
+        for bad in [
+            "",
+            "\n",
+            "0123456789abcdef\nshort",
+            "0123456789abcdef fedcba9876543210",
+        ] {
+            assert!(Token::read_lines(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -94,7 +94,7 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
         let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
         call.response().await
     };
-    host.line(TIMEOUT, |line| line.contains("for callers with the token"));
+    host.line(TIMEOUT, |line| line.contains("for callers with a token"));
     let right = format!("Bearer {TOKEN}");
     assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
     let without = call(&[JSON, NONE]).await;
@@ -108,7 +108,8 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
 
     // From a file that only its owner may read.
     let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
-    std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
+    let new = "fedcba9876543210fedcba9876543210";
+    std::fs::write(folder.join("token"), format!("{TOKEN}\n{new}\n")).unwrap();
     let world_readable = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
     let (status, output) = world_readable.exit(TIMEOUT);
     assert!(
@@ -122,6 +123,9 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     host.line(TIMEOUT, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     assert_eq!(post(address, "noop", "{}").await.status, 200);
+    let new = format!("Bearer {new}");
+    let changed = Call::send(address, "noop", &[JSON, ("authorization", &new)], "{}").await;
+    assert_eq!(changed.response().await.status, 200);
     let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;
     assert_eq!(without.response().await.status, 401);
 }

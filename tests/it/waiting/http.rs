@@ -40,7 +40,7 @@ async fn start(store: Store, ends: Ends) -> Server {
         metrics: install_metrics().unwrap(),
         invocations: None,
         jobs: Some(Jobs {
-            access: Access::Token(Token::new(TOKEN).unwrap()),
+            access: Access::Tokens(vec![Token::new(TOKEN).unwrap()]),
             ends: ends.clone(),
             stopping: stopping.clone(),
         }),

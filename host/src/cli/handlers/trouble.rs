@@ -24,7 +24,7 @@ impl Trouble {
         let key_file = file.worker_key_file(folder).filter(|path| path.exists());
         let key = key_file.and_then(|path| config::read_or_make_key(&path).err());
         errors.extend(key);
-        errors.extend(invocations::token(file, folder).err());
+        errors.extend(invocations::tokens(file, folder).err());
         errors.extend(file.fair_share(Environment).err());
         errors.extend(Environment.otlp().err());
         errors.extend(file.sql_logins(folder, Environment, None).err());

@@ -30,7 +30,7 @@ pub(in crate::cli) enum Tokenless {
     Nobody,
 }
 
-/// The callers that may invoke, and read jobs: those with the token; if there is no token, `tokenless` decides.
+/// The callers that may invoke, and read jobs: those with a token; if no token is set, `tokenless` decides.
 pub(super) fn access(
     file: &File,
     folder: &Path,
@@ -40,8 +40,8 @@ pub(super) fn access(
     let Some(address) = address else {
         return Ok(None);
     };
-    Ok(match (token(file, folder)?, tokenless) {
-        (Some(token), _) => Some(Access::Token(token)),
+    Ok(match (tokens(file, folder)?, tokenless) {
+        (Some(tokens), _) => Some(Access::Tokens(tokens)),
         (None, Tokenless::ThisMachine) => Access::without_token(address),
         (None, Tokenless::Nobody) => None,
     })
@@ -71,17 +71,17 @@ pub(super) fn offer(
     })
 }
 
-/// The token from the environment, or else from the file.
-pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
+/// The tokens from the environment, or else from the file; `None` if neither is set.
+pub(in crate::cli) fn tokens(file: &File, folder: &Path) -> anyhow::Result<Option<Vec<Token>>> {
     let (text, origin) = match Environment.restriction("ROUSE_INVOKE_TOKEN")? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),
         None => match file.invoke_token_file(folder) {
-            Some(path) => (config::read_token(&path)?, path.display().to_string()),
+            Some(path) => (config::read_tokens(&path)?, path.display().to_string()),
             None => return Ok(None),
         },
     };
-    let token = Token::new(&text)
+    let tokens = Token::read_lines(&text)
         .map_err(anyhow::Error::msg)
         .with_context(|| format!("read {origin}"))?;
-    Ok(Some(token))
+    Ok(Some(tokens))
 }
