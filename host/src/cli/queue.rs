@@ -4,6 +4,7 @@ mod dispatch;
 mod drain;
 mod share;
 
+use std::future::ready;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use super::ago;
 use super::each::{Done, Refusal, each};
 use super::list::List;
 use super::screen::Screen;
+use super::signals::Signals;
 use super::target::Target;
-use super::text::{as_json, plain};
+use super::text::{as_json, error_line, plain, without_prefix};
 use super::used::warn_of_unused_queue;
 use crate::store::{Store, StoreError};
 use crate::worker::Middleware;
@@ -32,6 +34,10 @@ const QUEUE: &str = "queue";
 const EXIT_UNCONFIRMED: u8 = 2;
 /// The database refused the change, and the queue is unchanged. The code is that of any error.
 const EXIT_REFUSED: u8 = 1;
+/// Another transaction holds a lock that a purge needs.
+const EXIT_LOCKED: u8 = 6;
+/// A signal stopped a purge.
+const EXIT_STOPPED: u8 = 130;
 
 /// Options of `rouse queue`.
 #[derive(Debug, ClapArgs)]
@@ -82,8 +88,10 @@ struct Ls {
 /// Options of `rouse queue purge`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each batch is a separate transaction and leaves a record. In the history, the jobs are cancelled.\n\
-Exit codes: 0 done · 2 nothing was done: --confirm is missing")]
+Each batch is a separate transaction and leaves a record. In the history, the jobs are cancelled. It can be stopped \
+at any time: the same command continues.\n\
+Exit codes: 0 done · 2 nothing was done: --confirm is missing · 6 another transaction holds a lock that it needs: \
+call it again · 130 stopped by a signal")]
 struct Purge {
     #[command(flatten)]
     target: Target,
@@ -284,31 +292,73 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
-    let mut purged: u64 = 0;
-    let shown = std::io::stderr().is_terminal();
+    let mut signals = Signals::install()?;
+    let (queue, mut purged) = (plain(&args.name), 0);
+    let ended = purge_batches(&store, &args.name, &mut signals, &mut purged).await;
+    if std::io::stderr().is_terminal() && purged > 0 {
+        eprintln!();
+    }
+    let code = match ended {
+        Ok(true) => 0,
+        Ok(false) => {
+            eprintln!("rouse: stopped by a signal before the end; the same command continues");
+            EXIT_STOPPED
+        }
+        Err(error) if error.is_locked() => {
+            // The message of Postgres does not name the queue.
+            let why = error.to_string();
+            let why = format!("{QUEUE} {queue}: {}", without_prefix(&why));
+            eprintln!("{}", error_line(why));
+            EXIT_LOCKED
+        }
+        Err(error) => {
+            if purged > 0 {
+                eprintln!(
+                    "rouse: {purged} jobs of queue {queue} were cancelled before this; the same command continues"
+                );
+            }
+            return Err(error.into());
+        }
+    };
+    if args.json {
+        let complete = code == 0;
+        println!(
+            "{}",
+            as_json(json!({"queue": args.name, "purged": purged, "complete": complete}))
+        );
+    } else {
+        println!("{purged} jobs of queue {queue} are cancelled");
+    }
+    if code == 0 {
+        warn_of_unused_queue(&store, &args.name).await?;
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// Cancels the ready jobs of a queue in batches, and adds their number to `purged`, which is valid even after an error.
+/// Returns false if a signal arrived before the end.
+async fn purge_batches(
+    store: &Store,
+    queue: &str,
+    signals: &mut Signals,
+    purged: &mut u64,
+) -> Result<bool, StoreError> {
     loop {
-        let batch = store.purge_queue(&args.name, PURGE_BATCH).await?;
-        purged += u64::from(batch.unsigned_abs());
-        if shown && purged > 0 {
+        let batch = store.purge_queue(queue, PURGE_BATCH).await?;
+        *purged += u64::from(batch.unsigned_abs());
+        if std::io::stderr().is_terminal() && *purged > 0 {
             eprint!("\rpurged {purged}");
             // Progress is only a hint.
             let _ = std::io::stderr().flush();
         }
         // Do not wait until the queue is empty: a producer may enqueue as fast as this command cancels.
         if batch < PURGE_BATCH {
-            break;
+            return Ok(true);
+        }
+        if signals.unless(ready(())).await.is_none() {
+            return Ok(false);
         }
     }
-    if shown && purged > 0 {
-        eprintln!();
-    }
-    warn_of_unused_queue(&store, &args.name).await?;
-    if args.json {
-        println!("{}", as_json(json!({"queue": args.name, "purged": purged})));
-    } else {
-        println!("{purged} jobs of queue {} are cancelled", plain(&args.name));
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn pause(args: Named) -> anyhow::Result<ExitCode> {

@@ -57,7 +57,7 @@ impl Store {
     }
 
     /// Makes a call of a bulk change; again if concurrent transactions made Postgres roll the change back.
-    async fn act_in_bulk(
+    pub(super) async fn act_in_bulk(
         &self,
         wait: LockWait,
         call: &str,

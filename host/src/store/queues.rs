@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::types::{Json, Type};
 
 use super::fleet::allowed;
-use super::{Store, StoreError};
+use super::{LockWait, Store, StoreError};
 use crate::job::{Dispatch, FairCharge, FairKey, FairPolicy};
 
 /// New settings of a fair queue, as in `rouse.set_fair_share`. `None` leaves a setting unchanged.
@@ -233,15 +233,17 @@ impl Store {
         Ok(())
     }
 
-    /// Cancels up to `limit` ready jobs; returns how many.
+    /// Cancels up to `limit` ready jobs; returns how many. Part of a bulk change.
     pub async fn purge_queue(&self, queue: &str, limit: i32) -> Result<i32, StoreError> {
         let row = self
-            .act(
+            .act_in_bulk(
+                LockWait::start(),
                 "rouse.purge_queue($1, $2)",
+                "",
                 &[(&queue, Type::TEXT), (&limit, Type::INT4)],
             )
             .await?;
-        Ok(row.get(0))
+        Ok(row.expect("the statement returns one row").get(0))
     }
 }
 

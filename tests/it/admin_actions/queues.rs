@@ -8,9 +8,12 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use super::{claim, is_true};
-use crate::support::TestDb;
 use crate::support::claims::orders;
-use crate::support::worker::{TestWorker, enqueue, enqueue_sql, show, until, until_true};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{
+    SOMEBODY_WAITS, TIMEOUT, TestWorker, enqueue, enqueue_sql, show, until, until_true,
+};
+use crate::support::{Host, TestDb, run_rouse};
 
 #[tokio::test]
 async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_resumed() {
@@ -176,6 +179,63 @@ async fn a_purge_removes_only_ready_jobs_in_batches() {
         .unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (4, 23));
     assert_eq!(row.get::<_, Vec<i32>>(2), [10, 10, 3]);
+}
+
+const PURGE: &[&str] = &["queue", "purge", "default", "--yes"];
+/// More jobs than the command cancels in one batch, which are 1,000.
+const ENQUEUE: &str = "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[2500]))";
+/// Blocks every purge.
+const LOCK_RECORDS: &str = "LOCK TABLE rouse.record IN SHARE MODE";
+
+#[tokio::test]
+async fn an_interrupted_purge_finishes_its_batch_and_reports_how_many_jobs_are_cancelled() {
+    let db = TestDb::new().await;
+    let (mut holder, client) = (db.client().await, db.client().await);
+    client.batch_execute(ENQUEUE).await.unwrap();
+    let held = holder.transaction().await.unwrap();
+    held.batch_execute(LOCK_RECORDS).await.unwrap();
+    let host = Host::rouse(PURGE, &[("DATABASE_URL", &db.url())]);
+    until_true(&client, SOMEBODY_WAITS).await;
+    host.signal(libc::SIGINT);
+    host.until_signal_is_taken(TIMEOUT).await;
+    held.rollback().await.unwrap();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(130), "{output}");
+    for part in ["1000 jobs of queue default are", "stopped by a signal"] {
+        assert!(output.contains(part), "{part}: {output}");
+    }
+    let rest = run_rouse(&db, PURGE).await;
+    rest.exits(0).prints("1500 jobs of queue default are");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_that_loses_its_connection_reports_how_many_jobs_are_cancelled() {
+    let db = TestDb::new().await;
+    let (client, proxy) = (db.client().await, Proxy::start(&db).await);
+    client.batch_execute(ENQUEUE).await.unwrap();
+    let first = proxy.hold("rouse.purge_queue(", Side::Response);
+    let host = Host::rouse(PURGE, &[("DATABASE_URL", proxy.url())]);
+    first.caught().await;
+    let second = proxy.hold("rouse.purge_queue(", Side::Cut);
+    first.release();
+    let (status, output) = host.exit(TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{output}");
+    let reported = "1000 jobs of queue default were cancelled before this";
+    assert!(output.contains(reported), "{output}");
+    drop(second);
+}
+
+#[tokio::test]
+async fn a_purge_that_another_transaction_blocks_for_too_long_exits_with_6() {
+    let db = TestDb::new().await;
+    let (mut holder, client) = (db.client().await, db.client().await);
+    client.batch_execute(ENQUEUE).await.unwrap();
+    let held = holder.transaction().await.unwrap();
+    held.batch_execute(LOCK_RECORDS).await.unwrap();
+    let blocked = run_rouse(&db, &[PURGE, &["--json"]].concat()).await;
+    blocked.exits(6).prints("queue default: ");
+    let expected = json!({"queue": "default", "purged": 0, "complete": false});
+    assert_eq!(blocked.json(), expected);
 }
 
 #[tokio::test]

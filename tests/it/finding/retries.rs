@@ -1,14 +1,12 @@
 //! Bulk retries of the jobs that match a filter.
 
-use std::time::Duration;
-
 use rouse::store::{LockWait, RetryAll};
 use serde_json::json;
 
 use super::{RETRY, failed, kept, start_behind_lock};
 use crate::commands::run;
+use crate::support::TestDb;
 use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, until_true};
-use crate::support::{Host, TestDb};
 
 #[tokio::test]
 async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
@@ -85,7 +83,7 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     let args = ["job", "retry", "--state", "timed_out", "--yes"];
     let host = start_behind_lock(&db, &watcher, &args).await;
     host.signal(libc::SIGINT);
-    until_signal_is_taken(&host).await;
+    host.until_signal_is_taken(TIMEOUT).await;
     transaction.rollback().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(130), "{output}");
@@ -106,27 +104,6 @@ async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resum
     assert!(output.contains("retried 540 of the 600 jobs"), "{output}");
     let row = watcher.query_one(retried, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 600);
-}
-
-/// Waits until the process has taken a pending signal. The process then learns of the signal before it gets its next
-/// response from the database.
-async fn until_signal_is_taken(host: &Host) {
-    let path = format!("/proc/{}/status", host.pid());
-    let is_pending = || {
-        let status = std::fs::read_to_string(&path).unwrap();
-        let pending = status
-            .lines()
-            .find_map(|line| line.strip_prefix("ShdPnd:"))
-            .expect("the mask of the signals that are pending for the process");
-        u64::from_str_radix(pending.trim(), 16).unwrap() != 0
-    };
-    let taken = async {
-        while is_pending() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let taken = tokio::time::timeout(TIMEOUT, taken).await;
-    taken.expect("the signal is taken");
 }
 
 #[tokio::test]

@@ -175,6 +175,27 @@ impl Host {
         assert_eq!(result, 0, "signal {signal} to {pid}");
     }
 
+    /// Waits until the process has taken a pending signal. It then learns of the signal before it gets its next
+    /// response from the database.
+    pub(crate) async fn until_signal_is_taken(&self, timeout: Duration) {
+        let path = format!("/proc/{}/status", self.pid());
+        let is_pending = || {
+            let status = std::fs::read_to_string(&path).unwrap();
+            let pending = status
+                .lines()
+                .find_map(|line| line.strip_prefix("ShdPnd:"))
+                .expect("the mask of the signals that are pending for the process");
+            u64::from_str_radix(pending.trim(), 16).unwrap() != 0
+        };
+        let taken = async {
+            while is_pending() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let taken = tokio::time::timeout(timeout, taken).await;
+        taken.expect("the signal is taken");
+    }
+
     /// Waits until it has ended on its own, and returns all of its stdout followed by all of its stderr, since the
     /// order between the two is unknown; panics with all output if it does not end in time.
     pub(crate) fn exit(mut self, timeout: Duration) -> (ExitStatus, String) {
