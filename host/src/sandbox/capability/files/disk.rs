@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use wasmtime::component::{Resource, ResourceTable};
 use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtxView};
 use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn, spawn_blocking};
@@ -27,21 +27,55 @@ pub(super) struct Disk {
 /// streams.
 const THREADS_MAX: usize = 4;
 
-/// The threads that an attempt may take. All attempts share the threads of the host. On a slow disk, an operation keeps
-/// its thread for long, even if the guest has dropped its stream.
+/// The maximum number of threads for all attempts of the host. On a mount that does not respond, an operation keeps its
+/// thread even if its attempt was stopped. The runtime has 512 such threads: the others are left for everything else
+/// that needs one, such as name lookups, which therefore never wait for a disk.
+const THREADS_OF_HOST_MAX: usize = 256;
+
+static THREADS_OF_HOST: Semaphore = Semaphore::const_new(THREADS_OF_HOST_MAX);
+
+/// The threads that an attempt may take, within those of the host. On a slow disk, an operation keeps its thread for
+/// long, even if the guest has dropped its stream.
 #[derive(Clone)]
 pub(super) struct Threads {
     all: Arc<Semaphore>,
     /// An attempt makes one change at a time, because changes wait for the measurement of their directory.
     change: Arc<Semaphore>,
+    of_host: &'static Semaphore,
 }
+
+/// The permits for one thread: of the attempt and of the host.
+type Permits = (OwnedSemaphorePermit, SemaphorePermit<'static>);
 
 impl Default for Threads {
     fn default() -> Self {
+        Self::within(&THREADS_OF_HOST)
+    }
+}
+
+impl Threads {
+    /// The threads of one attempt. All attempts together take no more than `of_host`.
+    fn within(of_host: &'static Semaphore) -> Self {
         Self {
             all: Arc::new(Semaphore::new(THREADS_MAX)),
             change: Arc::new(Semaphore::new(1)),
+            of_host,
         }
+    }
+
+    fn try_take(&self) -> Option<Permits> {
+        let own = self.all.clone().try_acquire_owned().ok()?;
+        Some((own, self.of_host.try_acquire().ok()?))
+    }
+
+    /// Waits for a thread. The own limit comes first: an attempt that waits there keeps nothing from others.
+    async fn take(&self) -> Permits {
+        let own = self.all.clone().acquire_owned().await;
+        let of_host = self.of_host.acquire().await;
+        (
+            own.expect("it is never closed"),
+            of_host.expect("it is never closed"),
+        )
     }
 }
 
@@ -56,24 +90,22 @@ impl Disk {
     }
 
     /// Runs an operation that changes nothing, when the attempt may take a thread. Its CPU time counts for the attempt.
+    /// An operation whose result is dropped while it waits for a thread is not run.
     pub(super) fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> AbortOnDropJoinHandle<T> {
-        let (meter, threads) = (self.meter.clone(), self.threads.all.clone());
-        let run = move |permit: OwnedSemaphorePermit| {
+        let (meter, threads) = (self.meter.clone(), self.threads.clone());
+        let run = move |permits: Permits| {
             spawn_blocking(move || {
-                // The thread keeps the permit even if the guest no longer waits for it.
-                let _permit = permit;
+                // The thread keeps the permits even if the guest no longer waits for it.
+                let _permits = permits;
                 meter.measure(work)
             })
         };
-        match threads.clone().try_acquire_owned() {
-            Ok(permit) => run(permit),
-            Err(_) => spawn(async move {
-                let permit = threads.acquire_owned().await;
-                run(permit.expect("it is never closed")).await
-            }),
+        match threads.try_take() {
+            Some(permits) => run(permits),
+            None => spawn(async move { run(threads.take().await).await }),
         }
     }
 
@@ -203,6 +235,54 @@ mod tests {
             assert_eq!(runs.try_recv(), Err(mpsc::TryRecvError::Empty));
             drop(waiting);
             assert_eq!(one_more.await, Ok(()));
+        });
+    }
+
+    #[test]
+    fn all_attempts_leave_threads_for_everything_else_and_one_that_waits_for_a_thread_can_be_stopped()
+     {
+        const OF_HOST: usize = 2 * THREADS_MAX;
+        let of_host: &'static Semaphore = Box::leak(Box::new(Semaphore::new(OF_HOST)));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(OF_HOST + 1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let attempt = || {
+                let (abort, meter) = (AbortHandle::new(), Arc::default());
+                Disk::new(abort, meter, Threads::within(of_host))
+            };
+            // Two attempts whose disk does not respond have taken all threads, and were stopped.
+            let mut stuck = Vec::new();
+            for _ in 0..2 {
+                let disk = attempt();
+                for _ in 0..THREADS_MAX {
+                    let (started, starts) = oneshot::channel();
+                    let (go, wait) = mpsc::channel::<()>();
+                    let read = disk.read(move || {
+                        started.send(()).ok();
+                        wait.recv()
+                    });
+                    starts.await.expect("it is read");
+                    drop(read);
+                    stuck.push(go);
+                }
+            }
+
+            let other = attempt();
+            let (ran, runs) = mpsc::channel();
+            let stopped = other.read(move || ran.send(()));
+            let waits = other.read(|| 7);
+            tokio::task::yield_now().await;
+            // The last thread would do them before this.
+            let last = tokio::task::spawn_blocking(|| ());
+            last.await.expect("it does not panic");
+            assert_eq!(runs.try_recv(), Err(mpsc::TryRecvError::Empty));
+            drop(stopped);
+            drop(stuck);
+            assert_eq!(waits.await, 7);
+            // It was dropped before it could run.
+            assert_eq!(runs.try_recv(), Err(mpsc::TryRecvError::Disconnected));
         });
     }
 
