@@ -22,6 +22,9 @@ const FILES: [(&str, &str); 5] = [
 /// The SDK next to this crate, if the host was built from its repository.
 const SDK_IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
 
+/// The dependency on the SDK if that folder does not exist: the repository, because the SDK is not on crates.io yet.
+const SDK_ELSEWHERE: &str = concat!("{ git = \"", env!("CARGO_PKG_REPOSITORY"), "\" }");
+
 /// Longer names make paths that some tools cannot follow.
 const NAME_CHARS_MAX: usize = 64;
 
@@ -99,7 +102,7 @@ pub(super) struct Args {
     into: PathBuf,
 
     /// The SDK's folder; default: that of the repository from which this binary was built, else the
-    /// published crate
+    /// git repository of Rouse
     #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }
@@ -107,6 +110,11 @@ pub(super) struct Args {
 /// Writes the crate, and prints the next steps.
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let folder = new(&args.name, &args.into, args.sdk.as_deref())?;
+    if args.sdk.is_none() && !Path::new(SDK_IN_REPOSITORY).exists() {
+        eprintln!(
+            "rouse: rouse-sdk is not on crates.io yet, so Cargo.toml names its git repository; --sdk names a checkout instead"
+        );
+    }
     println!(
         "wrote {0}\nnext: cd {0} && cargo test; README.md there has the rest",
         folder.display()
@@ -115,7 +123,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Writes the crate `name` into `parent`, and returns its folder. The crate depends on the SDK at `sdk_path`; without a
-/// path, on the SDK of the repository from which this host was built; if that no longer exists, on the published crate.
+/// path, on the SDK of the repository from which this host was built; if that no longer exists, on the git repository.
 ///
 /// # Errors
 /// If the name is invalid, the folder already exists, there is no SDK at `sdk_path`, or the files cannot be written. In
@@ -128,7 +136,7 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
         "{} exists already: choose another name, or remove it",
         folder.display()
     );
-    let sdk = sdk_dependency(sdk_path)?;
+    let sdk = sdk_dependency(sdk_path, Path::new(SDK_IN_REPOSITORY))?;
     let fill = |template: &str| {
         template
             .replace("{name}", name)
@@ -180,8 +188,8 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The right-hand side of `rouse-sdk = …`.
-fn sdk_dependency(sdk_path: Option<&Path>) -> Result<String> {
+/// The right-hand side of `rouse-sdk = …`. `usual`: the folder that is used without a path, if it exists.
+fn sdk_dependency(sdk_path: Option<&Path>, usual: &Path) -> Result<String> {
     let found = match sdk_path {
         Some(path) => Some(path.canonicalize().with_context(|| {
             format!(
@@ -189,10 +197,10 @@ fn sdk_dependency(sdk_path: Option<&Path>) -> Result<String> {
                 path.display()
             )
         })?),
-        None => Path::new(SDK_IN_REPOSITORY).canonicalize().ok(),
+        None => usual.canonicalize().ok(),
     };
     let Some(path) = found else {
-        return Ok(format!("\"{}\"", env!("CARGO_PKG_VERSION")));
+        return Ok(SDK_ELSEWHERE.to_owned());
     };
     let is_sdk = fs::read_to_string(path.join("Cargo.toml"))
         .is_ok_and(|manifest| manifest.contains("name = \"rouse-sdk\""));

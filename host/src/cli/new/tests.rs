@@ -118,6 +118,18 @@ fn nothing_is_left_behind_if_writing_fails() {
 }
 
 #[test]
+fn without_a_checkout_the_crate_depends_on_the_git_repository_and_not_on_an_unpublished_version() {
+    let dependency = sdk_dependency(None, Path::new("/nowhere/sdk")).unwrap();
+    let manifest = FILES[0].1.replace("{sdk}", &dependency);
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let expected = toml::Value::from("https://github.com/rouse-jobs/rouse");
+    assert_eq!(
+        manifest["dependencies"]["rouse-sdk"],
+        toml::Value::Table([("git".to_owned(), expected)].into_iter().collect())
+    );
+}
+
+#[test]
 fn a_folder_that_is_not_the_sdk_is_refused() {
     let parent = TempDir::new().unwrap();
     let other = parent.path().join("other");
