@@ -1,4 +1,4 @@
-//! Enqueues a batch of jobs, and waits until the last of them has finished.
+//! Enqueues jobs, and waits until the last of them has finished.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub(super) struct Work {
     pub(super) priority: &'static str,
     /// `None` uses the queue `default`; otherwise, jobs are enqueued round robin in the queues `q0`, `q1` …
     pub(super) queues: Option<i64>,
-    /// All jobs are in this queue, and each belongs to a tenant: SQL over `n`.
+    /// The queue of all jobs, and the tenant of each, as SQL over `n`. Takes precedence over `queues`.
     pub(super) tenants: Option<(&'static str, String)>,
     /// How the jobs wait for each other; `None`: they do not wait.
     pub(super) graph: Option<Graph>,
@@ -76,7 +76,7 @@ impl Work {
         }
     }
 
-    /// Jobs for the flow guests that continue their chain until it has this many jobs.
+    /// Jobs for the flow guests: chains of `chain` jobs each, `jobs` in total.
     pub(super) fn hops(jobs: i64, chain: i64) -> Self {
         Self {
             handler: "flow.hop",
@@ -223,7 +223,7 @@ impl Backlog {
         on_progress: &mut (dyn FnMut(f64) -> Result<()> + Send),
     ) -> Result<()> {
         progress.count("draining", self.jobs.unsigned_abs());
-        // The position costs one index lookup; the jobs are counted only once they may all have finished.
+        // The highest finished id costs one index lookup; the jobs are counted only once they may all have finished.
         let reached = client
             .prepare("SELECT coalesce(max(id), 0) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
             .await?;

@@ -1,7 +1,7 @@
-//! The contract of an ordinary handler: an object with six properties, three of them required. It is written out, so
-//! that it stays the same.
+//! The contract of an ordinary handler: an object with six properties, two of them required. It is a literal, so
+//! that changes to `rouse contract` do not change the benchmark.
 
-/// Publishes it for the handler that is enqueued.
+/// Publishes the contract for `noop`, the handler of the enqueued jobs.
 pub(super) const PUBLISH: &str = r##"
     CREATE SCHEMA IF NOT EXISTS jobs AUTHORIZATION rouse_owner;
     SELECT rouse.publish_contracts(jsonb_build_array(jsonb_build_object(
@@ -22,7 +22,7 @@ pub(super) const DROP: &str = "SELECT rouse.delete_contracts(NULL)";
 /// The number of payloads that are checked in one statement.
 pub(super) const CHECKED: u32 = 100_000;
 
-/// Reads that many payloads, without and with the check.
+/// Reads [`CHECKED`] payloads, without and with the check.
 pub(super) const READS: [&str; 2] = [
     "SELECT count(p.payload -> 'n') FROM rouse.contract AS c, (
          SELECT jsonb_build_object('n', n, 'pad', repeat('x', 80)) AS payload FROM generate_series(1, 100000) AS n OFFSET 0) AS p

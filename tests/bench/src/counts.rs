@@ -1,15 +1,15 @@
 //! The number of statements, as the server counts them.
 //!
-//! Hosts run every statement in its own transaction, so the commits and rollbacks of their database are
-//! statements. A session reports its counts when it ends, and at most once a second before that: exact
-//! figures are read after the hosts' sessions have ended.
+//! Hosts run every statement in its own transaction, so the number of commits and rollbacks in their database is the
+//! number of their statements. A session reports its counts when it ends, and at most once a second before that, so
+//! exact figures are read only after the hosts' sessions have ended.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio_postgres::Client;
 
-/// Transactions of the jobs' database so far. `observer` is connected to another database.
+/// The number of transactions in the jobs' database so far. `observer` is connected to another database.
 pub(super) async fn statements(observer: &Client) -> Result<i64> {
     let row = observer
         .query_one(

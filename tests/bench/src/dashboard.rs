@@ -48,13 +48,13 @@ pub(super) struct Options {
     /// Pages that are open
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub(super) open: u16,
-    /// How long their cost is measured, in seconds
+    /// How long the cost of open pages is measured, in seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3_600))]
     pub(super) seconds: u64,
-    /// Jobs of each drain alongside them; half of the drains are without open pages
+    /// Jobs per drain; half of the drains run while pages are open
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
     pub(super) jobs: i64,
-    /// Drains of each kind
+    /// Drains with open pages, and as many without
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
 }
@@ -78,7 +78,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             listening(address).await?;
             pages(bench, server, options, address, &mut report).await?;
             cost(bench, server, options, address, &mut report).await?;
-            let label = "the slowest statement of the dashboard, the first reads included";
+            let label = "the slowest statement of the dashboard, including the first reads";
             let slowest = server.slowest_logged()?;
             if let Some((ms, statement)) = &slowest {
                 bench.progress.step(&format!("{ms} ms: {statement}"));
@@ -94,7 +94,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Fills the database: finished jobs of the last two hours, one of 100 failed; queued jobs of all tenants.
+/// Fills the database: finished jobs of the last two hours, of which one in 100 failed; queued jobs of all tenants.
 async fn fill(bench: &Bench, server: &Server, options: &Options) -> Result<()> {
     let Options {
         finished,
@@ -239,7 +239,7 @@ async fn cost(
     Ok(())
 }
 
-/// Drains with and without open pages, taking turns.
+/// Drains without and with open pages, alternating.
 async fn beside(
     bench: &Bench,
     server: &Server,
@@ -267,12 +267,12 @@ async fn beside(
         Unit::PerSecond,
     );
     report.add("dashboard.with", "jobs, pages open", with, Unit::PerSecond);
-    let label = "jobs beside open pages: ratio to none";
+    let label = "jobs, pages open: ratio to no page open";
     report.add("dashboard.ratio", label, with / without, Unit::Ratio);
     Ok(())
 }
 
-/// Opens pages, and reads their updates until it is dropped.
+/// Opens pages, and reads their updates until the returned set is dropped.
 async fn open(server: &Server, options: &Options, address: SocketAddr) -> Result<JoinSet<()>> {
     let mut readers = JoinSet::new();
     for (_, path) in paths(server).await?.into_iter().take(options.open.into()) {

@@ -68,7 +68,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// All states except `old`, whose length is an option.
+    /// All states except `old`, which takes as long as `--minutes` says.
     const SHORT: [Self; 6] = [
         Self::PendingUnknown,
         Self::PendingUnserved,

@@ -39,7 +39,7 @@ pub(super) struct Options {
     /// Jobs per run
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     jobs: i64,
-    /// Runs of the host and of the loop, taking turns; the median of each figure is reported
+    /// Runs of the host and of the loop, alternating; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     runs: u16,
 }
@@ -167,6 +167,6 @@ async fn by_hand(bench: &Bench, server: &Server, jobs: i64) -> Result<f64> {
         done += worker?.context("run the loop")?;
     }
     let elapsed = started.elapsed();
-    ensure!(done == jobs, "the loop did {done} of {jobs}");
+    ensure!(done == jobs, "the loop did {done} of {jobs} jobs");
     Ok(jobs as f64 / elapsed.as_secs_f64())
 }

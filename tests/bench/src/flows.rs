@@ -40,13 +40,13 @@ pub(super) struct Options {
     /// Chains of ten jobs that their handler continues
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     pub(super) chains: i64,
-    /// How often the single chain is continued
+    /// How many times the single chain is continued
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     pub(super) hops: i64,
     /// Jobs that sleep, and wake at the same moment
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(10..=1_000_000))]
     pub(super) sleepers: i64,
-    /// Sleeps of one job; limits.steps of the host allows 1,000
+    /// Sleeps of one job; the host's limits.steps allows 1,000
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(30..=1_000))]
     pub(super) resumptions: i64,
     /// Schedules that are due in the same second

@@ -175,7 +175,7 @@ impl Host {
         self.process.during(work).await
     }
 
-    /// Stops the host in an orderly way.
+    /// Stops the host gracefully.
     pub(super) async fn stop(mut self) -> Result<()> {
         let status = self.process.stop().await?;
         ensure!(

@@ -19,7 +19,7 @@ pub(super) struct Options {
     /// Length of the measurement, in seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub(super) seconds: u32,
-    /// How long the hosts settle before it, in seconds
+    /// How long the hosts settle before the measurement, in seconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
     pub(super) settle: u32,
     /// How long the server is measured without hosts, in seconds
@@ -49,7 +49,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         before.queues = Some(LANES);
         let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
         drained::drain(bench, server, &host, 1, &before).await?;
-        // By then, the work that was left over from the start is done.
+        // After this pause, the server has done the work that was left over from its start.
         wait(bench, "letting the server settle", options.alone / 3).await;
         let alone = alone(bench, server, options.alone).await?;
         let label = "probe: Postgres without hosts";

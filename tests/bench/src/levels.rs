@@ -14,8 +14,8 @@ const HEAD: &str = "\
 # by `cargo xtask bench smoke --record`; everything else is edited by hand.
 #
 # Ratios and times depend on the machine and its load: they fail only if they are worse by a factor that noise does
-# not explain. Counts and bytes do not depend on it: they fail close to their level. A change that raises a count on
-# purpose records the new level in the same commit.
+# not explain. Counts and bytes depend on neither: a small excess fails. A change that raises a count on purpose records
+# the new level in the same commit.
 ";
 
 /// The file tests/bench/levels.toml.

@@ -95,7 +95,7 @@ enum Part {
     All(all::Options),
     /// One minute of small measurements that fail on large regressions; part of CI
     Smoke(smoke::Options),
-    /// A million mixed jobs, 2 % of them hostile, in one host that must not leak; about ten minutes on two cores
+    /// A million mixed jobs, 2 % of them hostile, in one host that must not leak; up to an hour on two cores
     Soak(soak::Options),
 }
 

@@ -55,7 +55,7 @@ impl Producers {
         Ok(Self(producers))
     }
 
-    /// Commits per second over this many connections, and their number.
+    /// Commits over this many connections, one row in each: their number and rate.
     pub(super) async fn commits(
         &self,
         kind: Kind,

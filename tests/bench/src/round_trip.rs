@@ -37,7 +37,7 @@ pub(super) async fn run(
     sender.batch_execute(TABLE).await?;
     let send = sender.prepare(SEND).await?;
     let taker = database::connect(&server.url).await?;
-    // Like a claim, which a crash may forget.
+    // Like a claim, which a crash may lose.
     taker.batch_execute("SET synchronous_commit = off").await?;
     let take = taker.prepare(TAKE).await?;
 

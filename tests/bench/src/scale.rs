@@ -43,16 +43,16 @@ pub(super) struct Options {
     /// Jobs that run one after the other behind a limit of one
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(2..=1_000_000))]
     pub(super) chain: i64,
-    /// Sizes of payloads, bytes
+    /// Sizes of payloads, in bytes
     #[arg(long, value_delimiter = ',', default_values_t = [100, 4_096, 65_536])]
     pub(super) payloads: Vec<i64>,
-    /// How long after its enqueue a late producer commits, seconds
+    /// How long after its enqueue a late producer commits, in seconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
     pub(super) late: u32,
     /// Number of late producers; their worst delay is reported
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub(super) producers: u32,
-    /// The windows in which shares of CPU time are compared, seconds
+    /// Length of the windows in which shares of CPU time are compared, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub(super) window: u32,
     /// Measure only these kinds
@@ -70,7 +70,7 @@ pub(super) enum Kind {
     Fair,
     /// Shares of CPU time in fair queues that charge it, on 1 and 3 hosts
     FairCpu,
-    /// Jobs of 1,000 tenants behind open gates, and one job at a time
+    /// Jobs of 1,000 tenants behind gates that admit all of them, and jobs behind a gate that admits one at a time
     Gates,
     /// Direct dispatch on 1, 2 and 4 hosts, and with reused instances
     Direct,

@@ -13,7 +13,7 @@ use super::server::Server;
 
 /// From the creation of the schedules to their due time: hosts first compute the due times.
 const DUE_IN_S: i32 = 10;
-/// The time after that by which all jobs must have ended.
+/// The time from the creation of the schedules by which all jobs must have ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 

@@ -116,7 +116,7 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         ),
     ] {
         figure(&format!("drain.cpu_{name}"), label, used, us);
-        // Machines differ by a factor of two and more.
+        // Only the ratio has a level, because machines differ by a factor of two and more.
         let ratio_label = format!("{label}, ratio to the probe");
         figure(
             &format!("drain.cpu_{name}_ratio"),
@@ -190,7 +190,7 @@ async fn wait(bench: &Bench, server: &Server, report: &mut Report) -> Result<()>
     let statements = counts::statements(&server.observer).await? - statements;
     let jobs = waits.called.len() as f64;
     let ratio = Percentiles::of(probe)?.p50 / Percentiles::of(waits.called)?.p50;
-    let label = "time until the start: the probe's median, divided by it";
+    let label = "the probe's median, divided by the median time until the start";
     report.add("smoke.latency.ratio", label, ratio, Unit::Ratio);
     // Without the statement that enqueues each job.
     let statements = (statements as f64 - jobs) * 1000.0 / jobs;

@@ -1,4 +1,4 @@
-//! Checks that a host does not leak while it runs hundreds of thousands of jobs, some of them hostile.
+//! Checks that a host does not leak while it runs a million jobs, some of them hostile.
 //!
 //! Figures are compared between the second tenth of the jobs, when every code path has run once, and the last tenth.
 

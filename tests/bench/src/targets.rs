@@ -1,4 +1,4 @@
-//! The targets of the figures, in the order of the table "As fast as the fastest"; then those of flows.
+//! The targets of the figures, in the order of the last table of `cargo xtask bench all`.
 
 use serde::Deserialize;
 

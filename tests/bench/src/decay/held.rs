@@ -23,7 +23,7 @@ const WINDOWS: &str = "\
            extract(epoch FROM max(at) - min(at) FILTER (WHERE n > total - $3::bigint))::float8
     FROM numbered";
 
-/// Compares the last jobs with the first jobs, without and with such a transaction.
+/// Compares the last jobs with the first jobs, without and with an open transaction.
 pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let jobs = decay.options.held;
     let [first, last] = windows(decay).await?;

@@ -13,7 +13,7 @@ use crate::backlog::Work;
 use crate::host::{self, Host};
 use crate::report::Unit;
 
-/// One drain per interval while the transaction is open: a queue in use, on a disk of ordinary size.
+/// The interval at which drains start while the transaction is open; drains without pauses would need a larger disk.
 const EVERY: Duration = Duration::from_secs(60);
 /// The number of first drains, and of last drains, from which a figure is computed.
 const WINDOW: usize = 5;

@@ -11,7 +11,7 @@ use super::Decay;
 use crate::report::Unit;
 use crate::server::Server;
 
-/// A host does this once an hour; here it is done continuously.
+/// A host creates and drops partitions once an hour; this benchmark does so ten times a second.
 const EVERY: Duration = Duration::from_millis(100);
 /// How long a reader keeps its locks before it starts again.
 const READS_FOR: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
             gaps.push(drained.gap_ms);
             rates.push(drained.jobs_per_s());
         }
-        // Drops the partitions that the reader has blocked; they are no longer in use.
+        // Drops the partitions that were kept because the reader used them.
         drop_old(
             &database::connect(&decay.server.url).await?,
             &mut Churn::default(),

@@ -1,7 +1,7 @@
 //! One job that sleeps durably many times: measures whether a late resumption takes longer than an early one.
 //!
 //! Each resumption runs the handler from its beginning, through all sleeps so far, to the next one. The sleeps last an
-//! hour; an admin action ends each of them, before the measurement starts.
+//! hour. An admin action ends each of them, and the measured time starts at that moment.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::report::Unit;
 
 const HOUR_MS: i64 = 3_600_000;
 const POLL_EVERY: Duration = Duration::from_millis(1);
-/// How long a resumption may take.
+/// The maximum number of polls for a resumption.
 const POLLS_MAX: u32 = 30_000;
 /// The early resumptions are the fifth to the fifteenth; the same number of resumptions at the end are the late ones.
 const EARLY: std::ops::RangeInclusive<usize> = 5..=15;
@@ -65,15 +65,15 @@ pub(super) async fn run(measured: &mut Measured<'_>, resumptions: i64) -> Result
     measured.add("resumptions.late", &last, late, ms);
     measured.add(
         "resumptions.ratio",
-        "ratio of these",
+        "ratio of the last ones to the early ones",
         late / early,
         Unit::Ratio,
     );
     Ok(())
 }
 
-/// Ends the sleep. As with a sleep that ends on its own, its step has only one row, and not a second row with the new
-/// time.
+/// Ends the sleep. The row of its step is deleted first, because `rouse.reschedule` writes another one with the new
+/// time, and a sleep that ends on its own leaves only one.
 async fn wake(client: &Client, id: i64) -> Result<()> {
     client
         .batch_execute("BEGIN; SELECT rouse.unlock_history('a benchmark')")
@@ -96,5 +96,5 @@ async fn until(client: &Client, id: i64, condition: &str) -> Result<()> {
         }
         tokio::time::sleep(POLL_EVERY).await;
     }
-    anyhow::bail!("job {id} was not suspended again, or has not ended")
+    anyhow::bail!("job {id} has neither been suspended again nor ended")
 }

@@ -12,8 +12,8 @@ use crate::drained;
 use crate::host::Host;
 use crate::report::Unit;
 
-/// The jobs sleep until this time has passed since their enqueueing started, in addition to the time of a few runs of
-/// the probe: long enough for the host to suspend all of them first.
+/// The jobs are due this long, plus `PROBES` times the duration of the probe, after the start of their enqueueing: long
+/// enough for the host to suspend all of them first.
 const ASLEEP_AFTER: Duration = Duration::from_secs(5);
 const PROBES: u32 = 8;
 

@@ -1,5 +1,5 @@
-//! Direct dispatch: what it costs to drain inboxes instead of one lane, and how many jobs of a tenant meet on one
-//! worker.
+//! Direct dispatch: what it costs to drain inboxes instead of one lane, and what share of a tenant's jobs runs on the
+//! same worker.
 
 use anyhow::{Context as _, Result};
 use rouse_workbench::percentiles::median;
@@ -10,7 +10,6 @@ use crate::drained::{self, Drained};
 use crate::host::HostOptions;
 use crate::report::Unit;
 
-/// The queue.
 const QUEUE: &str = "direct";
 const TENANTS: i64 = 64;
 const HOSTS: [usize; 3] = [1, 2, 4];
@@ -47,7 +46,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     set(scale, "shared").await
 }
 
-/// With reused instances: how many jobs of a tenant ran on the worker that has run most of them, and what guests cost.
+/// With reused instances: the share of jobs that ran on the main worker of their tenant, and the CPU time of guests.
 async fn affinity(scale: &mut Scale<'_>, work: &Work) -> Result<()> {
     let mut options = HostOptions::new(&scale.handlers);
     options.config = Some("[handlers.noop]\ninstances = \"reuse\"\n".to_owned());

@@ -11,7 +11,6 @@ use crate::drained;
 use crate::host::{Host, HostOptions};
 use crate::report::Unit;
 
-/// The queue.
 const QUEUE: &str = "fair";
 /// The numbers of tenants whose drains are compared with a drain of one lane of another queue.
 const TENANT_COUNTS: [i64; 3] = [1, 100, 10_000];
@@ -97,7 +96,7 @@ async fn shares(scale: &mut Scale<'_>, hosts: usize) -> Result<()> {
         .context("compare the shares")?;
     ensure!(
         row.get::<_, i64>(0) > 0,
-        "too few jobs for a window of {WINDOW}: use more --jobs"
+        "too few jobs for a window of {WINDOW}: raise --jobs"
     );
     let key = format!("fair_shares_{hosts}.jain");
     let label =

@@ -44,7 +44,7 @@ const CASES: [Case; 2] = [
     },
 ];
 
-/// The CPU time that the attempts of `a` and of `b` that started in a window have used.
+/// The attempts of `a` and of `b` that started in a window: the CPU time that they have used, and their number.
 struct Window {
     cpu: [f64; 2],
     jobs: [f64; 2],
@@ -91,7 +91,7 @@ async fn shares(scale: &mut Scale<'_>, case: &Case, hosts: usize) -> Result<()> 
             SELECT min(e.id) FROM rouse.enqueue_many('test.burn', array_fill(jsonb_build_object('rounds', $1::bigint), ARRAY[$2::integer]),
                                                      queue => $3, tenant => $4) AS e(id)";
         // Fewer jobs are enqueued if they are expensive.
-        let jobs = i32::try_from(jobs / cost).context("so many jobs")?;
+        let jobs = i32::try_from(jobs / cost).context("convert the number of jobs")?;
         let row = client
             .query_one(enqueue, &[&(cost * ROUNDS), &jobs, &queue, &tenant])
             .await
@@ -159,7 +159,7 @@ async fn shares(scale: &mut Scale<'_>, case: &Case, hosts: usize) -> Result<()> 
     let off = off_percent(&windows, f64::from(*weight));
     let label = format!("off from their weights in the worst window of {seconds} s");
     scale.figure(&format!("{key}.off"), &label, off, Unit::Percent);
-    let label = "metered CPU time compared with that of guest threads, by the kernel";
+    let label = "metered CPU time compared with that of guest threads, as counted by the kernel";
     let metered = metered / counted;
     scale.figure(&format!("{key}.metered"), label, metered, Unit::Ratio);
     Ok(())

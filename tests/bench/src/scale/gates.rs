@@ -1,4 +1,5 @@
-//! Gates: the cost of open gates, and how soon the next job of a key starts at a limit of one.
+//! Gates: the cost of open gates, whose limits are never reached, and how soon the next job starts behind a limit of
+//! one.
 
 use anyhow::{Context as _, Result};
 use rouse_workbench::percentiles::median;
@@ -75,7 +76,7 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let key = format!("gates_one_{hosts}.exceeded");
         scale.figure(
             &key,
-            "jobs that started before the last one had ended",
+            "jobs that started before the previous one had ended",
             exceeded,
             Unit::Count,
         );

@@ -28,7 +28,7 @@ enum Meanwhile {
     Idle,
     /// Other jobs during the whole measurement
     Busy,
-    /// Other jobs until the commits, which happen all at once
+    /// Other jobs until the commits, which follow each other without a pause
     BusyUntil,
 }
 

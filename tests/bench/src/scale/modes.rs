@@ -19,7 +19,7 @@ const QUEUE: &str = "modes";
 const MOST_LANES: i64 = 10_000;
 const MOST_HOSTS: usize = 8;
 
-/// A way to hand out the jobs of a queue.
+/// A way to distribute the jobs of a queue among hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// Each lane is a queue.
@@ -129,7 +129,7 @@ async fn measure(scale: &mut Scale<'_>, mode: Mode, cells: &mut Vec<Cell>) -> Re
     let most = counts.last().copied().unwrap_or_default();
     let room =
         "UPDATE rouse.limits SET keyed_lanes_max = greatest(keyed_lanes_max, $1::integer + 1000)";
-    let most = i32::try_from(most).context("so many lanes")?;
+    let most = i32::try_from(most).context("convert the number of lanes")?;
     server.client.execute(room, &[&most]).await?;
     server.client.batch_execute(&mode.sql()).await?;
     for lanes in counts {
