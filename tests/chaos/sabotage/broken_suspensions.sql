@@ -2,7 +2,7 @@
 -- for one at this moment is dropped, children are enqueued twice, and suspended attempts count. A run with it must
 -- fail, with violations of signals_not_lost, children_only_of_successes and suspensions_not_counted.
 --
--- It patches the existing functions.
+-- This script patches the existing functions.
 DO $$
 DECLARE
     f    record;

@@ -4,7 +4,7 @@
 -- Workers refuse a stale outcome themselves, before the database can: an attempt that cannot trust its lease is dropped.
 -- Therefore claims are also valid for only a tenth of the time that workers assume, and others take over running jobs.
 --
--- It patches the existing functions.
+-- This script patches the existing functions.
 DO $$
 DECLARE
     f record;

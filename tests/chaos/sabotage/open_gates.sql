@@ -1,9 +1,9 @@
 -- For `cargo xtask chaos --sabotage tests/chaos/sabotage/open_gates.sql`: claims count neither running jobs nor earlier
--- starts, a singleton keeps no job out while its job waits, and otherwise only jobs that wait until its job has ended,
--- and a debounce does not wait for further enqueues. A run with it must fail, with violations of limit_holds,
+-- starts, a singleton during 'queued' keeps no job out, a singleton during 'running' keeps jobs out only while its job
+-- is queued, and a debounce does not wait for further enqueues. A run with it must fail, with violations of limit_holds,
 -- throttle_holds, singleton_holds and debounce_holds.
 --
--- It patches the existing functions.
+-- This script patches the existing functions.
 DO $$
 DECLARE
     f    record;

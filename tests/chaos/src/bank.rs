@@ -17,7 +17,7 @@ const TABLES: &str = "
     CREATE TABLE bank.account (id bigint PRIMARY KEY, balance bigint NOT NULL);
     CREATE TABLE bank.line (job bigint NOT NULL, attempt integer NOT NULL, part text NOT NULL, amount bigint NOT NULL);";
 
-/// Creates the tables, and the login.
+/// Creates the tables and the login.
 pub(super) async fn create(client: &Client) -> Result<()> {
     let sql = format!(
         "{TABLES}
@@ -31,7 +31,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
     created.context("create the tables of the bank")
 }
 
-/// The connection string of the login, from the server's. `worker` identifies the connections of a host.
+/// The connection string of the login, derived from that of the server. `worker` identifies the connections of a host.
 pub(super) fn login_url(server: &str, worker: &str) -> Result<String> {
     let (scheme, rest) = server.split_once("://").context("a connection string")?;
     let address = rest.split_once('@').map_or(rest, |(_, address)| address);

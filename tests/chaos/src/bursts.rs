@@ -47,10 +47,10 @@ const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// Longer than a call may take, so that a hanging call is noticed, and shorter than the freeze.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// It runs until its host is killed.
+/// The job runs until its host is killed.
 const CRASHED_SLEEPS_MS: u64 = 120_000;
 const CRASH_POLL_EVERY: Duration = Duration::from_millis(250);
-/// Outages, three leases, a wait of 10 s after the second crash, and hosts that other faults use.
+/// Long enough for three leases, the wait of 10 s after the second crash, outages, and hosts that other faults use.
 const CRASH_TIMEOUT: Duration = Duration::from_secs(150);
 
 impl Faults {
@@ -270,7 +270,7 @@ impl Faults {
         };
         let thaws = Instant::now() + length;
         tokio::time::sleep(CANCEL_AFTER).await;
-        // Jobs that it holds, and jobs claimed by a transaction that is still open.
+        // Jobs that the frozen host holds, and jobs claimed by a transaction that is still open.
         let held = "SELECT j.id FROM rouse.job AS j LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
             WHERE j.id = ANY ($1) AND (j.state = 'queued' OR w.worker_id = $2) ORDER BY j.id LIMIT 2";
         let mut cancelled = Ok(());

@@ -1,4 +1,4 @@
-//! Calls to the database. The ledger gets each request and its response.
+//! Calls to the database. The ledger records each request and its response.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const FIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// A backend that is frozen while it changes its row of pg_stat_activity keeps all readers of the view waiting.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How far the transaction is, as the server sees it.
+/// How far the transaction has got, as the server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum At {
@@ -99,7 +99,7 @@ impl Faults {
             match freeze(&client).await {
                 Ok(Some(frozen)) if frozen.at == Some(at) => break frozen,
                 Ok(_) if Instant::now() < until => {}
-                Ok(_) => return skipped("no transaction was there"),
+                Ok(_) => return skipped("no transaction was found at this point"),
                 Err(_) => return skipped("the server is down"),
             }
         };

@@ -134,7 +134,7 @@ impl Life<'_> {
         timeout_at(deadline, self.rests()).await.ok()
     }
 
-    /// Polls over the connection of the calls, so that a flow has only one.
+    /// Polls over the connection of the calls, so that a flow needs only one connection.
     async fn rests(&mut self) -> bool {
         loop {
             tokio::time::sleep(POLL_EVERY).await;
@@ -192,7 +192,7 @@ impl Life<'_> {
 
     async fn delete(&mut self) -> Result<()> {
         let request = Request::DeleteFlow { flow: self.flow };
-        // It is refused while another flow waits for a job that both have.
+        // The deletion is refused while another flow waits for a job that both have.
         self.caller.call(request, DELETE, &[&self.flow]).await?;
         Ok(())
     }

@@ -17,7 +17,7 @@ pub(super) const RUNNING_MAX: usize = 2;
 /// that, so that jobs wait for this gate as well as for the other gate.
 pub(super) const STARTS_MAX: usize = 6;
 pub(super) const STARTS_PERIOD_US: i64 = 4_000_000;
-/// A burst ends when no job was enqueued for this long, or after the other time.
+/// A burst ends when no job was enqueued for the first of these times, or has lasted for the second.
 pub(super) const BURST_PERIOD_US: i64 = 2_000_000;
 pub(super) const BURST_MAX_WAIT_US: i64 = 5_000_000;
 /// Less than `keyed_lanes_max` with three queues and two priorities, so that no two keys share a lane.
@@ -34,10 +34,10 @@ const DOCS: u64 = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum GateKind {
-    /// A singleton while it waits.
+    /// A singleton that keeps others out while it waits.
     #[default]
     Queued,
-    /// A singleton until it has ended.
+    /// A singleton that keeps others out until it has ended.
     Running,
     /// A trailing debounce.
     Calm,
@@ -55,7 +55,7 @@ pub(super) struct Gated {
 impl GateKind {
     pub(super) const ALL: [Self; 3] = [Self::Queued, Self::Running, Self::Calm];
 
-    /// Its queue.
+    /// The queue behind this gate.
     pub(super) fn queue(self) -> &'static str {
         match self {
             Self::Queued => "gated-queued",
@@ -94,7 +94,7 @@ impl Gated {
         }
     }
 
-    /// The key of the gate that acts in its enqueue.
+    /// The key of the gate that acts when this job is enqueued.
     pub(super) fn door_key(&self) -> (&str, &str) {
         (&self.tenant, &self.doc)
     }

@@ -94,7 +94,7 @@ pub(super) enum Request {
     CancelFlow {
         flow: i64,
     },
-    /// Jobs that ended at this time or later are left alone.
+    /// Jobs that ended at `before_us` or later are left alone.
     RetryFlow {
         flow: i64,
         before_us: i64,

@@ -150,7 +150,7 @@ pub(super) struct JobSpec {
     /// What it does if its handler is [`SUSPENDING`].
     #[serde(default)]
     pub(super) suspending: Option<Suspending>,
-    /// What it does if its handler is that of payments.
+    /// What it does if its handler is [`PAY`].
     #[serde(default)]
     pub(super) payment: Option<Payment>,
     /// The keys of its gates.
@@ -227,7 +227,7 @@ impl JobSpec {
                 let gated = Gated::draw(&mut random, index);
                 spec.handler = GATED.into();
                 spec.queue = gated.door.queue().into();
-                // Each key has lanes of both.
+                // Each key has a lane of each of these priorities.
                 spec.priority = (*random.pick(&["normal", "low"])).into();
                 spec.tenant = Some(gated.tenant.clone());
                 spec.sleep_ms = random.between(200, 2_200);

@@ -90,7 +90,10 @@ async fn run_with(
     gates::create(&database::connect(&server.url).await?).await?;
     if let Some(sql) = sabotage {
         let client = database::connect(&server.url).await?;
-        client.batch_execute(sql).await.context("sabotage")?;
+        client
+            .batch_execute(sql)
+            .await
+            .context("run the sabotage script")?;
     }
     let length = Duration::from_secs_f64(settings.minutes * 60.0);
     let plan = plan::plan(settings.seed, length.as_millis() as u64, &settings.faults);

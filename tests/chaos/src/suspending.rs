@@ -16,8 +16,8 @@ use super::random::Random;
 const PART_STRIDE: i64 = 1_000_000_000_000;
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', $2)::int::bigint";
 
-/// The role of a job that such a job enqueues. The job's number shows its role, regardless of what the database
-/// contains.
+/// The role of a job that a suspending job enqueues. The number of the enqueued job shows its role, regardless of what
+/// the database contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Child(u8),

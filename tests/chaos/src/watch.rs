@@ -17,7 +17,7 @@ const PROGRESS: &str = "SELECT json_build_object('job', p.job, 'step', p.step, '
                               'attempt', j.attempt, 'worker', j.worker)::text
     FROM rouse.progress AS p LEFT JOIN rouse.job AS j ON j.id = p.job AND j.fence = p.fence";
 
-/// Writes progress to a file until it is dropped. Retries while the server is down.
+/// Writes progress to a file until the future is dropped. Retries while the server is down.
 pub(super) async fn progress(server: &Server, folder: &Folder) -> Result<()> {
     let path = folder.dump("progress");
     let mut file = File::create(&path).with_context(|| format!("create {}", path.display()))?;

@@ -17,8 +17,8 @@ use super::suspending::Suspending;
 
 /// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
-/// The messages that a host logs when it stops and starts to serve a handler whose login is away
-/// (`host/src/worker/sql.rs`).
+/// The messages that a host logs when it stops serving a handler whose login does not respond, and when it serves the
+/// handler again (`host/src/worker/sql.rs`).
 const LOGIN_AWAY: &str = "the login of the handler's SQL statements does not answer";
 const LOGIN_BACK: &str = "the login of the handler's SQL statements answers again";
 
@@ -32,7 +32,7 @@ pub(super) struct Call {
     pub(super) response: Response,
 }
 
-/// The traces of an attempt outside the database.
+/// The evidence that an attempt has left outside the database.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Evidence {
     pub(super) worker: String,
@@ -221,7 +221,7 @@ pub(super) struct LoginAway {
     pub(super) worker: String,
     pub(super) handler: String,
     pub(super) from_us: i64,
-    /// `None` if the log of the host ends before.
+    /// `None` if the log of the host ends before the login responds again.
     pub(super) until_us: Option<i64>,
 }
 

@@ -12,7 +12,7 @@ const SILENT_US: i64 = 10_000_000;
 /// The server may execute a claim that was sent this long before its host was killed.
 const CLAIM_UNDER_WAY_US: i64 = 500_000;
 
-/// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in
+/// No job has more counted attempts than its maximum. Uncounted, released and forgotten attempts may have started in
 /// addition.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
     let mut found = Found::default();
@@ -24,7 +24,7 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
         let failed = job.attempt - job.uncounted;
         found.case(job.id, failed > max, || {
             format!(
-                "job {} has {failed} attempts that were not lost, more than {max}",
+                "job {} has {failed} attempts that count, more than {max}",
                 job.id
             )
         });
@@ -36,7 +36,7 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
         let started = known.evidence(job.id).len();
         found.case(job.id, started > started_max, || {
             format!(
-                "job {} has started {started} times, more than {max} plus {} lost, {released} released and {crashes} crashes",
+                "job {} has started {started} times, more than {max} plus {} uncounted, {released} released and {crashes} crashes",
                 job.id, job.uncounted
             )
         });
@@ -69,8 +69,8 @@ impl Loss<'_> {
             || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
     }
 
-    /// True if the loss may count as a crash at the verdict, because its host was killed while its claim was under way,
-    /// or could not send a heartbeat before the verdict.
+    /// True if the loss may have counted as a crash at `judged_us`, when a host decided about the job: the lost host
+    /// was killed while its claim was under way, or could not send a heartbeat before this decision.
     fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
         let claim_sent_us = self.claimed_us - CLAIM_UNDER_WAY_US;
         self.is_crash(known)
@@ -81,7 +81,7 @@ impl Loss<'_> {
 }
 
 /// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count
-/// if the host could not send a heartbeat before the verdict, which follows some time after the end of the last lease.
+/// if the host could not send a heartbeat before the decision about the job, some time after the end of the last lease.
 /// A job with fewer crashes that did not fail as lost is not a case.
 pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
     let mut found = Found::default();
@@ -109,7 +109,7 @@ pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
         };
         let message = || {
             format!(
-                "job {} was lost {} times, {crashes} times by a crash of its host (of at most {lost_max}), and is {}: {:?}",
+                "job {} was lost {} times, {crashes} times by a crash of its host (the limit is {lost_max}), and is {}: {:?}",
                 job.id, job.uncounted, job.state, job.error
             )
         };
@@ -140,7 +140,7 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
             worker: known.worker_id(worker),
             claimed_us,
             ended_us,
-            // At the latest.
+            // The silence began then at the latest.
             silent_from_us: ended_us - SILENT_US,
         });
     }

@@ -6,11 +6,11 @@ use super::super::world::{Call, Job};
 use super::known::{IN_LINE_US, ended_by_an_admin};
 use super::{Found, Known};
 
-/// For a host that listens. The notification is sent with the commit, and a claim that was notified about starts only
-/// after the database has answered. The limit covers the delivery of the notification (a few milliseconds), the time
-/// from the start of an attempt to its evidence, and a machine whose cores are all busy. A claim without a notification
-/// starts when a slot comes free, up to a second later: without notifications, 20 of 33 started, 19 of them after more
-/// than 300 ms; with notifications, none did.
+/// For a host that listens. The notification is sent with the commit, and a claim whose host was notified starts only
+/// after the database has confirmed it. The limit covers the delivery of the notification (a few milliseconds), the
+/// time from the start of an attempt to its evidence, and a machine whose cores are all busy. A claim without a
+/// notification starts when a slot comes free, up to a second later: without notifications, 20 of 33 claims of ended
+/// jobs started, 19 of them after more than 300 ms; with notifications, none did.
 const STARTS_WITHIN_US: i64 = 250_000;
 /// For a host that was not notified: by then, its claim has started or was released. A claim whose host was notified
 /// waits one more second for a response.

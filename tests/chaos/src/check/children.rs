@@ -108,10 +108,10 @@ pub(super) fn chain_continues_once(known: &Known<'_>) -> Found {
             || {
                 let ids: Vec<i64> = nexts.iter().map(|next| next.id).collect();
                 format!(
-                    "the chain of job {} was continued {} times, by its own account, and has {ids:?}{}",
+                    "the jobs in the chain of job {} announce {} further jobs, but it has {ids:?}{}",
                     job.id,
                     announced.len(),
-                    if is_early { ", which started before" } else { "" }
+                    if is_early { ", of which one started too early" } else { "" }
                 )
             },
         );

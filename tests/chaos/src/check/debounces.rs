@@ -7,8 +7,8 @@ use super::super::ledger::{Request, Response};
 use super::super::world::Call;
 use super::{Found, Known};
 
-/// A job of bursts starts no earlier than a period after each enqueue that was merged into it, or the maximum duration
-/// of a burst after the first; and it has the payload of the last of these enqueues. A case is an enqueue.
+/// A debounced job starts no earlier than a period after each enqueue that was merged into it, or the maximum duration
+/// of a burst after the first; and it has the payload of the last of these enqueues. Each enqueue is a case.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut merged: BTreeMap<i64, Vec<(&Call, i64)>> = BTreeMap::new();

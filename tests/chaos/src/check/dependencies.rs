@@ -20,8 +20,8 @@ struct Parent<'a> {
 }
 
 impl Parent<'_> {
-    /// When the chain first let the job run: the end of a job of the chain that succeeded, or of any, unless another
-    /// job continues the chain. `None`: it never let the job run.
+    /// When the chain first let the job run: the first end of a job that no other job continues and that succeeded
+    /// (with `on_failure => run`, any end). `None`: it never let the job run.
     fn released_us(&self) -> Option<i64> {
         let ended = self.jobs.iter().filter(|job| !has_continued(job));
         let ended =
@@ -98,7 +98,7 @@ pub(super) fn no_child_before_parents(known: &Known<'_>) -> Found {
         let is_lost =
             known.spec(job).is_some_and(|spec| spec.after.is_some()) && job.after.is_none();
         found.unless(job.id, is_lost, || {
-            "it was enqueued after other jobs, and does not have them".into()
+            "it was enqueued with `after`, but its row names no job to wait for".into()
         });
     }
     found

@@ -111,7 +111,7 @@ pub(super) fn whole(known: &Known<'_>) -> Found {
             .next();
         found.case(first.map(|job| job.id), !right || is_twice, || {
             format!(
-                "the enqueue of a flow was answered with {:?} and created its jobs so many times: {times:?}",
+                "the enqueue of a flow was answered with {:?} and created its jobs this often (has a key, times): {times:?}",
                 call.response
             )
         });
@@ -190,7 +190,7 @@ pub(super) fn cancelled_rests(known: &Known<'_>) -> Found {
             let late = late_start(known, job, latest_us);
             let message = || {
                 format!(
-                    "the flow of job {} was cancelled by {}, but the job ended at {:?}, or started late: {late:?}",
+                    "the flow of job {} was cancelled before {}, but the job ended at {:?}, or started late: {late:?}",
                     job.id, last.answered_us, job.finished_us
                 )
             };
@@ -366,7 +366,7 @@ pub(super) fn deleted(known: &Known<'_>) -> Found {
             let late = late_start(known, job, call.answered_us + RELEASED_WITHIN_US);
             found.case(job.id, is_live || waits || late.is_some(), || {
                 format!(
-                    "the flow of job {} was deleted by {}, but the job ended at {:?}, waits ({waits}) or started late: {late:?}",
+                    "the flow of job {} was deleted before {}, but the job ended at {:?}, waits ({waits}) or started late: {late:?}",
                     job.id, call.answered_us, job.finished_us
                 )
             });

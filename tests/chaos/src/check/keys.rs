@@ -6,7 +6,7 @@ use super::super::ledger::{Request, Response};
 use super::super::world::Job;
 use super::{Found, Known, flows};
 
-/// The time in which a job was certainly live: from the response that returned its id, or that of the flow, to its end.
+/// The time in which a job was certainly live: from the response that returned its id, or that of its flow, to its end.
 /// A job without such a response is left out.
 struct Lifetime {
     job: i64,

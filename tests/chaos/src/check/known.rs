@@ -151,7 +151,7 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// What the producer of the job requests, or the payload of the job that has enqueued it.
+    /// What the producer of the job requested, or the payload of the job that has enqueued this one.
     pub(super) fn spec(&self, job: &Job) -> Option<&'a JobSpec> {
         self.specs.get(&job.n).copied()
     }
@@ -402,7 +402,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The nonce that a result or the details of an error carry.
+/// The nonce in a result, or in the details of an error.
 pub(super) fn nonce(job: Option<&Value>, error: Option<&Value>) -> Option<String> {
     let result = job.and_then(|result| result["nonce"].as_str());
     let details = error.and_then(|error| error["details"]["nonce"].as_str());

@@ -6,13 +6,13 @@ use super::super::gates::{Gated, RUNNING_MAX};
 use super::super::world::{Evidence, Job};
 use super::{Found, Known};
 
-/// No more jobs of a tenant run at the same time than the gate permits. `nothing_stuck` checks that jobs are not kept
-/// from running either.
+/// No more jobs of a tenant run at the same time than the gate permits. `nothing_stuck` checks that the gate does
+/// not keep jobs waiting for ever.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     at_once(known, RUNNING_MAX, |_, gated| Some(&gated.tenant))
 }
 
-/// No more than `max` jobs with the same key run at the same time. A case is a start after which exactly that many run.
+/// No more than `max` jobs with the same key run at the same time. A case is a start after which that many or more run.
 ///
 /// An attempt runs from its evidence of the start to its evidence of the end. It ends earlier if its host was killed,
 /// or if the job was taken from it: an admin action ends a job before its attempt learns of it, and the guest of a host
@@ -29,7 +29,7 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
             let evidence = known.evidence(job.id).iter();
             let counted = evidence.filter(|attempt| !is_excused(known, attempt));
             let ran = counted.map(|attempt| (*attempt, until_us(known, attempt)));
-            // Its guest may start shortly after an admin action has ended its job.
+            // The guest of an attempt may start shortly after an admin action has ended the job.
             let ran = ran.filter(|(attempt, until_us)| *until_us > attempt.started_us);
             runs.entry(key).or_default().extend(ran);
         }
@@ -52,8 +52,9 @@ pub(super) fn at_once<'a, K: Ord + std::fmt::Debug>(
     found
 }
 
-/// The server may forget a claim in a crash, and a host learns a moment late that its claim is lost: it was frozen, or
-/// another host has its id.
+/// Whether the attempt was started without a valid claim for a permitted reason: the server forgot the claim in a
+/// crash, or the host learned a moment late that it had lost the claim, because it was frozen or another host has its
+/// id.
 fn is_excused(known: &Known<'_>, attempt: &Evidence) -> bool {
     let started_us = attempt.started_us;
     let lease_us = known.world.run.lease_us;

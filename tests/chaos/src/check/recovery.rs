@@ -13,7 +13,7 @@ const GAVE_UP: &str = "exit status: 1";
 /// Compiling the module takes seconds on a busy machine.
 const STARTS_WITHIN_US: i64 = 30_000_000;
 
-/// Every job has finished, is scheduled for later or is suspended.
+/// Every job has finished, is scheduled for later, is suspended, or waits for other jobs.
 pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -83,7 +83,7 @@ pub(super) fn runs_again_after_kill(known: &Known<'_>) -> Found {
 }
 
 /// A host that gets a stop request, and can reach the server, loses no attempt. Each attempt that ran on it at that
-/// moment is a case; after the load no attempt runs.
+/// moment is a case. Stops at the end of the run have no cases, because no attempt runs then.
 pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for stopped in &known.world.happened {
@@ -94,7 +94,7 @@ pub(super) fn stop_loses_nothing(known: &Known<'_>) -> Found {
             e.worker == *worker
                 && e.started_us < stopped.from_us
                 && known.over_us(e).is_none_or(|at| at > stopped.from_us)
-                // Another host may have had the same id.
+                // An earlier host may have had the same id.
                 && !known.is_gone(worker, e.started_us, stopped.from_us)
         });
         for attempt in ran {
@@ -158,7 +158,7 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
                         || gave_up_at_its_start(known, happened, worker, *up_us));
                 found.case(None, !excused, || {
                     format!(
-                        "{worker} exited by itself after {} ms: {status}",
+                        "{worker} exited on its own after {} ms: {status}",
                         up_us / 1000
                     )
                 });
@@ -192,8 +192,8 @@ pub(super) fn hosts_stay_up(known: &Known<'_>) -> Found {
     found
 }
 
-/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the
-/// server cannot be reached are left out.
+/// Of two hosts with the same id, only the one that does not hold the id exits. Exits while the server cannot be
+/// reached are left out.
 pub(super) fn one_holder(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {

@@ -110,7 +110,7 @@ pub(super) fn no_start_after_end(known: &Known<'_>) -> Found {
             continue;
         };
         for evidence in known.evidence(job.id) {
-            // A host whose id another host has taken learns of it a moment after others may have its jobs.
+            // If another host has taken the id of this one, others may run its jobs a moment before it learns this.
             if known.forgotten(evidence) || known.is_shared(&evidence.worker) {
                 continue;
             }

@@ -10,7 +10,7 @@ use super::{Found, Known};
 /// Maintenance deletes signals that are an hour old and whose job has ended.
 const KEPT_FOR_US: i64 = 3_600_000_000;
 
-/// The signal that a step has taken.
+/// The mark of the signal that a step has taken.
 fn mark(step: &Step) -> Option<i64> {
     step.result["payload"]["mark"].as_i64()
 }

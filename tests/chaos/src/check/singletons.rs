@@ -28,7 +28,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
     found
 }
 
-/// The singleton that is closed while its job waits. A case is an enqueue that got an earlier job, or should have.
+/// The singleton that is closed while its job waits. A case is an enqueue that returned an earlier job, or should have.
 fn waiting(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut jobs: BTreeMap<(&str, &str), Vec<&Job>> = BTreeMap::new();
@@ -47,7 +47,7 @@ fn waiting(known: &Known<'_>) -> Found {
             for _ in others {
                 found.case(job.id, false, String::new);
             }
-            // Without its response, it is not known when it was enqueued.
+            // Without the response to its enqueue, it is not known when the job was enqueued.
             let ([own], Some(earlier)) = (&own[..], nth.checked_sub(1).map(|nth| jobs[nth])) else {
                 continue;
             };
@@ -65,7 +65,7 @@ fn waiting(known: &Known<'_>) -> Found {
     found
 }
 
-/// Whether this job certainly waited during the whole call that enqueued another job. `next`: the call after that.
+/// Whether this job certainly waited during the whole call that enqueued another job. `next`: the job after that one.
 fn waits(
     known: &Known<'_>,
     enqueues: &HashMap<i64, Vec<&Call>>,
@@ -74,12 +74,12 @@ fn waits(
     next: Option<&Job>,
 ) -> bool {
     let id = job.id;
-    // A claim that was given back has no other row, and the job did not wait in the meantime.
+    // A claim that was given back is recorded nowhere else, and the job did not wait until then.
     let gone_us = call.answered_us + known.world.run.lease_us + LATE_US;
     let mut records = known.records(id).iter();
     let given_back =
         records.any(|r| r.event == "released" && (call.sent_us..=gone_us).contains(&r.at_us));
-    // Only the last job that was let through counts.
+    // A singleton considers only the last job that it let through.
     let overtaken = next.is_some_and(|next| next.requested_us <= call.answered_us);
     let responses = enqueues.get(&id).into_iter().flatten();
     let Some(enqueued_us) = responses.map(|call| call.answered_us).min() else {

@@ -6,7 +6,7 @@ use super::super::world::Evidence;
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
-/// The database reads the time before it waits for locks.
+/// The database reads the time before it waits for locks, which takes no longer than this.
 const LOCK_US: i64 = 1_000_000;
 
 /// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held
@@ -60,7 +60,7 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
         if !has_steps || known.evidence(job.id).is_empty() {
             continue;
         }
-        // Results that attempts have received: their own nonce by evidence, any nonce by a result.
+        // Results that attempts have received: their own nonce according to evidence, any nonce according to a result.
         let mut received: BTreeSet<&str> = known
             .evidence(job.id)
             .iter()

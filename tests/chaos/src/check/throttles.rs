@@ -18,8 +18,8 @@ struct Times {
 /// According to the evidence, no more jobs start in any period that is shorter by the time that may pass between a
 /// claim and its start.
 ///
-/// A job that is adopted is not counted, and a claim that was given back has left no row. A host that was frozen
-/// between its last look at the clock and the start of the guest starts it late.
+/// Adoptions are not counted, and claims that were given back have left no rows. Starts on a host that was frozen
+/// shortly before are left out: it may have been frozen between its last look at the clock and the start of the guest.
 pub(super) fn hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut keys: BTreeMap<&str, Times> = BTreeMap::new();
@@ -45,7 +45,7 @@ pub(super) fn hold(known: &Known<'_>) -> Found {
     found
 }
 
-/// A case is a start that follows that many other starts within two periods.
+/// A case is a claim or start that follows [`STARTS_MAX`] others within two periods.
 fn in_windows(
     found: &mut Found,
     key: &str,

@@ -61,7 +61,7 @@ fn continues(world: &mut World) {
     doomed.result = Some(json!({"n": doomed.n, "attempt": 4, "nonce": nonce(DOOMED, 4)}));
 }
 
-/// Replaces these kills of host B (0 is the first) by another event.
+/// Replaces these kills of host B (0 is the first) with another event.
 fn instead_of_kills(world: &mut World, which: &[usize], event: impl Fn() -> Event) {
     let kills = world
         .happened
@@ -128,7 +128,7 @@ fn a_job_that_fails_as_lost_although_its_last_host_is_alive_again_is_found() {
 #[test]
 fn a_host_may_be_killed_at_any_time_of_the_entry_of_its_kill() {
     let mut world = healthy();
-    // Its claim followed a moment later.
+    // The host claimed the job a moment after the start of the entry.
     for h in world.happened.iter_mut() {
         if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
             && h.from_us == 35 * S
@@ -152,7 +152,7 @@ fn a_host_may_be_killed_while_its_claim_is_under_way() {
     }
     breaks_nothing(&world);
     assert_eq!(cases_of("lost_after_crashes", &world), 1);
-    // Long before the claim, it is the crash of another process.
+    // A kill long before the claim ended an earlier process.
     for h in world.happened.iter_mut() {
         if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
             && h.from_us == 31 * S - 45_000

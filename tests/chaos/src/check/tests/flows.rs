@@ -25,7 +25,7 @@ fn spec(world: &mut World, flow: i64) -> &mut FlowSpec {
     }
 }
 
-/// Makes its attempt start at this time, regardless of what the database knows about its parents.
+/// Makes the attempt at this job start at this time, regardless of what the database knows about its parents.
 fn starts(world: &mut World, id: i64, at_us: i64) {
     let attempt = evidence(world, id);
     (attempt.started_us, attempt.ended_us) = (at_us + 1_000, Some(at_us + 2_000));

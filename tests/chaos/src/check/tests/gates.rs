@@ -1,4 +1,4 @@
-//! Checks of the guarantees about gates, each of them violated on purpose.
+//! Violated guarantees about gates.
 
 use super::super::super::gates::GateKind;
 use super::super::super::ledger::{Event, Incident, Request, Response};

@@ -568,7 +568,7 @@ pub(super) fn healthy() -> World {
     b.job(WAITED, 105 * S, plain());
     b.start(WAITED, 1, A, 110 * S + 2_000);
     b.succeed(WAITED, 111 * S);
-    // These were refused, and have no job.
+    // These were refused or got no response, and have no job.
     for (n, response) in [
         (9_001, Response::Refused("no".into())),
         (9_002, Response::Unknown("cut".into())),
@@ -592,7 +592,7 @@ pub(super) fn healthy() -> World {
     gate::add(&mut b);
     flow::add(&mut b);
 
-    // Host C comes back to a server twice.
+    // Host C reconnects after each of two outages.
     for (at_ms, failures, counted) in [
         (300_000, 1, true),
         (300_010, 1, false),

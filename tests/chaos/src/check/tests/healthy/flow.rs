@@ -39,7 +39,7 @@ fn node(id: i64, after: &[(usize, OnFailure)]) -> Node {
 }
 
 impl Builder {
-    /// Adds a flow whose jobs have these ids and wait.
+    /// Adds a flow whose jobs have these ids and are queued.
     fn flow(&mut self, flow: i64, ids: &[i64], nodes: Vec<Node>, at_us: i64) {
         for (id, node) in ids.iter().zip(&nodes) {
             let after = node.after.iter().map(|edge| {

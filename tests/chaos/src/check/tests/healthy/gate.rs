@@ -7,11 +7,11 @@ use super::{A, B, Builder, S};
 
 /// Two run at a time, and the last one is claimed a period after the first one.
 pub(crate) const LIMITED: [i64; 7] = [50, 51, 52, 53, 54, 55, 56];
-/// The second one was enqueued when the first one had started, which had kept another job out before.
+/// The second one was enqueued after the start of the first one, which had kept another job out until then.
 pub(crate) const QUEUED: [i64; 2] = [57, 58];
 /// The second one was enqueued when the first one had ended.
 pub(crate) const RUNNING: [i64; 2] = [59, 60];
-/// Two jobs were enqueued as this one.
+/// Two enqueues were merged into this job.
 pub(crate) const CALM: i64 = 61;
 
 /// A job with keys that no other job has.
@@ -45,7 +45,7 @@ impl Builder {
         (job.handler, job.queue) = (handler, queue);
     }
 
-    /// An enqueue that got this job, which an earlier enqueue had created.
+    /// An enqueue that returned this job, which an earlier enqueue had created.
     fn merged(&mut self, id: i64, n: i64, at_us: i64, spec: JobSpec) {
         let spec = JobSpec { n, ..spec };
         let request = Request::Enqueue {

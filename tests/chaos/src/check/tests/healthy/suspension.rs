@@ -15,7 +15,7 @@ pub(crate) const CALLED: i64 = 43;
 pub(crate) const NEXT: i64 = 44;
 pub(crate) const UNSIGNALLED: i64 = 45;
 pub(crate) const AFTER_CHAIN: i64 = 46;
-/// The payloads of its signals: one was taken, and one is kept.
+/// The marks of the signals to [`SUSPENDED`]: one was taken, and one is kept.
 pub(crate) const TAKEN: i64 = 40_001;
 pub(crate) const KEPT: i64 = 40_002;
 
