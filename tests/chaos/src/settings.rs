@@ -56,8 +56,8 @@ pub(super) fn listens(worker: &str) -> bool {
     !of("host", POLLS) && !of("line", LINE_POLLS)
 }
 
-/// The settings of a host. `login` is the connection string of the handler with effects. The seats differ: the first two
-/// have the tag, the second keeps its id, the third only polls, and every second one has a short drain timeout.
+/// The settings of a host. `login` is the connection string of the handler with effects. The seats differ: the first
+/// two have the tag, the second keeps its id, the third only polls, and every second one has a short drain timeout.
 pub(super) fn for_role(role: Role, evidence: &str, login: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),

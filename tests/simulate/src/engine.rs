@@ -261,7 +261,7 @@ impl<'a, P: FnMut(u64)> Engine<'a, P> {
         let pool_of = |lane: u32| owners[lane as usize];
         self.witness
             .end_window(now, &self.lanes, &self.server, pool_of, is_idle);
-        // The jobs that every host has read.
+        // Forgets the jobs that every host has read.
         if !scenario.sharded {
             let up = hosts.iter().filter(|host| host.health != Health::Down);
             let read = up.map(|host| host.read_to).min().unwrap_or(0);

@@ -16,15 +16,15 @@ pub(crate) enum Event {
     Response(u32),
     /// The oldest settlement of a host is committed.
     Settled(u32),
-    /// A host knows that the oldest of its committed settlements is.
+    /// A host learns that the oldest of its settlements is committed.
     Freed(u32),
-    /// A host reads behind its cursors.
+    /// A host sweeps its lanes.
     Sweep(u32),
     /// A job of a class is enqueued.
     Enqueue(u32),
     /// A fault happens to a host.
     Fault(u32),
-    /// A host starts again.
+    /// A host starts again, or continues after a freeze.
     Start(u32),
     /// The shards of a dead host get other owners.
     Reassign(u32),

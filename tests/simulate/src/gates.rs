@@ -1,12 +1,12 @@
 //! The gates of claims: the rules of `migrations/functions/gates.sql`, over values.
 //!
-//! It follows the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::restrict`] is
+//! The module follows the SQL, function by function: [`tokens`] is `rouse._tokens`, [`Gates::restrict`] is
 //! `rouse._within_gates`, [`Gates::charge`] is `rouse._charge_gates`. `tests/it/gates/model.rs` compares their
 //! responses with those of a real Postgres. Times are microseconds, as in Postgres.
 
 use std::collections::HashMap;
 
-/// A limit, of the jobs of each key.
+/// A limit on the jobs of each key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// At most this many run at the same time (`max_concurrent`).
@@ -62,7 +62,7 @@ pub struct Gated {
 pub struct ClosedLane {
     /// The lane.
     pub lane: u32,
-    /// The keys that have no room for it, each with the time until it has; `None`: until a job of the key has ended.
+    /// The keys that have no room for it, each with the milliseconds until it has; `None`: until one of its jobs ends.
     pub by: Vec<(Key, Option<i64>)>,
 }
 
@@ -90,7 +90,7 @@ pub struct Gates {
 }
 
 /// The number of jobs of a key that may start now, and if that is 0, the number of milliseconds after which one may.
-/// Without a burst, `starts` has the last starts. With one, `until` is the time at which the bucket is full again.
+/// Without a burst, `starts` contains the last starts. With one, `until` is the time at which the bucket is full again.
 pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, Option<i64>) {
     let Rate {
         max,
@@ -102,7 +102,7 @@ pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, 
             let since = at - period_ms * 1000;
             let recent = starts.iter().filter(|start| **start > since).count();
             let recent = i32::try_from(recent).unwrap_or(i32::MAX);
-            // The start whose end of the window makes room; SQL counts from 1.
+            // The start that makes room when it leaves the window; SQL counts from 1.
             let first = (starts.len() + 1)
                 .checked_sub(usize::try_from(max).unwrap_or(0))
                 .and_then(|place| starts.get(place.wrapping_sub(1)));
@@ -113,7 +113,7 @@ pub fn tokens(rate: Rate, starts: &[i64], until: Option<i64>, at: i64) -> (i32, 
             // The number of starts by which the bucket is short of being full.
             let short = seconds(until.unwrap_or(at) - at).max(0.0) * 1000.0 * f64::from(max)
                 / period_ms as f64;
-            // No bucket lacks so many, unless the clock has been set back.
+            // A bucket is never short of so many, unless the clock has been set back.
             let short = if short > f64::from(2 * burst) {
                 0.0
             } else {
@@ -158,8 +158,8 @@ impl Gates {
         }
     }
 
-    /// The number of jobs of a key that may start, and if that is 0, the number of milliseconds after which one may, if
-    /// only time decides.
+    /// The number of jobs of a key that may start, and if that is 0, the number of milliseconds after which one may,
+    /// unless a job has to end first.
     pub fn room(&self, of: Key, at: i64) -> (i32, Option<i64>) {
         match self.limits[of.gate] {
             Limit::Running { max } => {

@@ -28,7 +28,7 @@ impl Histogram {
         self.max
     }
 
-    /// The value that this share of all values do not exceed; 0 if there is none.
+    /// The value that this share of all values does not exceed; 0 if there is none.
     pub(crate) fn percentile(&self, share: f64) -> u64 {
         let wanted = (self.all as f64 * share).ceil() as u64;
         let mut seen = 0;

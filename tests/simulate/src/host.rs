@@ -68,7 +68,7 @@ pub(crate) struct Host {
     pub(crate) unsettled_since: Nanos,
     /// Settlements on their way.
     pub(crate) settling: VecDeque<Vec<Job>>,
-    /// Their responses.
+    /// Settlements whose responses are on their way.
     pub(crate) freed: VecDeque<Vec<Job>>,
     pub(crate) sent: Option<Sent>,
     pub(crate) response: Option<Response>,
@@ -79,7 +79,7 @@ pub(crate) struct Host {
     /// The position up to which the newest jobs were read.
     pub(crate) read_to: usize,
     pub(crate) next_search: Nanos,
-    /// The next look that is an event.
+    /// The time of the next look that is planned.
     pub(crate) next_look: Nanos,
     prefetch: Prefetch,
     /// The time that the response to the last claim of jobs behind a rate took.
@@ -139,14 +139,14 @@ impl Host {
         self.running.peek().map(|Reverse((end, _))| *end)
     }
 
-    /// Takes the next attempt that ends until then.
+    /// Takes the next attempt that has ended by this time.
     pub(crate) fn take_ended(&mut self, until: Nanos) -> Option<(Nanos, Job)> {
         self.next_end().filter(|end| *end <= until)?;
         self.ended += 1;
         self.running.pop().map(|Reverse(ended)| ended)
     }
 
-    /// Starts an attempt, which ends then.
+    /// Starts an attempt, which ends at `end`.
     pub(crate) fn start(&mut self, end: Nanos, job: Job, now: Nanos) {
         self.run_times += end - now;
         self.running.push(Reverse((end, job)));
@@ -199,7 +199,7 @@ impl Host {
     }
 
     fn insert(&mut self, lane: u32, lanes: &[Lane]) {
-        // Its place never changes.
+        // The place of a lane never changes.
         if !self.turns.contains(lane) {
             self.turns.insert(lane, lanes[lane as usize].place.clone());
         }
@@ -264,8 +264,8 @@ impl Host {
         }
     }
 
-    /// Closes the lanes that a claim found closed, starting with those from which it took nothing, and opens others
-    /// whose limits had room, or of which it found lanes empty.
+    /// Closes the lanes that a claim found closed, starting with those from which it took nothing. Opens others that
+    /// wait for keys with room left: keys of these lanes, and of lanes that it took jobs from or found empty.
     pub(crate) fn note_closed(
         &mut self,
         response: &Response,
@@ -347,19 +347,19 @@ impl Host {
         self.closings.move_closed(key, full, behind);
     }
 
-    /// Forgets the lanes of a host that no longer serves them.
+    /// Forgets a lane that this host no longer serves.
     pub(crate) fn give_up(&mut self, lane: u32) {
         self.closings.open(lane);
         self.turns.remove(lane);
         self.woken.remove(&lane);
     }
 
-    /// True if no jobs are known that could be claimed.
+    /// True if no claim is on its way, and no jobs are known that could be claimed.
     pub(crate) fn is_idle(&self) -> bool {
         self.sent.is_none() && self.turns.lanes().next().is_none()
     }
 
-    /// The lanes of this list that have jobs, and of which this host knows none.
+    /// The lanes of this list that have jobs of which this host does not know.
     pub(crate) fn unknown<'a>(
         &'a self,
         lanes: impl Iterator<Item = u32> + 'a,

@@ -20,7 +20,7 @@ pub(crate) struct Lane {
     /// Tenants of the same group share by weight, if the same hosts serve them: those behind no gate, and those behind
     /// the same gates with one key for all. `None` if a gate limits this tenant alone.
     pub(crate) group: Option<usize>,
-    /// Its keys of all gates.
+    /// Its keys, one for each of its gates.
     pub(crate) keys: Vec<Key>,
     /// The keys that limit running jobs.
     pub(crate) limits: Vec<Key>,

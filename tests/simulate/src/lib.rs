@@ -3,7 +3,7 @@
 //! The turns of lanes and the size of claims are the code of the host (the crate `rouse-turns`). What gates permit is a
 //! model of the SQL functions ([`gates`]), which the integration tests compare with Postgres. Hosts, their slots, the
 //! server and the network are models. A [`Scenario`] and its seed determine everything: the same seed results in the
-//! same report. A witness that knows neither the turns nor the gates checks the guarantees by counting.
+//! same report. A witness that does not use the turns checks the guarantees by counting.
 //!
 //! `docs/explanation/simulation.md` describes what the model leaves out.
 

@@ -10,7 +10,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
 
-/// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than fit a machine
+/// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than a machine can run
 #[derive(Parser)]
 #[command(
     name = "cargo xtask simulate",
@@ -26,7 +26,7 @@ use rouse_simulate::{Name, Report, Sabotage, Sizes, run};
         The turns of lanes and the size of claims are the code of the host. The gates, the server,\n\
         the network and the slots are models. The seed determines everything.\n\n\
         `share` is the part that a class got of the jobs to which its weight entitles it, while its\n\
-        tenants had waiting jobs; `worst` is the difference of the tenant that is off the most.\n\
+        tenants had waiting jobs; `worst` is the largest difference of a single tenant.\n\
         Delays are those from enqueue to start.\n\n\
         The exit status is 1 if a limit was exceeded, a tenant is stuck, or a share is off by more than 5 %.\n\
         docs/explanation/simulation.md describes the model, and what it leaves out."

@@ -74,7 +74,7 @@ pub struct ClassReport {
     /// them among tenants behind the same gates; 1 is exact. `None` if a gate limits each tenant, or if they never had
     /// jobs throughout a window.
     pub share: Option<f64>,
-    /// The same for the tenant that is off the most, with a thousand jobs or more: 0.01 is 1 % too many.
+    /// The largest deviation of a tenant that is entitled to a thousand jobs or more: 0.01 is 1 % too many.
     pub worst: Option<f64>,
     /// The time from enqueue to start that half of the jobs do not exceed.
     pub delay_p50_ms: f64,
@@ -84,7 +84,7 @@ pub struct ClassReport {
     pub delay_max_ms: f64,
     /// Tenants whose jobs could start, and did not.
     pub stuck: u64,
-    /// All jobs are enqueued at the start, so delays are a matter of their number.
+    /// All jobs are enqueued at the start, so delays depend mainly on their number.
     pub is_backlog: bool,
 }
 
@@ -156,7 +156,7 @@ impl Report {
             let mut off = off.into_iter().chain(class.worst);
             if let Some(off) = off.rfind(|off| off.abs() > SHARE_OFF_MAX) {
                 faults.push(format!(
-                    "the shares of `{}` are off by {:.1} %; permitted are {:.0} %",
+                    "the shares of `{}` are off by {:.1} %; at most {:.0} % is permitted",
                     class.name,
                     off * 100.0,
                     SHARE_OFF_MAX * 100.0

@@ -17,11 +17,11 @@ pub(crate) struct Job {
     pub(crate) class: u16,
     /// A gate limits how many jobs of its key run.
     pub(crate) is_limited: bool,
-    /// No attempt of it has started.
+    /// No attempt at it has started.
     pub(crate) is_new: bool,
 }
 
-/// Neighbours in a lane that were enqueued at the same time.
+/// Consecutive jobs of a lane that were enqueued at the same time.
 #[derive(Debug)]
 struct Run {
     job: Job,
@@ -55,7 +55,7 @@ pub(crate) struct Server {
     cores: BinaryHeap<Reverse<Nanos>>,
     /// When the lock of each gate is free.
     locks: Vec<Nanos>,
-    /// By the end of their lease.
+    /// The orphans, by the end of their leases.
     orphans: BTreeMap<(Nanos, u64), Job>,
     orphaned: u64,
     /// The time that all cores have worked.
@@ -114,7 +114,7 @@ impl Server {
         taken
     }
 
-    /// The time at which a statement starts that arrives now. [`Self::occupy`] follows.
+    /// The time at which a statement that arrives now starts. The caller then calls [`Self::occupy`].
     fn start(&mut self, now: Nanos) -> Nanos {
         let free = self.cores.pop().map_or(0, |Reverse(free)| free);
         free.max(now)

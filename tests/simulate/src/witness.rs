@@ -1,11 +1,11 @@
-//! Checks the guarantees by counting claims, starts and ends. It does not use the turns; it uses the model of the gates
-//! only to see whether stuck tenants had room.
+//! The witness, which checks the guarantees by counting claims, starts and ends. It does not use the turns; it uses the
+//! model of the gates only to see whether stuck tenants had room.
 //!
 //! Shares are compared with those of an ideal fluid: tenants that have waiting jobs throughout a window get jobs in
 //! proportion to their weights. A clock of each pool (tenants of one group, served by the same hosts) shows the number
-//! of jobs to which such a tenant of weight 1 is entitled: a claim advances it by the number of jobs that it takes from
-//! these tenants, divided by the sum of their weights. The jobs of other tenants do not count: these tenants got
-//! everything that they wanted.
+//! of jobs to which such a tenant of weight 1 is entitled: a claim advances the clock by the number of jobs that the
+//! claim takes from such tenants, divided by the sum of their weights. The jobs of other tenants do not count: those
+//! tenants got everything that they wanted.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -26,14 +26,14 @@ const STUCK_AFTER_JOBS: f64 = 64.0;
 struct Seen {
     /// The clock of its pool at the start of the window, if it has had waiting jobs since then.
     since: Option<f64>,
-    /// The clock of its pool at the last start of one of its jobs.
+    /// The clock of its pool at the last claim of one of its jobs.
     served: f64,
     /// True if it had room at the end of the last window, while slots were free.
     had_room: bool,
     is_stuck: bool,
     /// Jobs claimed in this window, while it had waiting jobs.
     received: f64,
-    /// The same, of all windows throughout which it had waiting jobs.
+    /// The same, of all windows throughout which it had waiting jobs, and the jobs to which it was entitled.
     all_received: f64,
     all_entitled: f64,
 }
@@ -111,7 +111,7 @@ impl Witness {
         }
     }
 
-    /// The start of the first window.
+    /// Starts the first window.
     pub(crate) fn start(
         &mut self,
         lanes: &[Lane],
@@ -272,8 +272,8 @@ impl Witness {
         }
     }
 
-    /// The end of a window: compares shares, and looks for tenants that are stuck. `is_idle`: slots of the hosts of a
-    /// pool are free.
+    /// Ends a window: compares shares, and looks for tenants that are stuck. `is_idle`: whether hosts of a pool have
+    /// free slots.
     pub(crate) fn end_window(
         &mut self,
         now: Nanos,
@@ -323,7 +323,7 @@ impl Witness {
         }
     }
 
-    /// The end of the simulation. `is_over`: jobs that still wait are stuck.
+    /// Ends the simulation. `is_over`: whether jobs that still wait are stuck.
     pub(crate) fn finish(&mut self, lanes: &[Lane], server: &Server, is_over: bool) {
         self.count_running(Nanos::MAX, lanes);
         for (number, of) in (0_u32..).zip(lanes) {

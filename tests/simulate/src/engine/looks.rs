@@ -1,4 +1,4 @@
-//! Takes the looks of a host: from the attempts that have ended to the plan of the next look.
+//! The looks of a host: from the attempts that have ended to the plan of the next look.
 
 use super::{Engine, SWEEP_EVERY};
 use crate::events::Event;
@@ -15,7 +15,7 @@ const SEARCH_EVERY: Nanos = 5 * MS;
 const SEARCH_JOBS_MAX: usize = 2_000;
 /// While claims are in line, settlements are collected for this time, as in the host.
 const COLLECTED_FOR: Nanos = 2 * MS;
-/// The interval between looks of a busy host, so that a look handles several ends. Starts and ends have their own
+/// The interval between looks of a busy host, so that a look handles several ends. Starts and ends keep their exact
 /// times.
 const LOOK_EVERY: Nanos = MS;
 
@@ -57,7 +57,7 @@ impl<P: FnMut(u64)> Engine<'_, P> {
         self.look(host, now);
     }
 
-    /// Handles the attempts of a host that have ended until now, and starts those that follow them.
+    /// Handles the attempts of a host that have ended by now, and starts those that follow them.
     pub(super) fn advance(&mut self, host: u32, now: Nanos) {
         let mut ended = 0;
         while let Some((at, job)) = self.hosts[host as usize].take_ended(now) {

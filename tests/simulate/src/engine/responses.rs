@@ -1,4 +1,4 @@
-//! Delivers a statement of a host to the server, or a response to its host.
+//! Delivers statements of hosts to the server, and responses to the hosts.
 
 use std::time::Duration;
 

@@ -140,11 +140,12 @@ fn starts_are_as_many_as_their_limit_permits() {
 fn a_limit_of_one_for_all_tenants_runs_one_job_after_the_other() {
     let report = simulate(&gated(Limit::Running { max: 1 }, false, 5, 100));
     assert_eq!(report.faults(), Vec::<String>::new());
-    // Of 500 jobs of 5 ms, with a round trip or two between them.
+    // 500 jobs of 5 ms each, with a round trip or two between them.
     assert!((2.5..5.0).contains(&report.virtual_s), "{report}");
 }
 
-/// Each of them in turn keeps all lanes closed. They would move back and forth between the two, a few with each claim.
+/// The limit and the rate keep all lanes closed in turn. Lanes could move back and forth between the two, a few with
+/// each claim.
 #[test]
 fn lanes_behind_a_limit_and_a_rate_cost_few_claims() {
     for tenants in [10, 200] {

@@ -123,7 +123,7 @@ fn lanes_with_the_same_key_share_its_room_and_those_without_jobs_take_none() {
     let keys = vec![vec![key(0, 0)]; 3];
     let (taken, closed) = claim(&mut gates, &keys, &[0, 3, 9], 100, 0);
     assert_eq!(taken, [0, 3, 1]);
-    // The first one had room for four when it had its turn.
+    // The first two lanes had room for four when they had their turns.
     assert_eq!(closed, [until_end(2, key(0, 0))]);
 }
 

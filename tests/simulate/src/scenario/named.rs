@@ -11,7 +11,7 @@ pub enum Name {
     Fair,
     /// Two classes of tenants with the weights 3 and 1, all with a backlog
     Weights,
-    /// Limits of running jobs and of starts: for each tenant, both together, and one for all
+    /// Limits on running jobs and on starts for each tenant, both together, one limit for all tenants, and no gate
     Gates,
     /// One limit on running jobs for all tenants: some of weight 3, some of weight 1, one whose jobs trickle in
     SharedLimit,
@@ -270,7 +270,7 @@ fn fleet(scenario: Scenario, sizes: Sizes) -> Scenario {
         run_time,
         ..class(name, tenants, load)
     };
-    // 10 % of the tenants have a backlog. The others have 5 % of all jobs, for as long as that lasts.
+    // 10 % of the tenants have a backlog. The others have 5 % of all jobs, enqueued while the backlogs last.
     let (heavy, light) = (tenants / 20, tenants / 20);
     let trickle = jobs / 20;
     let per_s = capacity(&scenario, run_time) / 20.0;
