@@ -12,8 +12,8 @@ use crate::workspace::{self, Package, Workspace};
 /// The handler that is also built for wasm32-wasip1, so that tests load a core module.
 const WASIP1_GUEST: &str = "handlers/text-stats";
 
-/// The guest that takes batches. It declares a gate, which each host that loads it sets in its database, so it has its
-/// own folder.
+/// The guest that takes batches. It declares a gate, which each host that loads the guest sets in its database, so the
+/// guest has a folder of its own.
 const BATCH_GUEST: &str = "rouse-test-guests-batch";
 
 /// The result of placing .wasm files in a folder.
@@ -33,7 +33,7 @@ impl fmt::Display for Placed {
     }
 }
 
-/// Builds handlers/* into `out`. Other files in it are left alone, since users keep their own modules there.
+/// Builds handlers/* into `out`. Other files in `out` are left alone, since users keep their own modules there.
 pub fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let handlers = workspace.guests_in("handlers");

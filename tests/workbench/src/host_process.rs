@@ -61,7 +61,7 @@ impl HostProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal reaches only this program, which stops the process in an orderly way.
+            // Ctrl-C in a terminal reaches only this program, which stops the process gracefully.
             .process_group(0)
             .kill_on_drop(true);
         stop_with_parent(&mut command);
@@ -108,7 +108,7 @@ impl HostProcess {
         let done = tokio::select! {
             done = work => done,
             status = self.child.wait() => match status {
-                Ok(status) => Err(anyhow!("`{}` exited by itself: {status}", self.name)),
+                Ok(status) => Err(anyhow!("`{}` exited on its own: {status}", self.name)),
                 Err(error) => Err(error.into()),
             },
             signal = interruption.wait() => Err(anyhow!("{signal}")),
@@ -119,7 +119,7 @@ impl HostProcess {
         }
     }
 
-    /// Requests the process to stop, as an operator would, and waits for it.
+    /// Stops the process as an operator would, with SIGTERM, and waits for its end.
     pub async fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(pid) = self.child.id().and_then(pid) {
             kill_process(pid, Signal::TERM).context("send SIGTERM")?;
@@ -143,7 +143,7 @@ impl HostProcess {
             Err(error) => format!("{error:#}"),
         };
         for reader in &mut self.readers {
-            // The reader ends with its pipe. A grandchild may keep the pipe open: it is not waited for.
+            // The reader ends when its pipe is closed, which a grandchild may keep open: the wait is limited.
             let _ = timeout(Duration::from_secs(1), reader).await;
         }
         let mut text = format!(

@@ -17,7 +17,7 @@ pub(crate) enum Rustc {
     Other(PathBuf),
 }
 
-/// Finds the compiler: cargo's default with its targets, otherwise after `rustup target add`, otherwise by the script.
+/// Finds the compiler: cargo's default if it has the targets or rustup can add them, otherwise that of the script.
 pub(crate) fn ensure(workspace: &Workspace) -> Result<Rustc> {
     if has_targets(&workspace.root)? || rustup_adds_targets(&workspace.root) {
         return Ok(Rustc::Default);
@@ -26,7 +26,7 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<Rustc> {
     eprintln!("rustup cannot add the wasm targets here; trying scripts/setup-wasm.sh");
     let output = Command::new("bash")
         .arg(&script)
-        // rustup has just failed.
+        // Skips the downloads with rustup, which has just failed.
         .env("ROUSE_WASM_DEBIAN", "1")
         .stderr(Stdio::inherit())
         .output()

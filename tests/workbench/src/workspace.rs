@@ -98,7 +98,7 @@ impl Workspace {
         self.build_program_as(name, "dev")
     }
 
-    /// The same, with a profile of Cargo.toml.
+    /// Like [`Self::build_program`], with a profile of Cargo.toml.
     pub fn build_program_as(&self, name: &str, profile: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
         command.args(["--workspace", "--bin", name, "--profile", profile]);
