@@ -18,13 +18,13 @@ use tokio_postgres::{Client, Statement};
 
 use super::schema::{schema, text, value};
 
-/// Values for each schema.
+/// The number of values for each schema.
 const VALUES: usize = 20;
 
 /// The value as Postgres stores it, which is what a host receives, and whether the predicate refuses it.
 const CHECK: &str = "SELECT $1::text::jsonb::text, coalesce(jsonb_path_match($1::text::jsonb, ('strict ' || $2::text)::jsonpath, '{}', true), false)";
 
-/// A private Postgres, and what both have refused so far.
+/// A private Postgres, and how many values the host alone or both have refused so far.
 pub(crate) struct Contracts {
     runtime: Runtime,
     process: HostProcess,
@@ -59,7 +59,11 @@ impl Contracts {
             .arg(scratch.path().join("pg"));
         let (process, client, check) = runtime.block_on(async {
             let mut process = HostProcess::start(command)?;
-            let url = process.ready().await?.url.context("it has no URL")?;
+            let url = process
+                .ready()
+                .await?
+                .url
+                .context("`rouse postgres` printed no connection URL")?;
             let client = database::connect(&url).await?;
             let check = client.prepare(CHECK).await?;
             anyhow::Ok((process, client, check))
@@ -77,7 +81,9 @@ impl Contracts {
 
     pub(crate) fn run(&mut self, input: &[u8]) -> Result<&'static str> {
         let input: Value = serde_json::from_slice(input).context("read the case")?;
-        let values = input["values"].as_array().context("the case has values")?;
+        let values = input["values"]
+            .as_array()
+            .context("the case has no values")?;
         let manifest = json!({"handlers": [{"name": "a", "input_schema": input["schema"]}]});
         let Ok(manifest) = Manifest::parse(&manifest.to_string()) else {
             return Ok("refused");
@@ -130,11 +136,11 @@ impl Contracts {
         let params: [&(dyn ToSql + Sync); 1] = [&path];
         let parsed = self.client.query_one("SELECT $1::text::jsonpath", &params);
         let parsed = self.runtime.block_on(parsed);
-        parsed.with_context(|| format!("{path} is no jsonpath"))?;
+        parsed.with_context(|| format!("{path} is not a jsonpath"))?;
         Ok(())
     }
 
-    /// Every predicate of the rules can be parsed.
+    /// Checks that every predicate of the rules can be parsed.
     fn check_rules(&self, rules: &Value) -> Result<()> {
         match rules {
             Value::Object(rules) => {
@@ -148,7 +154,7 @@ impl Contracts {
         }
     }
 
-    /// Stops Postgres, and prints how many of the values that hosts refuse it has also refused.
+    /// Stops Postgres, and prints how many of the refused values only the host has refused.
     pub(crate) fn finish(mut self) -> Result<()> {
         let only_host = self.refused_by_host - self.refused_by_both;
         println!(

@@ -105,7 +105,7 @@ fn name_of(end: &RunEnd) -> &'static str {
         RunEnd::ResultRefused(_) => "result refused",
         RunEnd::Aborted(_) => "stopped",
         RunEnd::Unrunnable(_) => "unrunnable",
-        // Ends of claims, which are not made here.
+        // Ends of claims; this program claims nothing.
         RunEnd::NotStarted | RunEnd::NoHandler | RunEnd::GrantsRefused(_) | RunEnd::Parked => {
             "not started"
         }

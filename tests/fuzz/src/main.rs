@@ -31,10 +31,10 @@ use host::Host;
 /// sooner.
 const CASE_SECONDS_MAX: u64 = 60;
 
-/// The maximum number of cases without a run: if modules can run at all, a few of a hundred do.
+/// The maximum number of cases without a run: if modules can run at all, a few in a hundred do.
 const CASES_WITHOUT_A_RUN_MAX: u64 = 200;
 
-/// Memory of this process, with two attempts of 128 MiB and everything that the host keeps.
+/// The maximum memory of this process, with two attempts of 128 MiB and everything that the host keeps.
 const MEMORY_KIB_MAX: u64 = 2 << 20;
 
 #[derive(Parser)]

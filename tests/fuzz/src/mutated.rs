@@ -12,7 +12,8 @@ use wasm_encoder::reencode::{self, Reencode, ReencodeComponent};
 use wasm_encoder::{Component, Module};
 use wasmparser::{CustomSectionReader, Parser};
 
-/// Without debug information. Larger modules take a long time to compile and do not contain other kinds of code.
+/// The maximum size of a module, without debug information. Larger ones take a long time to compile and do not contain
+/// other kinds of code.
 const BYTES_MAX: usize = 512 << 10;
 
 /// The small modules in this folder, sorted by name, without sections for debuggers.

@@ -224,18 +224,18 @@ pub(crate) fn generate(random: &mut StdRng) -> Vec<u8> {
 
 pub(crate) fn run(input: &[u8]) -> Result<&'static str> {
     let input: Value = serde_json::from_slice(input).context("read the case")?;
-    let value = input["value"].as_str().context("the case has a value")?;
+    let value = input["value"].as_str().context("the case has no value")?;
     let manifest = json!({"handlers": [{"name": "a", "input_schema": input["schema"]}]});
     let Ok(manifest) = Manifest::parse(&manifest.to_string()) else {
         return Ok("refused");
     };
     match manifest.handlers[0].input_schema.check(value.as_bytes()) {
-        Ok(()) => Ok("fits"),
+        Ok(()) => Ok("matches"),
         Err(why) => {
             assert!(why.len() < 2 << 10, "a message of {} bytes", why.len());
             Ok(match why.starts_with("cannot") {
                 true => "not checked",
-                false => "does not fit",
+                false => "does not match",
             })
         }
     }
