@@ -18,8 +18,8 @@ use crate::Class;
 /// The number of lanes of each class behind a limit that are opened when one of its jobs has ended, or may start: the
 /// first ones may have become empty.
 const OPENED_FIRST: usize = 2;
-/// The number of lanes that are opened when one of them had room or no more jobs, and the number of lanes without known
-/// jobs of each class that are opened in any case.
+/// The number of lanes of each class behind a limit that are opened when one of its lanes had room or no more jobs, and
+/// the number of lanes without known jobs that are opened in addition to others.
 const OPENED_MAX: usize = 8;
 /// The number of lanes that a sweep opens, at least one of each class behind a limit. The next sweep continues with the
 /// next limit: a claim is limited to this number of lanes, and behind a gate, claims wait for each other.
@@ -149,8 +149,8 @@ where
     }
 
     /// Forgets the usage of limits by members that are no longer behind them. `members`: all members with the limits
-    /// that they are behind. The caller calls this when lanes were removed, so there are never more counts than lanes
-    /// that were known at a time.
+    /// that they are behind. The caller calls this when lanes were removed, so the counts never outnumber the lanes
+    /// that were known at one time.
     pub fn keep_members<'a>(&mut self, members: impl IntoIterator<Item = (&'a K, S)>)
     where
         K: 'a,
@@ -195,9 +195,9 @@ where
         self.close(lane, until, has_jobs);
     }
 
-    /// Closes a lane until `at`, the time at which this limit lets a job start. The lanes that wait for it open in
-    /// order, regardless of how long each was to wait when it was closed. If several limits let jobs start at given
-    /// times, this is the last one.
+    /// Closes a lane until `at`, the time at which this limit lets a job start. The lanes that wait for the limit open
+    /// in order, regardless of how long each was to wait when it was closed. If several limits let jobs start at given
+    /// times, `limit` is the last one.
     pub fn close_until_start(
         &mut self,
         lane: L,
@@ -299,7 +299,7 @@ where
             let mut has_moved = false;
             for lane in self.first_of(limit, OPENED_MAX) {
                 let mut others = behind(lane);
-                // Each lane that moves leaves the list, so this ends.
+                // Each lane that moves leaves the list, so the loop ends.
                 others.retain(|other| other != limit);
                 has_moved |= self.move_to(lane, others, full);
             }
@@ -342,7 +342,7 @@ where
         if closed.is_none_or(|closed| matches!(closed.until, Until::Time(_))) {
             return;
         }
-        // The time of its limit is kept.
+        // The time at which its limit lets a job start is kept.
         let Some(mut closed) = self.remove(lane) else {
             return;
         };
@@ -487,7 +487,7 @@ where
             .take(OPENED_BY_SWEEP)
             .cloned()
             .collect();
-        // Several: a lane may be behind another limit, too, which is full.
+        // Several lanes, because a lane may also be behind another limit that is full.
         let each = (OPENED_BY_SWEEP / limits.len().max(1)).clamp(1, OPENED_MAX);
         let mut listed = HashSet::new();
         let mut some = Vec::new();
@@ -526,7 +526,7 @@ where
         }
     }
 
-    /// Up to this many lanes of each class of a limit that are known to have jobs. Their claim decides between the
+    /// Up to this many lanes of each class of a limit that are known to have jobs. The claim decides between the
     /// classes.
     fn first_of(&self, limit: &K, lanes: usize) -> Vec<L> {
         let classes = self.waiting.get(limit).into_iter().flatten();

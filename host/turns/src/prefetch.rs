@@ -8,12 +8,12 @@ const AHEAD: Duration = Duration::from_millis(100);
 /// 50; larger claims save little more.
 const PREFETCH_MAX: f64 = 2000.0;
 /// A claim of less than 128 KiB returns its jobs directly, without a second statement to read them. This limit, and the
-/// size of a job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); it is a little lower, because
-/// jobs differ in size.
+/// size of a job's columns, are those of `rouse.claim` (migrations/functions/claim.sql); this value is a little lower,
+/// because jobs differ in size.
 const INLINE_BYTES: f64 = (124 << 10) as f64;
 /// If fewer jobs than this fit inline, one large claim with a second statement is cheaper than many small claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
-/// The average is measured over at least this many ends, except the first one.
+/// Each average is measured over at least this many ends, except the first one.
 const ENDS_MIN: usize = 16;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);

@@ -109,8 +109,8 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         }
     }
 
-    /// Sets the cost of a job of a lane for its key, starting with the next claim, in turns. It costs its queue one
-    /// turn.
+    /// Sets the number of turns that a job of a lane costs its key, from the next claim on. It always costs its queue
+    /// one turn.
     pub fn set_cost(&mut self, lane: L, cost: f64) {
         if cost == 1.0 {
             self.costs.remove(&lane);
@@ -208,7 +208,7 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         self.divide_by(burst, wanted, room)
     }
 
-    /// Like [`Self::divide`], but for a claim of one job from each of as many lanes as there are, and at most `room`.
+    /// Like [`Self::divide`], but for a claim of one job from each lane, and from at most `room` lanes.
     pub fn one_each(&mut self, room: usize) -> Vec<Part<L>> {
         let mut parts = self.divide_by(1, room.min(self.lanes.len()), room);
         for part in &mut parts {
@@ -291,8 +291,8 @@ impl<L: Copy + Eq + Hash> Turns<L> {
         }
     }
 
-    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken`. A lane that has left is not
-    /// charged.
+    /// Charges a lane for `used` jobs of this cost after it has taken turns for `taken` jobs. A lane that has left is
+    /// not charged.
     pub fn settle(&mut self, lane: L, taken: usize, used: usize, cost: f64) {
         #[expect(clippy::cast_precision_loss, reason = "both are sizes of claims")]
         let (taken, used) = (taken as f64, used as f64);
@@ -345,7 +345,7 @@ struct Ring<K, C> {
     /// The members that have credit for a turn, in order.
     with_credit: BTreeMap<i64, K>,
     without: BTreeMap<i64, K>,
-    /// Numbers for the ends of the orders.
+    /// The lowest and the highest number given so far.
     first: i64,
     last: i64,
     round: u64,
@@ -380,7 +380,7 @@ trait Taker<K> {
     type Lane;
 
     fn take(&mut self, key: &K) -> Option<Self::Lane>;
-    /// True if it has no choice.
+    /// True if it can only give the turn to one lane.
     fn has_no_choice(&self) -> bool;
     /// True if it remembers nothing.
     fn is_blank(&self) -> bool;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// The number of parts of a turn: the usage of a member is counted in whole parts, so that it can be a key.
+/// The number of parts of a turn: the usage of a member is counted in whole parts, so that it can order the members.
 const PARTS: f64 = 1_000_000.0;
-/// If one limit has more members than this, all start again with the usage of the foremost one: most of them appear
+/// If one limit has more members than this, all start again with the highest usage of any member: most of them appear
 /// only once.
 const MEMBERS_MAX: usize = 32_768;
 

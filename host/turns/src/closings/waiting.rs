@@ -14,7 +14,7 @@ pub(super) struct Waiting<L, S> {
     members: HashMap<S, MemberLanes<L>>,
     /// The members by their usage, and among equals by their first closing.
     order: BTreeMap<(u64, Number), S>,
-    /// The number of lanes above.
+    /// The number of lanes in `first` and `members`.
     pub(super) len: usize,
     /// The lanes that are not known to have jobs, in the order in which they were closed.
     pub(super) idle: BTreeSet<(Number, L)>,

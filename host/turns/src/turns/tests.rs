@@ -16,7 +16,8 @@ fn place(queue: &str, key: &str, share: f64) -> Place {
     }
 }
 
-/// Claims by turns, from lanes with these numbers of jobs, until this many are claimed. Returns the order of claims.
+/// Makes this many claims of `batch` jobs by turns, from lanes with these numbers of jobs. Returns what they took, in
+/// order.
 fn run(
     turns: &mut Turns<LaneId>,
     jobs: &mut HashMap<i64, usize>,
@@ -128,7 +129,7 @@ fn a_new_key_is_next_but_gets_at_most_its_share_by_coming_back() {
     let mut waits = Vec::new();
     let mut since = 0;
     for claim in 0..10_100 {
-        // Whenever it has none left, it has a new job.
+        // The new key gets another job whenever it has none left.
         if jobs.get(&1000).copied().unwrap_or(0) == 0 {
             jobs.insert(1000, 1);
             since = claim;
