@@ -79,7 +79,7 @@ enum Command {
     /// Kill, freeze and crash hosts and Postgres under load, then check that every guarantee held
     #[command(disable_help_flag = true)]
     Chaos(program::Arguments),
-    /// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than fit this machine
+    /// Run the scheduler and the gates in virtual time, with more hosts, tenants and jobs than a machine can run
     #[command(disable_help_flag = true)]
     Simulate(program::Arguments),
     /// Feed hostile modules, manifests, schemas and values to the host's code

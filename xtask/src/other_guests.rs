@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 /// A folder of `tests/guests-other`.
 struct Language {
     name: &'static str,
-    /// Files that `system.sh` installs as root. It is skipped if all of them exist.
+    /// Files that `system.sh` installs as root. The script is skipped if all of them exist.
     system: &'static [&'static str],
 }
 

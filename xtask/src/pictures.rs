@@ -18,17 +18,17 @@ use crate::demo::{dev, jobs};
 /// The folder of the pictures, from the root of the clone.
 const FOLDER: &str = "docs/images";
 
-/// The size of a picture, pixels.
+/// The size of a picture, in pixels.
 const SIZE: &str = "1280,800";
 
 /// The chart of the overview needs several seconds of data.
 const ROUNDS: usize = 12;
 const ROUND: Duration = Duration::from_secs(2);
 
-/// The programs that can take a picture, by the names of several distributions.
+/// The programs that can take a picture, under the names that distributions give them.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// A flow of which one job has failed, some have ended, and others wait.
+/// A flow in which one job fails, some succeed, and others wait.
 const FLOW: &str = include_str!("pictures/flow.json");
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

@@ -106,7 +106,7 @@ const UNIT_TESTS: [&[&str]; 2] = [&["--doc"], &["--lib", "--bins"]];
 const INTEGRATION_TESTS: &[&str] = &["--test", "*"];
 
 impl Options {
-    /// Whether tests of this module may run. If not, programs for this module alone are not built.
+    /// Whether tests of this module may run. If not, programs that only this module needs are not built.
     fn includes(&self, module: &str) -> bool {
         match (self.filters.as_slice(), self.postgres) {
             ([], None) => true,

@@ -73,7 +73,7 @@ impl Tool {
             .args(["--version", version, "--root"])
             .arg(tools_dir()?)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            // The target folder and the lint flags of this clone are not for this build.
+            // The target folder and the lint flags of this clone do not apply to this build.
             .env_remove("CARGO_TARGET_DIR")
             .env_remove("RUSTFLAGS")
             .status()

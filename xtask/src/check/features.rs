@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{Context as _, Result, bail, ensure};
 use rouse_workbench::workspace::{self, Workspace};
 
-/// Selects features only to match the builds of the whole workspace.
+/// The manifest of xtask, which selects features to match the builds of the whole workspace.
 const MANIFEST: &str = "xtask/Cargo.toml";
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {

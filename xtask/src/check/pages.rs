@@ -185,7 +185,7 @@ fn unknown_commands(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Commands that build the host again, with other features than the tests and the demo.
+/// Commands that build the host again, with features other than those of the tests and the demo.
 fn rebuilds(text: &str) -> Option<String> {
     text.contains("cargo run -p rouse-host -- ").then(|| {
         "`cargo run -p rouse-host` builds the host again: write target/debug/rouse".to_owned()

@@ -114,7 +114,7 @@ fn guest_kinds(root: &Path) -> Result<BTreeSet<String>> {
             }
         }
     }
-    ensure!(!of_sdk.is_empty(), "{SDK} gives no error a kind");
+    ensure!(!of_sdk.is_empty(), "no error in {SDK} has a kind");
     let missing = of_sdk.iter().filter(|kind| !listed.contains(&***kind));
     faults.extend(missing.map(|kind| format!("{ERRORS} does not list {kind}, a kind of the SDK")));
     Ok(faults)
@@ -143,7 +143,7 @@ fn kinds_of_handlers(root: &Path) -> Result<Vec<String>> {
         }
         for kind in unknown_kinds(&listed, &given, &given_kinds(&sdk)) {
             faults.push(format!(
-                "{name} lists {kind}, which neither the handler nor the SDK gives an error"
+                "{name} lists {kind}, but no error of the handler or of the SDK has this kind"
             ));
         }
     }
@@ -162,8 +162,8 @@ fn readme_kinds(page: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The kinds that a README lists, and that neither the code of its handler nor the SDK gives an error. The kinds of
-/// statuses are made of their numbers.
+/// The kinds that a README lists, but that no error in the code of its handler or of the SDK has. The kinds of HTTP
+/// statuses are known, because the code derives them from the numbers.
 fn unknown_kinds<'a>(
     listed: &BTreeSet<&'a str>,
     given: &BTreeSet<&str>,
