@@ -68,7 +68,7 @@ impl Settler {
         if self.claimed.is_empty() {
             self.claim().await?;
         }
-        let id = self.claimed.pop().context("a claimed job")?;
+        let id = self.claimed.pop().context("there is no claimed job")?;
         let settle = "SELECT id FROM rouse.settle($1, sha256('key'), ARRAY[jsonb_populate_record(NULL::rouse.settlement,
                           jsonb_build_object('id', $2::bigint, 'fence', $3::bigint, 'state', 'succeeded', 'started_us', 1, 'result', 1))], '{}', false)";
         let started = Instant::now();

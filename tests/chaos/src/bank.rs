@@ -33,7 +33,9 @@ pub(super) async fn create(client: &Client) -> Result<()> {
 
 /// The connection string of the login, derived from that of the server. `worker` identifies the connections of a host.
 pub(super) fn login_url(server: &str, worker: &str) -> Result<String> {
-    let (scheme, rest) = server.split_once("://").context("a connection string")?;
+    let (scheme, rest) = server
+        .split_once("://")
+        .context("parse the connection string")?;
     let address = rest.split_once('@').map_or(rest, |(_, address)| address);
     Ok(format!(
         "{scheme}://{LOGIN}@{address}?application_name={worker}"
