@@ -15,14 +15,14 @@ use crate::job::AbortReason;
 /// The maximum grace; longer ones would overflow the clock.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Aborts one attempt. Clones share the signal. The signal fires once, and is never reset:
+/// Aborts one attempt. Clones share the signal. The signal fires once, and is never reset. When it fires:
 ///
 /// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log, progress, file
 ///    changes) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
-/// It also fires when it is read after the attempt's trust has expired, because a process that was frozen continues
-/// with its guests before it checks the leases.
+/// The signal also fires when it is read after the attempt's trust has expired, because a process that was frozen
+/// continues to run its guests before it checks the leases.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<Signal>);
 
@@ -107,8 +107,8 @@ impl AbortHandle {
         self.0.changed.notify_waiters();
     }
 
-    /// Trusts the attempt until this time; after that, it is aborted with this grace. If this is never called, trust
-    /// never expires. The renewal of a lease extends it.
+    /// Trusts the attempt until this time; after that, the attempt is aborted with this grace. Each renewal of the
+    /// lease extends the trust. If this is never called, trust never expires.
     pub fn trust_until(&self, until: BootTime, grace: Duration) {
         let nanos = until.as_nanos().max(1);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
@@ -126,7 +126,8 @@ impl AbortHandle {
             return self.lock().map(|abort| abort.reason);
         }
         match self.0.parts.first() {
-            // The others fire through `follow`. If this process was frozen, they have expired with the first.
+            // The signals of the other jobs take effect through `follow`. If this process was frozen, the trust in
+            // those jobs has expired too.
             Some(first) if reason.is_none() && first.reason().is_some() => {
                 self.check_parts();
                 self.lock().map(|abort| abort.reason)

@@ -1,4 +1,4 @@
-//! The clock for trust, which runs while the machine is suspended.
+//! The clock that limits how long a lease is trusted. It also runs while the machine is suspended.
 
 use std::time::Duration;
 

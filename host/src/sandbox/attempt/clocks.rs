@@ -19,7 +19,7 @@ const STARTS_AT: Duration = Duration::from_secs(1);
 /// When the clock of all guests started. A clock for each attempt would go backwards in a reused instance.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Starts the guests' monotonic clock if it is not running, with the first sandbox of the process.
+/// Starts the guests' monotonic clock, when the first sandbox of the process starts.
 pub(in crate::sandbox) fn start() {
     LazyLock::force(&START);
 }
@@ -42,8 +42,8 @@ impl DatabaseClock {
         }
     }
 
-    /// The time of the database. It is never ahead: the response took some time, and time during which the machine is
-    /// suspended does not count.
+    /// The time of the database. It may be behind, but is never ahead: the response took some time, and time during
+    /// which the machine is suspended is not added.
     pub fn now(self) -> SystemTime {
         self.at + self.read.elapsed()
     }

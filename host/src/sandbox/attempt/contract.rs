@@ -1,7 +1,7 @@
 //! Checks payloads and results against the handler's schemas, in every attempt at a job and in every invocation.
 //!
-//! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, of which a
-//! module has a share. A module chooses its schemas and results, so the CPU time of a check counts as that of its
+//! Most checks take microseconds and run in the attempt's task. Long checks run on threads of their own, of which each
+//! module has a share. A module chooses its schemas and results, so the CPU time of a check counts as CPU time of its
 //! attempt, and a check ends with its attempt.
 
 use std::future::pending;
@@ -23,15 +23,15 @@ const CHECKED_AFTER_STOP: Duration = Duration::from_secs(5);
 
 /// The threads for long checks: one for each core, and at least two.
 ///
-/// A check may take ten seconds, and a module may have as many at once as there are slots. So each module has at
-/// most half of the threads, and a check of another module does not wait until one of its checks ends.
+/// A check may take ten seconds, and a module may have as many at once as there are slots. So each module has at most
+/// half of the threads, and its checks do not hold up those of another module.
 pub(in crate::sandbox) struct Checks {
     /// One permit for each thread.
     threads: Arc<Semaphore>,
     of_module_max: usize,
 }
 
-/// The permission for one check. The semaphores are never closed, so both permits are there.
+/// The permission for one check. The semaphores are never closed, so both permits are always present.
 struct Thread {
     _thread: Option<OwnedSemaphorePermit>,
     _of_module: Option<OwnedSemaphorePermit>,
@@ -68,7 +68,7 @@ struct Attempt<'a> {
     handler: &'a Handler,
     /// Ends the check.
     abort: &'a AbortHandle,
-    /// Counts its CPU time, up to the limit of the handler.
+    /// Counts the CPU time of the check.
     meter: &'a Arc<Meter>,
 }
 
@@ -90,8 +90,8 @@ impl Interrupted {
 }
 
 impl Sandbox {
-    /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted or used
-    /// up its CPU time during the check.
+    /// Checks the payload. Returns the end of the attempt if the payload does not match, or if the attempt was aborted
+    /// or used up its CPU time during the check.
     pub async fn refuse_payload(
         &self,
         handler: &Handler,

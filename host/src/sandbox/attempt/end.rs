@@ -1,4 +1,4 @@
-//! Classifies how a call returned into how the run ended.
+//! Determines how a run ended from how the call to the guest returned.
 
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
@@ -14,10 +14,11 @@ use crate::sandbox::module::code::BACKTRACE_FRAMES_MAX;
 use crate::sandbox::module::lines::Lines;
 use crate::sanitize::printable;
 
-/// The maximum size of a frame, which is one line of a listing.
+/// The maximum size of one frame of a backtrace, which is one line of a listing.
 const FRAME_BYTES_MAX: usize = 512;
 
-/// Wasmtime's messages when a guest exceeds a limit; most types of these errors are private.
+/// Parts of wasmtime's messages when a guest exceeds a limit. They are compared as text, because most types of these
+/// errors are private.
 const TOO_MUCH_DATA: &str = "fuel allocated for hostcalls has been exhausted";
 const TOO_MANY_RESOURCES: &str = "resource table has no free keys";
 const TOO_MANY_HANDLES: &str = "store handle limit exceeded";
@@ -181,7 +182,7 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState, limits: &Limits) -> Ru
 }
 
 /// True for an overflow of the call stack, or of the stack that languages keep in linear memory: that stack is at the
-/// lower end of memory, so an overflow accesses addresses below 0.
+/// lower end of memory, so its overflow accesses addresses below 0, after so many calls that the backtrace is full.
 fn is_stack_overflow(error: &wasmtime::Error) -> bool {
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => true,
@@ -205,7 +206,7 @@ pub(in crate::sandbox) fn trap_message(error: &wasmtime::Error, limits: &Limits)
     limit_message(&cause, limits).unwrap_or_else(|| printable(&cause, MESSAGE_BYTES_MAX))
 }
 
-/// A message that names the limit that the guest exceeded; `None` if it was none.
+/// A message that names the limit that the guest exceeded; `None` if it exceeded none.
 fn limit_message(cause: &str, limits: &Limits) -> Option<String> {
     let (did, most, setting) = if cause.contains(TOO_MUCH_DATA) {
         (

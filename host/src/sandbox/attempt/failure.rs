@@ -10,7 +10,7 @@ use crate::sanitize::{paragraphs, printable};
 const KIND_BYTES_MAX: usize = 128;
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// A handler that requests more has confused its units.
+/// The maximum delay before a retry: a handler that requests a longer one has confused its units.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The handler's error, truncated to a size that people can read.

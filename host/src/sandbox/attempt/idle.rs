@@ -45,7 +45,7 @@ impl<K, T> Idle<K, T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<K, T>> {
-        // Nothing but the allocator panics while it holds the lock.
+        // Only the allocator can panic while the lock is held.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,7 +70,8 @@ impl<K, T> Idle<K, T> {
         let mut inner = self.lock();
         let mut last_excess = None;
         while inner.waiting.len() >= self.count_max || inner.bytes + bytes > BYTES_MAX {
-            // The previous one is dropped under the lock: a pool slot is left only for the last one, see below.
+            // The previous excess item is dropped here, under the lock: only the last one may keep its pool slot for
+            // longer, see below.
             last_excess = inner.pop_oldest();
         }
         inner.bytes += bytes;
@@ -81,7 +82,8 @@ impl<K, T> Idle<K, T> {
             since: now,
         });
         let sweep = !std::mem::replace(&mut inner.is_swept, true);
-        // Dropped outside the lock, because that takes time. Until then, the caller has a pool slot of its own.
+        // Dropped outside the lock, because that takes time. Until then, the item has the pool slot of the caller's
+        // attempt, which no longer needs it.
         drop(inner);
         drop(last_excess);
         sweep
@@ -94,7 +96,7 @@ impl<K, T> Idle<K, T> {
         }
     }
 
-    /// The time until the next item expires; `None` if there is none.
+    /// Drops expired items. Returns the time until the next one expires; `None` if no items are left.
     fn sweep_once(&self, now: Instant) -> Option<Duration> {
         let mut inner = self.lock();
         while let Some(oldest) = inner.waiting.front() {
@@ -102,7 +104,7 @@ impl<K, T> Idle<K, T> {
             if !left.is_zero() {
                 return Some(left);
             }
-            // Under the lock, so that its pool slot is free before another item is added.
+            // Dropped under the lock, so that its pool slot is free before another item is added.
             drop(inner.pop_oldest());
         }
         inner.is_swept = false;

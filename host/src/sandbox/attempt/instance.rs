@@ -25,8 +25,8 @@ pub(in crate::sandbox) struct Instance {
     jobs: u32,
 }
 
-/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant are
-/// treated as if they had a tenant of their own.
+/// The jobs that an instance may serve: those of one tenant for one version of a handler. Jobs without a tenant count
+/// as jobs of one more tenant.
 pub(in crate::sandbox) struct Serves {
     pub(in crate::sandbox) handler: Arc<Handler>,
     pub(in crate::sandbox) tenant: Option<String>,
@@ -44,10 +44,10 @@ impl Instance {
         }
     }
 
-    /// Prepares it for its next attempt.
+    /// Prepares the instance for its next attempt.
     ///
     /// # Errors
-    /// When a granted directory has never existed.
+    /// When a granted directory has never been opened successfully.
     pub(in crate::sandbox) fn prepare(&mut self, of: PerAttempt) -> Result<(), String> {
         self.store.data_mut().prepare(of)?;
         state::start(&mut self.store);
@@ -85,7 +85,8 @@ impl Instance {
         self.store.data_mut()
     }
 
-    /// True if the last job returned normally, and left no resources of the host open.
+    /// True if the instance may serve another job: the last one returned normally and left no resources of the host
+    /// open, and the instance has neither served too many jobs nor grown too large.
     pub(in crate::sandbox) fn is_reusable(&self, end: &RunEnd) -> bool {
         let state = self.store.data();
         end::returned_normally(end)

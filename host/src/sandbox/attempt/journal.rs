@@ -53,12 +53,12 @@ pub trait Journal: Send + Sync {
         None
     }
 
-    /// The store that runs its statements; `None` if it cannot run any.
+    /// The store that runs the handler's statements; `None` if it cannot run any.
     fn sql(&self) -> Option<&dyn SqlStore> {
         None
     }
 
-    /// The store from which signals and the ends of other jobs are read; `None` if it cannot wait for them.
+    /// The store from which signals and the ends of other jobs are read; `None` if the attempt cannot wait for them.
     fn waits(&self) -> Option<&dyn WaitStore> {
         None
     }
@@ -78,7 +78,8 @@ pub trait WaitStore: Send + Sync {
         until: Option<SystemTime>,
     ) -> JournalFuture<'a, Result<Option<Vec<u8>>, String>>;
 
-    /// The ends of the calls of these steps, recorded as their results. A step that was not called yet is left out.
+    /// The ends of the calls of these steps, recorded as their results. A step whose call has not been made yet is left
+    /// out.
     ///
     /// # Errors
     /// If the results are longer than `bytes_max` bytes.
@@ -88,7 +89,8 @@ pub trait WaitStore: Send + Sync {
         bytes_max: usize,
     ) -> JournalFuture<'a, Result<HashMap<String, ReturnedCall>, String>>;
 
-    /// Some of the ends of the chains that the job has waited for, by name, after this name.
+    /// One page of the ends of the chains that the job has waited for, sorted by name: those after this name, or the
+    /// first ones.
     fn parents<'a>(
         &'a self,
         after: Option<&'a str>,
@@ -177,7 +179,7 @@ pub enum WriteOutcome {
     Changed,
     /// Nothing was written: the handler has the maximum number of keys.
     TooManyKeys,
-    /// Nothing was written: together with the other keys, which take this many bytes, it exceeds the maximum.
+    /// Nothing was written: together with the other keys, which take this many bytes, the value exceeds the maximum.
     TooManyBytes(u64),
 }
 

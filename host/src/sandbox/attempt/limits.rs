@@ -49,7 +49,7 @@ const STEPS: usize = 1_000;
 /// The result of a step tells the next attempt what was done; the data itself belongs elsewhere.
 const STEP_BYTES: usize = 256 << 10;
 
-/// A later attempt reads the results of all earlier steps first.
+/// A later attempt reads the results of the earlier steps again.
 const STEPS_BYTES: usize = 8 << 20;
 
 /// A handler that needs more should be split into several jobs; a loop that sends requests would be an attack.
@@ -73,13 +73,13 @@ const JOBS: usize = 1_000;
 /// Large data belongs elsewhere, as for a producer; one settlement carries all of it.
 const JOBS_BYTES: usize = 8 << 20;
 
-/// They run in one transaction, which holds locks; to write more rows, use one statement and an array.
+/// Effects run in one transaction, which holds locks; to write more rows, use one statement and an array.
 const EFFECTS: usize = 1_000;
 
-/// One transaction carries all of it.
+/// One transaction carries all effects.
 const EFFECTS_BYTES: usize = 8 << 20;
 
-/// Each is a transaction; a loop of queries belongs in one statement.
+/// Each query is a transaction; a loop of queries belongs in one statement.
 const QUERIES: usize = 1_000;
 
 /// The limits of one handler's attempts. The defaults apply to everything that the operator does not set.

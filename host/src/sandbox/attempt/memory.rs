@@ -1,4 +1,4 @@
-//! Memory and tables of one attempt, counted together, within the memory of all attempts of the host.
+//! Limits the memory and the tables of one attempt, and the memory of all attempts of the host together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,8 +51,8 @@ pub(in crate::sandbox) enum Denial {
     Host,
 }
 
-/// Memory that the host holds for one attempt: header fields, request lines, bodies and buffers. It counts towards
-/// the host's budget, and has the same limit as the attempt's own memory.
+/// Memory that the host holds for one attempt: header fields, request lines, bodies and buffers. It counts towards the
+/// host's budget, and has the same limit as the attempt's own memory.
 #[derive(Debug)]
 pub(in crate::sandbox) struct HostMemory {
     limit_bytes: usize,
@@ -173,7 +173,7 @@ impl AttemptLimiter {
         charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
     }
 
-    /// Reports to this meter after this call.
+    /// Reports to this meter from now on.
     pub(in crate::sandbox) fn report_to(&mut self, meter: Arc<Meter>) {
         meter.set_memory(self.used_bytes);
         self.meter = meter;
@@ -232,7 +232,7 @@ impl ResourceLimiter for AttemptLimiter {
     }
 
     // The count is not rolled back: the system almost never refuses a growth that was counted, and the whole count is
-    // returned with the store.
+    // returned when the store is dropped.
     fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
         self.denial = Some(Denial::Attempt);
         Ok(())

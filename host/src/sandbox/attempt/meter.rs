@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::job::Usage;
 
-/// The resources that one attempt has used so far. It can be read at any time.
+/// The resources that one attempt has used so far. They can be read at any time.
 #[derive(Debug, Default)]
 pub struct Meter {
     cpu_ns: AtomicU64,

@@ -1,8 +1,9 @@
 //! Samples the stack of a guest at each tick, to show where it spends its time.
 //!
-//! Wasmtime's own `GuestProfiler` knows functions but not source lines. The backtraces that wasmtime captures for traps
-//! have both, so these are sampled. Only CPU time is sampled: a tick interrupts a guest at the start of a function or
-//! at a loop's back edge; a guest that waits for the host is interrupted only when the host call has returned.
+//! Wasmtime's own `GuestProfiler` reports functions but not source lines. The backtraces that wasmtime captures for
+//! traps have both, so a sample is such a backtrace. Only CPU time is sampled: a tick interrupts a guest at the start
+//! of a function or at a loop's back edge; a guest that waits for the host is interrupted only when the host call has
+//! returned.
 
 mod firefox;
 mod samples;
@@ -67,7 +68,7 @@ impl Profile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Samples> {
-        // Nothing but the allocator panics while it holds the lock.
+        // Only the allocator can panic while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

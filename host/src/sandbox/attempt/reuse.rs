@@ -14,7 +14,7 @@ impl Sandbox {
     /// this tenant before. `memory_bytes` overrides the usual limit.
     ///
     /// # Errors
-    /// When a granted directory has never existed.
+    /// When a granted directory has never been opened successfully.
     pub(in crate::sandbox) fn instance(
         &self,
         handler: &Arc<Handler>,
@@ -70,10 +70,10 @@ impl Sandbox {
         if !instance.is_reusable(end) {
             return;
         }
-        // Memory is released first, because memory that the state counts afterwards no longer belongs to this job.
         let state = instance.state_mut();
-        // Taken away before the memory is released: hyper may hold bodies that count towards it.
+        // Before `pause` releases the memory of this job: hyper may hold bodies that count towards it.
         state.http.unsent.take_away();
+        // Before `release`: memory that the state counts from then on no longer belongs to this job.
         state.limiter.pause();
         state.release();
         let bytes = state.limiter.used_bytes();

@@ -1,4 +1,4 @@
-//! Runs one attempt at one job.
+//! Runs one attempt at one job, or at the jobs of a batch.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,8 @@ use crate::sandbox::capability::{Batch, GuestLog, Http, LogSource, NewJobs, Sql,
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 use crate::traces::AttemptTrace;
 
-/// The data about its job that a guest receives, except for the handler's name.
+/// A job, as the input of an attempt: what the guest receives about it (except for the handler's name), and what the
+/// host needs to run it.
 #[derive(Debug, Clone)]
 pub struct JobInput {
     /// The job.
@@ -39,11 +40,11 @@ pub struct JobInput {
     /// The CPU time of the check of the payload, if the caller has checked it ([`Sandbox::refuse_payload`]). It counts
     /// as that of the attempt, which does not check the payload again. A batch ignores it.
     pub payload_checked: Option<Duration>,
-    /// The memory that it may use, in bytes; `None` means the usual limit.
+    /// The memory that the attempt may use, in bytes; `None` means the usual limit.
     pub memory_bytes: Option<usize>,
     /// The database's clock.
     pub clock: DatabaseClock,
-    /// Its trace.
+    /// The trace of the attempt.
     pub trace: AttemptTrace,
 }
 
@@ -284,8 +285,8 @@ impl RunReport {
     }
 }
 
-/// Awaits a future; `None` if it panics. After a panic, only atomics and locks that recover are used of all the data
-/// that the attempt touched, so it is safe to continue.
+/// Awaits a future; `None` if it panics. Of all the data that the attempt touched, only atomics and locks that recover
+/// from a panic are used afterwards, so it is safe to continue.
 async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {

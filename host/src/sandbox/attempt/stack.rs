@@ -4,7 +4,7 @@ use wasmtime::{FrameInfo, WasmBacktrace};
 
 use crate::sandbox::module::lines::{Lines, demangled};
 
-/// A function on the stack, or one that was inlined into it.
+/// A function on the stack, or one that was inlined into such a function.
 #[derive(Debug)]
 pub(in crate::sandbox) struct StackFrame {
     /// Its name, or its number if it has none.
@@ -47,7 +47,7 @@ pub(in crate::sandbox) fn stack_frames(
     all
 }
 
-/// Its name from the module's name section.
+/// The name of the frame's function from the module's name section, or its number.
 fn function(frame: &FrameInfo) -> String {
     match frame.func_name() {
         Some(name) => demangled(name),

@@ -1,4 +1,4 @@
-//! The host's state of one running instance, and its limits.
+//! The host's state for one running instance, and the limits of the instance.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::sandbox::module::lines::Lines;
 use crate::sandbox::{AbortHandle, Limits, Profile};
 use crate::traces::AttemptTrace;
 
-/// The host's state of one running instance, and its limits.
+/// The host's state for one running instance, and the limits of the instance.
 pub(in crate::sandbox) struct AttemptState {
     /// `None` until the guest calls WASI: most guests never do, and creating it costs as much as everything else here.
     wasi: Option<WasiCtx>,
@@ -57,13 +57,13 @@ pub(in crate::sandbox) struct AttemptState {
     pub(in crate::sandbox) http_fields: WasiHttpCtx,
     /// The last denial for lack of a grant.
     pub(in crate::sandbox) denial: Option<String>,
-    /// Paths outside granted directories that it tried.
+    /// Paths that the guest tried outside granted directories.
     pub(in crate::sandbox) outside_paths: OutsidePaths,
     /// The time for which the guest requests its next attempt, in milliseconds since 1970.
     pub(in crate::sandbox) retry_at_ms: Option<i64>,
     /// The module's source lines.
     pub(in crate::sandbox) lines: Arc<Lines>,
-    /// Receives samples of its stack, if profiling is on.
+    /// Receives samples of the guest's stack, if profiling is on.
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
@@ -121,7 +121,7 @@ impl AttemptState {
     /// and only granted environment variables. Coarse clocks and random numbers are always available.
     ///
     /// # Errors
-    /// When a granted directory has never existed.
+    /// When a granted directory has never been opened successfully.
     pub(in crate::sandbox) fn new(
         granted: Arc<Granted>,
         lines: Arc<Lines>,
@@ -180,10 +180,10 @@ impl AttemptState {
         })
     }
 
-    /// Prepares it for the next job of an instance that holds no host resources; only the memory count continues.
+    /// Prepares the state for the next job of an instance that holds no host resources. Only the memory count is kept.
     ///
     /// # Errors
-    /// When a granted directory has never existed.
+    /// When a granted directory has never been opened successfully.
     pub(in crate::sandbox) fn prepare(&mut self, of: PerAttempt) -> Result<(), String> {
         self.granted.open()?;
         self.serve(of);

@@ -10,7 +10,7 @@ use crate::sandbox::attempt::stack::StackFrame;
 pub(super) struct Samples {
     pub(super) started_at: SystemTime,
     pub(super) started: Instant,
-    /// The time that sampling took. The guest was paused during it, and its clock leaves that time out.
+    /// The time that sampling took. The guest was paused meanwhile, so the times of the samples leave it out.
     pub(super) sampling_time: Duration,
     pub(super) names: Table<String>,
     pub(super) functions: Table<Function>,
