@@ -490,7 +490,7 @@ fn the_lines_printed_by_a_file_denial_grant_the_access() {
     let message = denied("test.write-file", write.clone());
     assert!(
         message
-            .contains("tried to change /data/new.txt, and /data is granted to it for reading only"),
+            .contains("tried to change /data/new.txt, but /data is granted to it for reading only"),
         "{message}"
     );
     std::fs::write(&toml, format!("{bound}{}", lines(&message))).unwrap();

@@ -8,16 +8,16 @@ use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::{Failure, JobInfo};
 use crate::sandbox::bindings::rouse::handler::batch::{BatchError, Host};
 
-/// Why steps and waits are refused to a handler that takes batches, including for an individual job: otherwise it would
-/// fail only when two jobs meet.
-pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits and results of other jobs: an attempt is at several jobs";
+/// Why steps and waits are refused to a handler that takes batches, even in an attempt at one job: otherwise the
+/// handler would fail only in attempts at several.
+pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits or results of other jobs, because an attempt may run several jobs";
 pub(super) const NO_JOBS: &str =
-    "a handler that takes batches cannot enqueue jobs: an attempt is at several jobs";
+    "a handler that takes batches cannot enqueue jobs, because an attempt may run several jobs";
 pub(super) const NO_EFFECTS: &str =
-    "a handler that takes batches has no effects: an attempt is at several jobs";
+    "a handler that takes batches has no effects, because an attempt may run several jobs";
 
 /// The maximum size of all outcomes of a batch, in bytes, or the maximum size of one result if that is larger. The host
-/// keeps them until the attempt has ended.
+/// keeps the outcomes until the attempt has ended.
 const OUTCOMES_BYTES_MAX: usize = 8 << 20;
 
 /// The jobs of an attempt at several jobs, and the outcomes that they have so far. Empty for an attempt at one job.

@@ -39,7 +39,7 @@ use crate::sandbox::grants::quota::Size;
 pub(in crate::sandbox) use self::fds::Fds;
 pub(in crate::sandbox) use self::outside::OutsidePaths;
 
-/// Shadows the files that wasmtime-wasi has linked with the guard.
+/// Shadows the file functions that wasmtime-wasi has linked, so that guests call the guard.
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     add_to_linker::<AttemptState, GuardedFiles>(linker, files)?;
@@ -119,7 +119,7 @@ macro_rules! forward {
     };
 }
 
-/// Forwarded methods with a path. A path that leads out of a directory is reported as missing without a denial, because
+/// Forwarded methods with a path. A path that leads out of a granted directory is not recorded as a denial, because
 /// these methods only inspect it.
 macro_rules! forward_at {
     ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*; path: String) -> $result:ty;)*) => {
@@ -233,8 +233,8 @@ impl HostDescriptor for Files<'_> {
         read.await
     }
 
-    /// If links are followed, wasmtime-wasi opens the target, and for a pipe would wait for the other end. So the
-    /// target is opened here.
+    /// If links are followed, wasmtime-wasi opens the target; if that is a pipe, it would wait for the other end. So
+    /// the target is opened here.
     async fn set_times_at(
         &mut self,
         fd: Fd,

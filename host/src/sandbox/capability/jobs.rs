@@ -30,7 +30,7 @@ pub(in crate::sandbox) struct NewJobs {
     takes_batches: bool,
 }
 
-/// A job of `after` with other keys, which the database checks.
+/// An entry of `after` that is an object: the job, and other keys, which the database checks.
 #[derive(Deserialize)]
 struct After {
     job: i64,
@@ -59,7 +59,7 @@ impl NewJobs {
         self.count_max
     }
 
-    /// All jobs, if the attempt has succeeded.
+    /// Takes all jobs. The caller drops them unless the attempt has succeeded or is suspended.
     pub(in crate::sandbox) fn take(&mut self) -> Vec<NewJob> {
         std::mem::take(&mut self.jobs)
     }
@@ -75,7 +75,7 @@ impl NewJobs {
         self.jobs.len()
     }
 
-    /// Removes the last jobs: some of several calls were refused.
+    /// Keeps only the first `len` jobs, because one of several calls was refused.
     pub(super) fn take_back(&mut self, len: usize) {
         let taken = self.jobs.drain(len..);
         self.bytes -= taken.map(|job| job.bytes()).sum::<usize>();
@@ -142,7 +142,7 @@ impl NewJobs {
         if matches!(kind, NewJobKind::Call { .. }) {
             return Err("the options of a call cannot have `after`".into());
         }
-        // Any other job could belong to another tenant, and this job would get its results.
+        // Any other job could belong to another tenant, and the new job would get its results.
         let children = i64::try_from(self.children).unwrap_or(i64::MAX);
         for (name, entry) in after {
             let job = serde_json::from_str(entry.get())
@@ -150,7 +150,7 @@ impl NewJobs {
             if !job.is_ok_and(|job| (-children..0).contains(&job)) {
                 let entry = printable(entry.get(), 200);
                 return Err(format!(
-                    "`after` of the options: {name:?} must be a job that this attempt has enqueued, by the number that it got (-1 to -{children}), not {entry}"
+                    "`after` of the options: {name:?} must be the number of a job that this attempt has enqueued (-1 to -{children}), not {entry}"
                 ));
             }
         }

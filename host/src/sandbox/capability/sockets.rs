@@ -12,7 +12,7 @@ use crate::sandbox::attempt::state::AttemptState;
 const DENIAL: &str = "the handler tried to open a socket, which cannot be granted; HTTP requests can be granted \
                       (`http` in rouse.toml)";
 
-/// Shadows the sockets that wasmtime-wasi has linked.
+/// Shadows the socket functions that wasmtime-wasi has linked, so that each call is refused.
 pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     type Myself = HasSelf<AttemptState>;
     linker.allow_shadowing(true);

@@ -30,13 +30,13 @@ pub(in crate::sandbox) struct SqlAccess {
     pub(in crate::sandbox) granted: Option<Arc<GrantedSql>>,
     /// The operator grants statements that the job's attenuation removes.
     pub(in crate::sandbox) is_removed_by_job: bool,
-    /// The lines of `rouse.toml` that would bind the table that grants them.
+    /// The lines of `rouse.toml` that would bind the table that grants statements.
     pub(in crate::sandbox) unbound: Option<String>,
     /// The text of the operator's file, for suggested lines.
     pub(in crate::sandbox) config: Arc<str>,
 }
 
-/// The effects of an attempt, and its usage of its limits.
+/// The effects of an attempt, and how much of its limits it has used.
 #[derive(Default)]
 pub(in crate::sandbox) struct Sql {
     access: Arc<SqlAccess>,
@@ -114,7 +114,7 @@ impl Sql {
         }
     }
 
-    /// All effects, if the attempt has succeeded.
+    /// Takes all effects. The caller drops them unless the attempt has succeeded.
     pub(in crate::sandbox) fn take(&mut self) -> Vec<SqlCall> {
         std::mem::take(&mut self.effects)
     }
@@ -154,8 +154,8 @@ impl Sql {
         Ok(())
     }
 
-    /// Checks the parameters of a call, except for what Postgres checks. It takes up to half a second, during which the
-    /// guest's thread does nothing else, so the call must have been counted.
+    /// Checks the parameters of a call, except for what Postgres checks. This takes up to half a second, during which
+    /// the guest's thread does nothing else, so the call must have been counted.
     fn read(&self, call: Call) -> Result<SqlCall, Refusal> {
         let Call { statement, params } = call;
         let what = |why: String| Refusal::Refused(format!("the statement {statement}: {why}"));

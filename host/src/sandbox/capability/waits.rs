@@ -18,7 +18,7 @@ use crate::sandbox::bindings::rouse::handler::waits::{Host, NewCall, Returned};
 /// A shorter wait keeps its slot: suspending and resuming an attempt costs the database as much as a job.
 const IN_PLACE: Duration = Duration::from_secs(2);
 
-/// A handler that requests more has confused its units.
+/// The maximum duration of a wait: a handler that requests a longer one has confused its units.
 const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// The maximum length of a signal's name, which people read.
@@ -181,8 +181,8 @@ impl AttemptState {
         }))
     }
 
-    /// Enqueues the calls that have not started. Returns the ends of the others, and the jobs of those that have not
-    /// ended.
+    /// Enqueues the calls that no earlier attempt has made. Returns the ends of the calls that have ended, and the jobs
+    /// of those that have not.
     fn call_missing(
         &mut self,
         calls: Vec<NewCall>,

@@ -15,12 +15,12 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
         let at = &grant.at;
         if granted.read_only_for_job.contains(at) {
             return format!(
-                "the handler {handler} tried to change {path}, and the grants of this job allow only reading in {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
+                "the handler {handler} tried to change {path}, but the grants of this job allow only reading in {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without that key"
             );
         }
         // Two grants of one path would be refused, so the lines replace this grant.
         return format!(
-            "the handler {handler} tried to change {path}, and {at} is granted to it for reading only; to allow changes, replace that grant in rouse.toml with these lines:\n{}{}",
+            "the handler {handler} tried to change {path}, but {at} is granted to it for reading only; to allow changes, replace that grant in rouse.toml with these lines:\n{}{}",
             lines::this_dir(
                 &grant.handler,
                 &grant.dir.display().to_string(),
@@ -36,7 +36,7 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
     };
     let at = at.filter(|_| dir.is_none());
     format!(
-        "the handler {handler} tried to access {path}, and no path may lead out of a granted directory; to grant another directory, add these lines to rouse.toml, with your directory instead of …:\n{}",
+        "the handler {handler} tried to access {path}, but no path may lead out of a granted directory; to grant another directory, add these lines to rouse.toml, with your directory instead of …:\n{}",
         lines::to_paste(handler, &lines::dir(handler, at, mode), &granted.config)
     )
 }

@@ -89,8 +89,8 @@ impl Disk {
         }
     }
 
-    /// Runs an operation that changes nothing, when the attempt may take a thread. Its CPU time counts for the attempt.
-    /// An operation whose result is dropped while it waits for a thread is not run.
+    /// Runs an operation that changes nothing, as soon as the attempt may take a thread. Its CPU time counts as CPU
+    /// time of the attempt. An operation whose result is dropped while it waits for a thread is not run.
     pub(super) fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -59,7 +59,7 @@ impl Fds {
         self.threads.get_or_insert_default().clone()
     }
 
-    /// The quota of its directory.
+    /// The quota of the descriptor's directory.
     pub(super) fn quota(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
         self.states.get(&fd.rep())?.quota.clone()
     }
@@ -127,7 +127,7 @@ fn count_one(free: &mut Option<Arc<Semaphore>>, max: usize) -> Option<OwnedSemap
     free.clone().try_acquire_owned().ok()
 }
 
-/// The permits of a stream and of its file, which stays open for it.
+/// The permits of a stream and of its file, which stays open as long as the stream.
 pub(super) struct InUse {
     /// `None` for a granted directory.
     _file: Option<Arc<OwnedSemaphorePermit>>,

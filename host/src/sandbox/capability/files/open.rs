@@ -51,7 +51,7 @@ pub(super) fn open(at: &Descriptor, request: &OpenRequest) -> FsResult<Descripto
         return Err(ErrorCode::Invalid.into());
     }
     let writes = request.changes() || flags.contains(DescriptorFlags::WRITE);
-    // Without access flags, it is opened for reading, and the descriptor denies access.
+    // The system requires at least one kind of access: without flags for any, the entry is opened for reading.
     let reads = flags.contains(DescriptorFlags::READ) || !flags.contains(DescriptorFlags::WRITE);
     if writes && dir.perms.write_not_permitted() {
         return Err(ErrorCode::NotPermitted.into());
@@ -113,8 +113,8 @@ fn dir(at: &Descriptor) -> FsResult<&Dir> {
     }
 }
 
-/// Opens a file or directory below this one. `O_NONBLOCK` prevents waiting, and has no effect on files and
-/// directories. The type is checked after opening, because a name could mean something else a moment later.
+/// Opens a file or directory below `dir`. `O_NONBLOCK` prevents waiting, and has no effect on files and directories.
+/// The type is checked after opening, because the name may mean something else a moment after a check.
 fn opened(dir: &File, path: &str, how: PathFlags, options: &mut OpenOptions) -> io::Result<File> {
     let follow = match how.contains(PathFlags::SYMLINK_FOLLOW) {
         true => FollowSymlinks::Yes,

@@ -114,7 +114,7 @@ impl OutputStream for FileOutput {
         }
         let (from, len) = (self.position, bytes.len() as u64);
         self.position = from.map(|at| at.saturating_add(len));
-        // Counted on the same thread as it is written, because measuring a directory may take a long time.
+        // The growth is counted on the thread that writes, because measuring a directory may take a long time.
         let (quota, file) = (self.quota.clone(), self.file.clone());
         let count = move || {
             let quota = quota.as_deref();

@@ -82,7 +82,7 @@ impl Files<'_> {
         Err(ErrorCode::NoEntry.into())
     }
 
-    /// Makes a change on a thread that may block, unless the attempt has to stop by then. `growth` counts against the
+    /// Makes a change on a thread that may block, unless the attempt has to stop first. `growth` counts against the
     /// quota.
     pub(super) async fn change<T: Send + 'static>(
         &mut self,

@@ -24,8 +24,8 @@ pub(in crate::sandbox) struct HttpAccess {
     signing_names: BTreeSet<String>,
     /// The lines of `rouse.toml` that would bind the handler's name to its module; `None` if it is bound.
     pub(super) binding: Option<String>,
-    /// Secrets that are withheld because their tables bind no module, with the lines of `rouse.toml` that would bind
-    /// them.
+    /// Secrets that are withheld because the tables of `rouse.toml` that grant them do not name a module, with the
+    /// lines that would bind these tables.
     pub(super) unbound_secrets: BTreeMap<String, String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
@@ -56,7 +56,7 @@ impl GrantedSecret {
         self.of_handler.iter().filter(move |_| remains)
     }
 
-    /// True if any job of the handler may have sent it there, even if this job may not.
+    /// True if a job of the handler may have sent the secret to this server, even if this job may not.
     pub(super) fn may_be_known_to(&self, host: &Host) -> bool {
         self.of_handler.iter().any(|grant| grant.reaches(host))
     }
@@ -124,27 +124,27 @@ impl HttpAccess {
         })
     }
 
-    /// True if it may send any request.
+    /// True if the handler may send any request.
     pub(in crate::sandbox) fn sends(&self) -> bool {
         !self.grants.is_empty()
     }
 
-    /// True if it may send requests to all of these servers.
+    /// True if the handler may send requests to all of these servers.
     pub(in crate::sandbox) fn reaches(&self, hosts: &HostPattern) -> bool {
         self.hosts().any(|pattern| pattern.includes(hosts))
     }
 
-    /// The servers that it may send requests to.
+    /// The servers that the handler may send requests to.
     pub(in crate::sandbox) fn hosts(&self) -> impl Iterator<Item = &HostPattern> {
         self.grants.iter().flat_map(|grant| &grant.hosts)
     }
 
-    /// The secrets that it may send, even if they were not read (`rouse handlers` does not read them).
+    /// The secrets that the handler may send, even if they were not read (`rouse handlers` does not read them).
     pub(in crate::sandbox) fn sent_names(&self) -> &BTreeSet<String> {
         &self.sent_names
     }
 
-    /// The secrets that it may sign with, even if they were not read.
+    /// The secrets that the handler may sign with, even if they were not read.
     pub(in crate::sandbox) fn signing_names(&self) -> &BTreeSet<String> {
         &self.signing_names
     }

@@ -18,8 +18,8 @@ pub(super) enum AddressKind {
     Nowhere,
 }
 
-/// Addresses at which clouds give a machine its credentials, in addition to link-local ones. Link-local covers most
-/// of them (169.254.169.254), containers of AWS (169.254.170.2, .23), Tencent (169.254.0.23), Scaleway
+/// Addresses at which clouds give a machine its credentials, in addition to link-local ones. Link-local addresses cover
+/// most clouds (169.254.169.254), containers of AWS (169.254.170.2, .23), Tencent (169.254.0.23), Scaleway
 /// (169.254.42.42) and OpenStack (fe80::a9fe:a9fe). The list cannot be complete.
 const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200), // Alibaba
@@ -89,7 +89,7 @@ fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
     }
 }
 
-/// The embedded IPv4 address: mapped, compatible, NAT64 (both prefixes), 6to4.
+/// The embedded IPv4 address: mapped, compatible, translated, NAT64 (both prefixes), 6to4.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let join = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
     match address.segments() {

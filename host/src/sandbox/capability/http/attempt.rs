@@ -1,4 +1,4 @@
-//! The HTTP access of one attempt, and its usage of its limits.
+//! The HTTP access of one attempt, and how much of its limits it has used.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::traces::AttemptTrace;
 /// times what servers accept. The total is counted in `host_memory`.
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// The HTTP access of one attempt, and its usage of its limits.
+/// The HTTP access of one attempt, and how much of its limits it has used.
 pub(in crate::sandbox) struct Http {
     /// `None` while the manifest of a module is read: it has no access then.
     pub(super) access: Option<Arc<HttpAccess>>,

@@ -39,8 +39,8 @@ const ADDRESSES_MAX: usize = 8;
 /// The time for which a server may refuse to take data that is ready to be sent.
 const STALLED_MAX: Duration = Duration::from_secs(60);
 
-/// The parts that the connections of all handlers share: name lookups, trusted authorities, and the limit on their
-/// number.
+/// The parts that the connections of all handlers share: name lookups, trusted authorities, and the limit on the number
+/// of connections.
 pub(super) struct Dialer {
     lookups: Lookups,
     /// One permit for each connection that the host may have open.
@@ -102,7 +102,7 @@ pub(super) struct Connector {
     pub(super) dialer: Arc<Dialer>,
     pub(super) handler: Arc<str>,
     pub(super) reach: Reach,
-    /// Counts the open connections that it has made.
+    /// Counts the open connections, together with those of the other connectors of these pools.
     pub(super) open: OpenCount,
 }
 
@@ -153,7 +153,7 @@ impl Connector {
         let own = OnceCell::new();
         let mut prohibited = None;
         let mut reachable = Vec::new();
-        // The response from a name server may have thousands.
+        // The response from a name server may contain thousands of addresses.
         for address in addresses {
             let kind = self.address_kind(address, &own)?;
             if self.reach.includes(kind) {

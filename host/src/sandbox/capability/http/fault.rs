@@ -46,7 +46,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// The cause of a client error: this host's fault, if there is one.
+    /// The cause of a client error: the `Fault` of this host that led to it, if there is one.
     pub(super) fn from_client_error(error: &hyper_util::client::legacy::Error) -> Self {
         let mut cause = error.source();
         let mut last = error.to_string();
@@ -60,7 +60,7 @@ impl Fault {
         Self::Broken(last)
     }
 
-    /// The word for it in traces.
+    /// The word for the fault in traces.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Stopped => "stopped",

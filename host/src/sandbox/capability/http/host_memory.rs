@@ -1,8 +1,8 @@
 //! Counts what a guest creates for its requests in the host's memory: fields (headers, trailers), the strings of
 //! request lines, and bodies that are not sent yet.
 //!
-//! Fields and strings count until the attempt ends, like its own memory: they become part of a request, and nothing
-//! reports when that is dropped. The buffers of a body count until it is sent or dropped.
+//! Fields and strings count until the attempt ends, like the guest's own memory: they become part of a request, and
+//! nothing reports when that is dropped. The buffers of a body count until it is sent or dropped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -46,7 +46,7 @@ type Request = Resource<HostOutgoingRequest>;
 type Response = Resource<HostOutgoingResponse>;
 type State<'a> = StoreContextMut<'a, AttemptState>;
 
-/// Shadows the functions that wasmtime-wasi-http has linked with versions that count.
+/// Shadows functions that wasmtime-wasi-http has linked, so that guests call versions that count.
 pub(super) fn count(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut types = linker.instance(TYPES)?;

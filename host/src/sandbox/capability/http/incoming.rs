@@ -64,7 +64,7 @@ impl Incoming {
                     Ending::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
                 });
             }
-            // The timer fires only while nothing has arrived.
+            // The timer is polled only while nothing arrives.
             if Instant::now() >= self.limits.done_by {
                 return Poll::Ready(Some(Err(Fault::BodyTimeout)));
             }
@@ -113,7 +113,7 @@ impl Incoming {
         })
     }
 
-    /// Returns the last bytes, which `ending` follows.
+    /// Returns the bytes that were held back; `ending` follows them.
     fn end(&mut self, ending: Ending) -> Bytes {
         self.ending = Some(ending);
         match &mut self.redactor {

@@ -1,6 +1,6 @@
-//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues even if no caller is
-//! waiting any longer. So a lookup counts until it has ended, and no guest can make the host start an unlimited number
-//! of them.
+//! Name lookups. The system resolves names on a thread that cannot be cancelled: it continues even if its caller has
+//! stopped waiting. So a lookup counts until it has ended, and no guest can make the host start an unlimited number of
+//! lookups.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -100,7 +100,7 @@ impl Lookups {
     /// The permits of one handler.
     fn permits_of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
         let by_handler = self.by_handler.lock();
-        // Nothing panics while it holds the lock.
+        // Nothing panics while the lock is held.
         let mut by_handler = by_handler.unwrap_or_else(PoisonError::into_inner);
         let own = by_handler.entry(handler.clone());
         own.or_insert_with(|| Arc::new(Semaphore::new(LOOKUPS_PER_HANDLER_MAX)))

@@ -32,8 +32,8 @@ const HEAD_BYTES_MAX: u32 = 64 << 10;
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-/// If a server has not taken at least this many bytes over HTTP/2, a request does not get further chunks: hyper's
-/// default is 1 MiB.
+/// While this many bytes of a request or more wait to be sent over HTTP/2, hyper does not take any further chunks of
+/// its body. hyper's default is 1 MiB.
 const SEND_BYTES: usize = 64 << 10;
 
 // The amount that a server can make the host keep for one request: one more chunk exceeds SEND_BYTES, and another waits
@@ -63,8 +63,9 @@ struct Pools {
 }
 
 impl Net {
-    /// The maximum number of open connections covers all requests of this many attempts, and idle connections. Only
-    /// connections that outlive their attempts, because a server takes no data, could need more.
+    /// Creates the pools of a host that runs at most `attempts_max` attempts. The maximum number of open connections
+    /// covers all requests of these attempts, and idle connections. Only connections that outlive their attempts,
+    /// because a server takes no data, could need more.
     ///
     /// # Errors
     /// When the file with the operator's authorities cannot be read.
@@ -83,7 +84,7 @@ impl Net {
     /// The client for this handler's requests with this reach. If too many connections are open, all handlers start
     /// with empty pools: idle connections are closed at once, others when their requests end.
     pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
-        // Nothing panics while it holds the lock.
+        // Nothing panics while the lock is held.
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if pools.open.count() >= OPEN_MAX {
             *pools = Pools::default();

@@ -62,7 +62,7 @@ impl Unsent {
     /// Drops what hyper has not sent.
     pub(in crate::sandbox) fn take_away(&mut self) {
         for shared in self.0.drain(..) {
-            // Dropped after the lock.
+            // Dropped after the lock is released.
             let _body = std::mem::replace(&mut *lock(&shared), State::TakenAway);
         }
     }
@@ -101,7 +101,7 @@ impl Drop for Unsent {
     }
 }
 
-/// A body that has panicked is never polled again.
+/// Ignores poisoning: a body that has panicked is never polled again.
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -120,7 +120,7 @@ impl Contents {
         if self.abort.reason().is_some() {
             return Poll::Ready(Some(Err(Fault::Stopped)));
         }
-        // The timer fires only while the guest writes nothing.
+        // The timer is polled only while the guest writes nothing.
         if Instant::now() >= self.timer.deadline() {
             return Poll::Ready(Some(Err(Fault::SendTimeout)));
         }

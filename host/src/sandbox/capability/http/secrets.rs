@@ -24,7 +24,7 @@ const PREFIX: &str = "rouse-secret-";
 pub(super) enum NotInserted {
     /// The denial, with a remedy for the operator.
     Denied(String),
-    /// With them, its fields would be larger than [`FIELDS_BYTES_MAX`].
+    /// With the secrets, the fields of the request would be larger than [`FIELDS_BYTES_MAX`].
     TooLarge,
 }
 
@@ -108,7 +108,7 @@ impl Placeholders {
                         &access.config,
                     )));
                 }
-                // Checked first, as for a body.
+                // Checked before the replacement, as for a body.
                 bytes = bytes - times * word.len() + times * secret.reveal().len();
                 if bytes > FIELDS_BYTES_MAX {
                     return Err(NotInserted::TooLarge);
@@ -199,7 +199,8 @@ impl Replacements {
         self.0.iter().try_fold(body, |body, (word, secret)| {
             let (word, secret) = (word.as_bytes(), secret.reveal());
             let times = count(&body, word);
-            // Checked first, because a short placeholder may stand for a long secret and occur a thousand times.
+            // Checked before the replacement, because a short placeholder may stand for a long secret and occur a
+            // thousand times.
             let bytes = body.len() - times * word.len() + times * secret.len();
             (bytes <= bytes_max).then(|| replace_all(&body, word, secret).unwrap_or(body))
         })

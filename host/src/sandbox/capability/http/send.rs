@@ -95,7 +95,7 @@ impl Http {
         let allowed = access
             .allow(&parts.method, &parts.uri)
             .map_err(|why| tally.deny(why))?;
-        // The path still has the placeholders of secrets.
+        // As the guest wrote it: the URI is rebuilt below.
         let path = parts.uri.path().to_owned();
         let replacements = self
             .placeholders
@@ -229,9 +229,9 @@ impl Sending {
     }
 }
 
-/// The span of a request, according to the conventions for HTTP clients. The path is the one that the guest wrote: it
-/// contains placeholders instead of secrets. The query is left out, because it often contains credentials. Method and
-/// path are cut, because the guest chooses them and the span waits for its export.
+/// The span of a request, according to OpenTelemetry's conventions for HTTP clients. The path is the one that the guest
+/// wrote, so it contains no secrets. The query is left out, because it often contains credentials. Method and path are
+/// cut, because the guest chooses them and the span waits for its export.
 fn request_span(trace: &AttemptTrace, method: &Method, allowed: &Allowed, path: &str) -> Span {
     let target = &allowed.target;
     let method = cut(method.as_str());
@@ -273,8 +273,8 @@ async fn with_secrets(
     Ok(Request::from_parts(parts, body.boxed_unsync()))
 }
 
-/// Polls `work` only while the attempt may continue. It checks before each poll, because a process that was frozen may
-/// have lost its lease since.
+/// Polls `work` only while the attempt may continue. This is checked before each poll, because a process that was
+/// frozen may have lost its lease since.
 async fn while_trusted<T>(
     abort: &AbortHandle,
     work: impl Future<Output = Result<T, Fault>>,
@@ -287,7 +287,7 @@ async fn while_trusted<T>(
     .await
 }
 
-/// Rebuilds the URI from the parsed target, so that it cannot be understood differently.
+/// Rebuilds the URI from the parsed target, so that the client connects to the target that was checked.
 fn canonical_uri(allowed: &Allowed, uri: &Uri) -> Result<Uri, Fault> {
     let path = match uri.path_and_query().map(|path| path.as_str()) {
         None | Some("") => "/".to_owned(),

@@ -98,7 +98,7 @@ impl Tally {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<String>> {
-        // Nothing panics while it holds the lock.
+        // Nothing panics while the lock is held.
         self.denial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

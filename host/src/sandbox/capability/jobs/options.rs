@@ -18,8 +18,8 @@ use crate::sanitize::printable;
 /// The maximum number of bytes of an invalid value that an error message shows.
 const SHOWN_BYTES: usize = 140;
 
-/// The maximum size of the options of a job, in bytes. Read options take up to 24 times as much memory, which the host
-/// does not count. Valid ones take at most 16 KiB, of which grants take 8 KiB, except for `after`.
+/// The maximum size of the options of a job, in bytes. Parsed options take up to 24 times as much memory, which the
+/// host does not count. Without `after`, valid options have at most 16 KiB, 8 KiB of which are grants.
 const OPTIONS_BYTES_MAX: usize = 64 << 10;
 
 /// The additional bytes for each job that `after` may name: a name has at most 200 characters.

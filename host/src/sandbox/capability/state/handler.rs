@@ -1,4 +1,4 @@
-//! A handler's state in one attempt: its grant, and the attempt's usage of its limits.
+//! A handler's state in one attempt: its grant, and how much of its limits the attempt has used.
 
 use std::sync::Arc;
 
@@ -185,7 +185,7 @@ impl HandlerState {
         }
         if let Some(lines) = &self.unbound {
             return format!(
-                "the handler {handler} tried to use its state, which is granted in a table that does not name a module, and so to no module; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
+                "the handler {handler} tried to use its state, which is granted in a table that does not name a module, so no module gets it; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
                 lines::then_in_table(handler)
             );
         }

@@ -16,12 +16,13 @@ const NAME_CHARS_MAX: usize = 200;
 /// How often an attempt may read or record each step of its job.
 const CALLS_PER_STEP: usize = 10;
 
-/// Calls that an attempt has regardless of its steps. A job may wait for 10,000 others, whose results may take a page
-/// each.
+/// The number of calls that an attempt may make even if the limit on steps is low. A job may wait for 10,000 others,
+/// whose results may take a page each.
 const CALLS_MIN: usize = 20_000;
 
-/// How often an attempt may read as many bytes as the results of all steps of a job may have: 1 GiB by default. A
-/// handler that is resumed reads each result once, and those of calls may together be longer than that.
+/// How often an attempt may read as many bytes as the results of all steps of a job may have: 1 GiB in total by
+/// default. A handler that is resumed reads each result once, and the results of calls together may exceed the limit on
+/// those of steps.
 const READS_OF_ALL: usize = 128;
 
 /// The limits on what an attempt may record.
@@ -30,7 +31,7 @@ struct StepLimits {
     count: usize,
     /// The maximum number of calls to the database for steps, waits and parents.
     calls: usize,
-    /// The number of bytes of results after which there are no more calls.
+    /// The number of bytes of results after which calls are refused.
     bytes_read: usize,
     /// The maximum size of one result.
     bytes: usize,
@@ -92,7 +93,7 @@ impl Steps {
         }
     }
 
-    /// Refuses calls that an attempt cannot make if the handler takes batches.
+    /// Refuses steps, waits and the ends of parents if the handler takes batches.
     pub(in crate::sandbox::capability) fn require_one_job(&self) -> Result<(), String> {
         match self.takes_batches {
             true => Err(NO_STEPS.to_owned()),
@@ -119,13 +120,13 @@ impl Steps {
         let calls_max = self.limits.calls;
         if self.calls + more > calls_max {
             return Err(format!(
-                "an attempt may read and record steps, waits and results of other jobs at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep what was read"
+                "an attempt may read and record steps, waits and results of other jobs at most {calls_max} times ({CALLS_PER_STEP} times limits.steps in rouse.toml, at least {CALLS_MIN}); keep results instead of reading them again"
             ));
         }
         let bytes_max = self.limits.bytes_read;
         if self.bytes_read >= bytes_max {
             return Err(format!(
-                "an attempt may read at most {bytes_max} bytes of the results of steps and calls ({READS_OF_ALL} times limits.steps_bytes in rouse.toml); keep what was read"
+                "an attempt may read at most {bytes_max} bytes of the results of steps and calls ({READS_OF_ALL} times limits.steps_bytes in rouse.toml); keep results instead of reading them again"
             ));
         }
         self.calls += more;
@@ -211,7 +212,7 @@ impl Steps {
         ))
     }
 
-    /// The progress of a step that waits.
+    /// The progress of a step, which may be a wait.
     pub(in crate::sandbox::capability) async fn start_wait(
         &mut self,
         name: &str,
@@ -236,7 +237,7 @@ impl Steps {
         }
     }
 
-    /// The database has recorded the result of this step.
+    /// Records here that the database has recorded the result of this step.
     pub(in crate::sandbox::capability) fn note(&mut self, name: String, bytes: usize) {
         self.bytes += bytes;
         self.count += usize::from(self.get(&name).is_none());

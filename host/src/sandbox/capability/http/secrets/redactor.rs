@@ -1,15 +1,16 @@
 //! Redacts secrets in a stream, wherever the stream is split into pieces.
 //!
-//! The timing of the output reveals nothing about a secret. Otherwise, a reader that cooperates with the writer could
-//! see which guess at the start of a secret is held back longer. So the same amount of any text is held back.
+//! The same amount of any text is held back, so that the timing of the output reveals nothing about a secret.
+//! Otherwise, a reader that cooperates with the writer could see which guess at the start of a secret is held back
+//! longer.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue};
 
 use crate::sandbox::grants::Secret;
 
-/// Redacts secrets in a stream. It always holds back as many bytes as the start of the longest secret can have, until
-/// more bytes arrive or the stream ends.
+/// Redacts secrets in a stream. It always holds back one byte less than the longest secret has, until more bytes arrive
+/// or the stream ends.
 pub(in crate::sandbox::capability::http) struct Redactor {
     /// The longest secret first: if one secret starts with another, the longer one is replaced.
     pairs: Vec<(Secret, String)>,
@@ -53,7 +54,7 @@ impl Redactor {
         });
     }
 
-    /// The text without secrets, and the number of bytes of input that it covers: all of them at the end.
+    /// The text without secrets, and the number of bytes of input that it covers: all of them if `is_end`.
     fn clean(&self, text: &[u8], is_end: bool) -> (Vec<u8>, usize) {
         let mut clean = Vec::with_capacity(text.len());
         let mut at = 0;
