@@ -31,7 +31,7 @@ use crate::sanitize;
 ///
 /// Only files named `*.wasm` count. A broken file is refused with a reason, while its last good version and all other
 /// files keep serving. A handler's name belongs to the file that served it first, unless the operator binds it. If two
-/// files have the same name when a host starts, neither serves it.
+/// files claim the same name when a host starts, neither serves it.
 pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
@@ -209,7 +209,7 @@ impl Catalog {
 
 impl Drop for Catalog {
     fn drop(&mut self) {
-        // If there is no receiver, the thread was never started or has already ended.
+        // If there is no receiver, the thread has already ended.
         let _ = self.wake.send(Wake::Stop);
     }
 }

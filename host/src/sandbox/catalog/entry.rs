@@ -23,7 +23,7 @@ pub(super) struct Entry {
     pub(super) seen: Option<Snapshot>,
     /// The file as it is now, and the time since which it has been unchanged.
     pub(super) fresh: Option<(Snapshot, Instant)>,
-    /// Why the last scan could not determine whether the file is there, if so.
+    /// Why the last scan could not determine whether the file is there; `None` if it could.
     pub(super) unreadable: Option<Unusable>,
     /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
@@ -40,7 +40,7 @@ pub(super) struct Entry {
     pub(super) refused_digest: Option<Digest>,
 }
 
-/// The stamps that a scan finds of a file and of everything that decides whether it may serve.
+/// The stamps that a scan has found: of a file, and of everything else that decides whether it may serve.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Snapshot {
     pub(super) file: Stamp,
@@ -49,7 +49,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// The time since the most recent write to any of them.
+    /// The time since the most recent write to any of these files.
     pub(super) fn age(&self) -> Duration {
         let others = self.signature.iter().chain(&self.lock);
         let youngest = others.map(Stamp::age).min();
@@ -72,7 +72,7 @@ pub(super) struct Serving {
 }
 
 impl Entry {
-    /// True while it may still turn out that the file had a name when the host started.
+    /// True while it may still turn out that the file claimed a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
         // Without permission to read the file, there is nothing more to try.
         let is_forbidden = matches!(self.unreadable, Some(Unusable::UntilChanged(_)));
@@ -123,7 +123,7 @@ impl Entry {
         serving.is_some_and(|serving| !serving.handlers.is_empty())
     }
 
-    /// True if its module is waiting, has this name, and may have all of its names.
+    /// True if its module is waiting, declares this name, and may have all the names that it declares.
     pub(super) fn waits_for(&self, name: &str, settings: &Settings) -> bool {
         let Some((_, module)) = &self.waiting else {
             return false;
@@ -175,8 +175,8 @@ impl Entry {
             }
             let missing = handler.missing();
             if !missing.is_empty() {
-                // Not a warning: it may never be needed. An attempt that needs it is denied, and its error names the
-                // lines that would grant it.
+                // Not a warning: the handler may never need them. An attempt that needs one is denied, and its error
+                // names the lines that would grant the capability.
                 let names = missing.iter().map(|missing| missing.what.to_string());
                 tracing::debug!(
                     file = module.file,

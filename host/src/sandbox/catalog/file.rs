@@ -48,13 +48,13 @@ impl Stamp {
             .ok()
     }
 
-    /// The time since the last write; zero if the file's clock is ahead of ours.
+    /// The time since the last write; zero if that is in the future by this host's clock.
     pub(super) fn age(&self) -> Duration {
         self.modified_at.elapsed().unwrap_or(Duration::ZERO)
     }
 }
 
-/// Two files of the same identity are one, which was not visibly written to in between.
+/// Two stamps with the same identity belong to one file that was not visibly written to in between.
 pub(super) type Identity = (u64, u64, u64, SystemTime);
 
 /// A file in the folder.

@@ -201,7 +201,7 @@ impl Folder {
         entry.seen = None;
         entry.fresh = None;
         entry.retry_at = None;
-        // Its last good version may have been refused for another reason since, or accepted.
+        // The refusal may have been cleared since, because a version that waited for a name was accepted.
         if entry.unreadable.as_ref() == Some(&why) && entry.refused.is_some() {
             return false;
         }
@@ -281,7 +281,7 @@ impl Folder {
         });
     }
 
-    /// The module of a file that was renamed. It is read at once, so that its handlers keep serving.
+    /// The module of a file that was renamed. The file is read at once, so that its handlers keep serving.
     fn renamed(&self, name: &str, listed: &Listed, before: &Entry) -> Option<Arc<Module>> {
         let module = &before.serving.as_ref()?.module;
         self.loads.read_file();
@@ -367,7 +367,7 @@ impl Folder {
         self.start_ends_at = Instant::now();
     }
 
-    /// True while a file that was present at startup may still turn out to have a name.
+    /// True while a file that was present at startup may still turn out to claim a name.
     pub(super) fn is_start_open(&self) -> bool {
         let is_open =
             || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);

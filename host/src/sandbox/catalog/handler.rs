@@ -33,7 +33,8 @@ pub struct Handler {
     pub reuses: bool,
     /// The file that owns its name: the file of its module, or a missing file that had the same content.
     pub owner: String,
-    /// The table of `rouse.toml` that binds its name. `None` means that the name belongs to the file that had it first.
+    /// The table of `rouse.toml` that binds its name. `None` means that the name belongs to the file that served it
+    /// first.
     pub bound_by: Option<String>,
     /// Grants that are withheld because their tables do not name a module.
     pub withheld: Vec<Withheld>,

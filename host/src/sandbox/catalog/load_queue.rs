@@ -40,7 +40,8 @@ impl<T> LoadQueue<T> {
         self.retries.push_back(file);
     }
 
-    /// Takes the next file if it may be loaded now. The caller calls one of the two methods below when it is done.
+    /// Takes the next file if it may be loaded now. The caller calls one of the two methods below when the file is
+    /// loaded.
     pub(super) fn take(&mut self) -> Option<Next<T>> {
         let running = self.running_first + self.running_retries;
         let is_free = running < self.running_max;

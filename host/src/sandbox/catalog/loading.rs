@@ -116,7 +116,8 @@ impl Shared {
                 .spawn(move || shared.run(next));
             if let Err(error) = thread {
                 self.done(is_first);
-                let why = format!("the thread to load it could not be started: {error}");
+                let why =
+                    format!("it could not be loaded, because no thread could be started: {error}");
                 self.report(file, number, Outcome::Transient(why));
             }
         }
@@ -130,7 +131,7 @@ impl Shared {
         }
     }
 
-    /// Loads one file after another with one compiler, which compiles many of them.
+    /// Loads one file after another, all of them with one compiler.
     fn run(self: Arc<Self>, first: Next<Order>) {
         let mut compiler = Compiler::new(self.sandbox.clone(), self.loads.clone());
         let mut next = Some(first);
@@ -140,7 +141,7 @@ impl Shared {
                 Next::Retry(order) => (false, Try::Second, order),
             };
             let (file, number) = (order.file.clone(), order.number);
-            // Otherwise a panic would leave the load counted as running forever.
+            // A panic is caught, because the load would otherwise be counted as running forever.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 self.try_load(&order, which, &mut compiler)
             }))
@@ -278,7 +279,7 @@ mod tests {
             serving = module;
         }
         assert_eq!(known.get(digest(9)), Some(serving));
-        // The last insertion came before the version before it was dropped.
+        // At the last insertion, the version before it had not been dropped yet.
         assert_eq!((known.get(digest(8)), known.0.len()), (None, 2));
     }
 }

@@ -30,7 +30,7 @@ impl Folder {
                 .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
             waiting.sort();
-            // A module that starts to serve may release a name of its last version for which another module waits.
+            // A module that starts to serve may release a name of its previous version for which another module waits.
             let waiting = waiting.iter();
             let settled = waiting.filter(|(_, file)| self.settle(file, &mut pass));
             if settled.count() == 0 {
@@ -231,7 +231,8 @@ impl Folder {
         }
     }
 
-    /// Stops a file from serving a handler; it waits for the name. Returns false if it did not serve the handler.
+    /// Stops a file from serving a handler; the file then waits for the name. Returns false if it did not serve the
+    /// handler.
     fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) -> bool {
         let Some(entry) = self.entries.get_mut(file) else {
             return false;
@@ -259,9 +260,9 @@ impl Folder {
 }
 
 /// The state of the whole folder during one pass over the waiting modules. It is determined once for each pass, because
-/// each module would visit every file again.
+/// otherwise every file would be visited again for each module.
 struct Pass {
-    /// A file that was present at startup may still turn out to have a name.
+    /// A file that was present at startup may still turn out to claim a name.
     is_start_open: bool,
     /// The number of handlers that all files serve now.
     served_count: usize,
@@ -280,7 +281,7 @@ enum Decision {
 struct Names {
     /// The names that it serves, with the file that owns each.
     own: BTreeMap<String, String>,
-    /// The names that no file serves, with the files that have them.
+    /// The names that no file serves, with the files that claim them.
     contested: BTreeMap<String, BTreeSet<String>>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A name that no table of `rouse.toml` binds belongs to the file that served it first. The file keeps it while it is
 //! missing, as in an upgrade that removes the file before it copies the new one, and across restarts: ownership is
-//! saved next to the machine code cache, where only the host's user may write. If nothing is saved and two files have
+//! saved next to the machine code cache, where only the host's user may write. If nothing is saved and two files claim
 //! the same name when a host starts, its owner is unknown and neither file serves it. A saved file that cannot be used
 //! is an error: a host that ignored it would assign the names again.
 
@@ -86,7 +86,7 @@ impl Owners {
         }
     }
 
-    /// Records that several files have the name, so none serves it. If there are too many to save, files that are
+    /// Records that several files claim the name, so none serves it. If there are too many to save, files that are
     /// present take precedence.
     pub(super) fn contest(
         &mut self,

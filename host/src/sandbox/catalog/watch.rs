@@ -121,13 +121,12 @@ fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatc
         .ok()
 }
 
-/// True if the event may have changed the modules in the folder: something else may be written to another file there
-/// all the time.
+/// True if the event may concern the modules in the folder: other files there may be written to all the time.
 fn is_change(event: &Event, dir: &Path) -> bool {
     // The host's own reads are not changes.
     let is_read = matches!(event.kind, EventKind::Access(_));
     let mut paths = event.paths.iter();
-    // Without paths, events have been lost.
+    // An event without paths means that events have been lost.
     let concerns_modules =
         event.paths.is_empty() || paths.any(|path| path == dir || file::belongs_to_module(path));
     !is_read && concerns_modules

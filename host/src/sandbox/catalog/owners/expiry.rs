@@ -11,8 +11,8 @@ pub(super) const MISSING_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const CONTEST_SAVED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Owners {
-    /// Records that a file now serves without its other names. They wait for it as if it were missing, because the
-    /// earlier version may come back.
+    /// Records that a file now serves without its other names. The names wait for the file as if the file were missing,
+    /// because its earlier version may come back.
     pub(in crate::sandbox::catalog) fn drop_others(
         &mut self,
         file: &str,
@@ -37,7 +37,7 @@ impl Owners {
             owner.is_dropped = true;
             owner.gone_since = Some(secs(now));
             if owner.is_unproven {
-                // While the host starts, another file has an equal claim to it.
+                // While the host starts, another file has an equal claim to the name.
                 self.names.remove(&name);
             }
             self.changed.insert(name);

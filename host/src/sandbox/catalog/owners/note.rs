@@ -25,7 +25,7 @@ pub(super) struct Names {
     /// The path of the handlers folder, for operators who read the note.
     pub(super) folder: String,
     pub(super) owned: BTreeMap<String, Owner>,
-    /// Names that several files had when a host started.
+    /// Names that several files claimed when a host started.
     pub(super) contested: BTreeMap<String, Contest>,
     /// The names in both maps, by file. It is an index: a file that serves is compared with its own names only.
     #[serde(skip)]
@@ -139,7 +139,7 @@ pub(super) struct Owner {
     /// The file serves a version without the name.
     #[serde(default)]
     pub(super) is_dropped: bool,
-    /// The host is still starting, and another file may also have the name.
+    /// The host is still starting, and another file may also claim the name.
     #[serde(skip)]
     pub(super) is_unproven: bool,
     /// A table binds the name, but it cannot be saved, because the maximum number of names was reached.
@@ -150,7 +150,7 @@ pub(super) struct Owner {
     pub(super) stand_in: Option<String>,
 }
 
-/// The files that had a name when a host started.
+/// The files that claimed a name when a host started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Contest {
     /// At most [`CONTEST_FILES_MAX`] files, except those that now serve without the name.
@@ -189,7 +189,7 @@ impl Owners {
         Ok(Self {
             names,
             is_dev,
-            // A development session is not evidence for a production host.
+            // A development session must not decide who owns names on a production host.
             note: (cache.is_some() && !is_dev).then(|| (sandbox.clone(), note)),
             changed: BTreeSet::new(),
             save_error: None,

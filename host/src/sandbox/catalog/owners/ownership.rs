@@ -28,7 +28,7 @@ pub(in crate::sandbox::catalog) enum Ownership {
     Dropped(String),
     /// This file, which is missing.
     Missing(String),
-    /// No file, because these files also have it.
+    /// No file, because all of these claim the name.
     Contested(BTreeSet<String>),
 }
 

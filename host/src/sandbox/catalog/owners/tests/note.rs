@@ -7,7 +7,7 @@ use crate::sandbox::catalog::owners::{Claimant, Owners, Ownership};
 use crate::sandbox::module::cache::NOTE_BYTES_MAX;
 use crate::sandbox::{Sandbox, Settings};
 
-/// The file name of 255 bytes that is longest in JSON.
+/// A file name that is longer in JSON than any valid one, which has at most 255 bytes.
 fn longest(n: usize) -> String {
     format!("{n:05}{}", "\u{fffd}".repeat(250))
 }
