@@ -1,4 +1,5 @@
-//! The grants of handlers: directories, servers, secrets, state, environment variables, settings, clocks.
+//! The grants of handlers: directories, servers, secrets, state, SQL statements, environment variables, settings,
+//! clocks.
 
 mod attenuation;
 mod dirs;

@@ -38,7 +38,7 @@ impl Mode {
 /// Counting this many files takes 0.1 s.
 const FILES_MAX: u64 = 100_000;
 
-/// The maximum contents of a directory; beyond it, its handlers cannot add anything.
+/// The maximum contents of a directory; once it is reached, handlers cannot add anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// The maximum total size of its files, in bytes. Default: no limit.

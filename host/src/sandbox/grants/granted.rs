@@ -57,7 +57,7 @@ impl GrantedDir {
 }
 
 impl Granted {
-    /// The grants of the operator to this handler of this module.
+    /// What the operator grants to this handler of this module.
     pub(in crate::sandbox) fn for_handler(
         handler: &str,
         origin: Origin<'_>,

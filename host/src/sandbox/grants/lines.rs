@@ -16,8 +16,8 @@ fn text(value: &str) -> String {
     }
 }
 
-/// Lines that a job lacked, adapted to the operator's file `config`, followed by a paragraph that explains how to use
-/// them.
+/// Lines that grant what a job lacked, adapted to the operator's file `config`, followed by a paragraph that explains
+/// how to use them.
 pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> String {
     let lines = annotated(lines, config, |_, _| None);
     let at = match lines.lines().any(|line| line.starts_with('#')) {
@@ -143,7 +143,7 @@ pub(in crate::sandbox) fn module_key(file: &str) -> String {
     format!("module = {}", toml::Value::from(file))
 }
 
-/// Lets it enqueue jobs for these handlers.
+/// Lets a handler enqueue jobs for the handlers of this pattern.
 pub(in crate::sandbox) fn enqueue(handler: &str, pattern: Option<&str>) -> String {
     let pattern = text(pattern.unwrap_or(UNKNOWN));
     format!("[handlers.\"{handler}\"]\nenqueue = [{pattern}]")

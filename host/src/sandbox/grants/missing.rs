@@ -4,7 +4,7 @@ use super::{Granted, GrantedSql, HostPattern, Mode, StateQuota, lines};
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Capability, HttpScheme};
 
-/// The capabilities that a handler declares and is not granted.
+/// A capability that a handler declares and is not granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
     /// The capability, in manifest notation.

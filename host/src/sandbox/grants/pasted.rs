@@ -1,4 +1,4 @@
-//! Adapts suggested lines to a `rouse.toml` that already has such lines.
+//! Adapts suggested lines to a `rouse.toml` that may already have some of their tables.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +8,8 @@ use serde::de::IgnoredAny;
 use toml::Spanned;
 
 /// Adds a comment above each table that cannot be appended to this file, or that would replace something there, and
-/// drops lines that the file already has. `wider`: the table of the file from which a handler currently inherits.
+/// drops lines that the file already has. `wider`: returns the table of the file from which a handler currently
+/// inherits a key.
 pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
     let lines = lines.split("\n\n");
     let annotated = lines.filter_map(|table| match remark(table, file, &wider) {

@@ -20,9 +20,9 @@ use super::{Quota, Root};
 /// The time for which a measurement stays valid. Measuring takes a few microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The time for which it stays valid after a file was removed or truncated. If one attempt writes a file while another
-/// truncates it, the file gets holes that are not counted and could be filled later. For directories that take a long
-/// time to measure, this time is longer.
+/// The time for which a measurement stays valid after a file was removed or truncated. If one attempt writes a file
+/// while another truncates it, the file gets holes that are not counted and could be filled later. For directories that
+/// take a long time to measure, this time is longer.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 /// A measurement is valid for at least this many times its duration.
 const MEASURING_SHARE: u32 = 10;
@@ -191,7 +191,7 @@ impl Ledger {
 
 #[cfg(test)]
 impl Ledger {
-    /// Acts as a measurement that takes until the result is dropped.
+    /// Acts as a measurement that lasts until the result is dropped.
     pub(in crate::sandbox) fn block_measuring(&self) -> MutexGuard<'_, ()> {
         lock(&self.measuring)
     }

@@ -82,7 +82,8 @@ impl Root {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = File::from(openat(CWD, &self.path, flags, FileMode::empty())?);
-        // If two threads open it at once, both use one result. Guests use it on threads that may block.
+        // If two threads open the directory at once, both use one result. Guests use it only on threads that may block,
+        // hence `true`.
         let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, true);
         Ok(self.opened.get_or_init(new))
     }

@@ -47,7 +47,7 @@ impl Secret {
     /// Webhooks key.
     ///
     /// # Errors
-    /// If it starts like such a key but is not valid. The error does not reveal it.
+    /// If the secret starts like such a key but is not valid. The error does not reveal the secret.
     pub fn hmac_sha256(&self, message: &[u8]) -> Result<[u8; 32], String> {
         let key = match self.0.strip_prefix(KEY_PREFIX) {
             None => self.0.as_bytes().to_vec(),
@@ -118,7 +118,7 @@ mod tests {
             let tag = secret.hmac_sha256(message.as_bytes());
             tag.map(|tag| STANDARD.encode(tag))
         };
-        // The example from its libraries' tests.
+        // The example from the tests of the Standard Webhooks libraries.
         let message = "msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{\"test\": 2432232314}";
         assert_eq!(
             signed("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", message),
