@@ -102,8 +102,8 @@ impl Settings {
         }
     }
 
-    /// Like [`grants_to`](Self::grants_to), for directories and state: the grants of an individual handler's table
-    /// apply to any module that has the name.
+    /// Like [`grants_to`](Self::grants_to), for directories and state: if no table binds an individual handler's name,
+    /// the grants of its table apply to any module that has the name.
     pub fn grants_own_to(&self, table: &str, origin: Origin<'_>) -> bool {
         self.grants_to(table, origin) || (!table.ends_with('*') && self.bound(table).is_none())
     }

@@ -58,7 +58,7 @@ pub(in crate::sandbox) struct CodeCache {
     path: PathBuf,
     /// A hash of wasmtime's version and settings, the processor, and the entry format.
     engine: u64,
-    /// Bytes that have been added since it was last trimmed.
+    /// Bytes that have been added since the cache was last trimmed.
     put_bytes: AtomicU64,
 }
 

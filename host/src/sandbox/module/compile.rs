@@ -52,9 +52,10 @@ impl Compiler {
 
     /// Compiles a module; [`parts`](precompile::parts) splits the result.
     ///
-    /// A process compiles many modules, because starting one costs more CPU time than a small module does. Its limits
-    /// are reset for each module, and at least half of them is left each time. So that no module is refused because of
-    /// earlier ones, a module that ends such a process is tried again in a process of its own, with the full limits.
+    /// A process compiles many modules, because starting one costs more CPU time than a small module does. In it, each
+    /// module has the CPU time of a first try, and at least half of the address space. So that no module is refused
+    /// because of earlier ones, a module that ends such a process is tried again in a process of its own, with the full
+    /// limits.
     ///
     /// # Errors
     /// [`NotLoaded::Retry`] after the first try only.

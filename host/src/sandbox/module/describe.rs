@@ -109,8 +109,8 @@ impl Sandbox {
     /// Instantiates the handler's module once more and gets its manifest, as when it was loaded.
     ///
     /// # Errors
-    /// If that fails, or the module no longer declares the same about the handler; a sentence that starts with "it
-    /// …".
+    /// If that fails, or the module no longer declares the same about the handler; a sentence that starts with "it …"
+    /// or "its …".
     pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
         let task = self.guests().spawn(call(
             self.clone(),
@@ -142,7 +142,7 @@ async fn call(
         memory_bytes,
         ..Limits::default()
     };
-    // It has its own budget, so that a busy host does not refuse a module.
+    // The instance has its own budget, so that a busy host does not refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
     let of = PerAttempt::placeholder();
     let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;

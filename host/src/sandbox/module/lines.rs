@@ -64,7 +64,7 @@ impl Lines {
     /// Reads the line tables of a component. Absent and malformed data is left out. The duration depends on the
     /// component's author, so call it only where the time is limited.
     pub(in crate::sandbox) fn read(component: &[u8]) -> Self {
-        // A panic in the DWARF reader must not refuse a module.
+        // A panic in the DWARF reader must not cause a module to be refused.
         catch_unwind(|| Self::read_all(component)).unwrap_or_default()
     }
 
@@ -90,7 +90,8 @@ impl Lines {
         let mut next = found.and_then(call);
         std::iter::from_fn(move || {
             let this = next?;
-            // A call comes after the one that it was inlined into.
+            // In the table, a call comes after the one into which it was inlined, so this ends; `take` ends it for a
+            // damaged table.
             next = this.within.and_then(call);
             Some(SourceLine {
                 function: this.function.and_then(|name| self.name(name)),

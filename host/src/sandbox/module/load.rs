@@ -120,7 +120,7 @@ fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
         .ok_or_else(|| Unfit::Code(wasmtime::Error::msg("its parts do not fit together")))?;
     match component(engine, code) {
         Ok(component) => Ok(Loaded { component, lines }),
-        // If an engine without a pool accepts it, it does not fit into the pool.
+        // If an engine without a pool accepts the code, the module does not fit into the pool.
         Err(error) => Err(
             match Engine::new(&code_config()).and_then(|no_pool| component(&no_pool, code)) {
                 Ok(_) => Unfit::Module(pool_refusal(&error)),

@@ -53,8 +53,8 @@ pub struct Manifest {
     pub sdk: Option<String>,
     /// Its handlers; at least one.
     pub handlers: Vec<HandlerManifest>,
-    /// Keys that this host does not know and ignores: misspelt keys, and those of later versions. Truncated if there
-    /// are many.
+    /// Keys that this host does not know and ignores: misspelt keys, and those of later versions. If there are many,
+    /// only the first ones.
     pub unknown: Vec<String>,
 }
 
@@ -185,7 +185,7 @@ impl Manifest {
     /// Parses the return value of `describe`.
     ///
     /// # Errors
-    /// A sentence for the author of the module, on one line.
+    /// The rest of a sentence that starts with "its manifest …", for the author of the module, on one line.
     pub fn parse(text: &str) -> Result<Self, String> {
         Self::read(text).map_err(|why| printable(&why, WHY_BYTES_MAX))
     }
@@ -391,7 +391,7 @@ fn retry_policy(written: &WrittenHandler<'_>) -> Result<RetryPolicy, String> {
         1,
         HandlerManifest::WAIT_MS_MAX,
     )?
-    // A long initial wait alone raises the maximum.
+    // If only the initial wait is set, and is long, it raises the maximum.
     .unwrap_or(default.max.max(initial));
     if max < initial {
         return Err("retry_max_ms is less than retry_initial_ms".into());

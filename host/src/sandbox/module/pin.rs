@@ -1,7 +1,7 @@
 //! Locks and signatures: an operator lists or signs the modules that may serve.
 //!
 //! Both checks cover the bytes that are loaded, not a file that was checked earlier, so replacing the file in between
-//! has no effect. Names do not matter; a listed or signed module may have any name.
+//! has no effect. File names do not matter; a listed or signed module may have any name.
 
 use std::collections::BTreeSet;
 use std::fmt;

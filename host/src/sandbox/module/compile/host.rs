@@ -30,8 +30,8 @@ const ALLOCATOR: (&str, &str) = (
     "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432",
 );
 
-/// The maximum size of one module's machine code and lines: eight times the largest module file by default. A Python
-/// guest results in 150 MiB.
+/// The maximum size of one module's machine code and lines: eight times the default maximum size of a module file. A
+/// Python guest results in 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
 /// The part of a compiler's standard error that is kept: a message of wasmtime or of a panic.
@@ -71,7 +71,7 @@ pub(super) enum Compiled {
 /// The end of a compiler process.
 pub(super) struct Ended {
     status: ExitStatus,
-    /// It was killed after this time.
+    /// The time after which it was killed, if it was.
     hung: Option<Duration>,
     last_read: LastRead,
     stderr: String,
@@ -138,7 +138,7 @@ impl Child {
     /// Compiles a module within this CPU time. Blocks.
     ///
     /// # Errors
-    /// When it cannot be waited for, or no thread can be started.
+    /// When the compiler cannot be waited for, or no thread can be started.
     pub(super) fn compile(&mut self, wasm: &[u8], cpu_max: Duration) -> io::Result<Compiled> {
         let wall_max = cpu_max * WALL_PER_CPU;
         let handle = self.handle.try_clone()?;

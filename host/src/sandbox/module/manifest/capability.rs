@@ -80,7 +80,7 @@ impl FromStr for Capability {
             ("fine_clocks", None) => Self::FineClocks,
             ("enqueue", Some(pattern)) if !is_pattern(pattern) => {
                 return Err(format!(
-                    "the capability `{text}`: after the colon must be a handler name or a pattern such as `photo.*`"
+                    "the capability `{text}`: expected a handler name or a pattern such as `photo.*` after the colon"
                 ));
             }
             ("enqueue", pattern) => Self::Enqueue(pattern.map(str::to_owned)),
