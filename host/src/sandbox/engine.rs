@@ -65,7 +65,7 @@ pub struct Sandbox {
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
-    /// Used to log once the actions that the confinement of compilers cannot prevent.
+    /// Ensures that the actions that the confinement of compilers cannot prevent are logged only once.
     pub(super) confinement_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,

@@ -1,5 +1,5 @@
-//! The limits and quotas that an operator can set. Their defaults are next to their fields, with the reasons; the reasons for bounds
-//! are here.
+//! The limits and quotas that an operator can set. Their defaults are next to their fields, with the reasons; the
+//! reasons for bounds are here.
 
 use super::{Limits, Quota, StateQuota};
 use crate::job::SqlLimits;
@@ -100,7 +100,7 @@ impl Settable for Limits {
             |of| Usize(&mut of.step_bytes),
             "Result of one step",
         ),
-        // A later attempt reads them all when it starts. Postgres stores as many, too.
+        // A later attempt reads them again. Postgres stores at least as many bytes (`_check_steps`).
         Setting::new(
             "steps_bytes",
             2..=64 << 20,

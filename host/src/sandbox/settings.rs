@@ -136,8 +136,8 @@ pub struct Settings {
     /// What modules need before they may serve. Default: nothing.
     pub pin: Pin,
     /// Which modules may have these handler names, by name or pattern; the most specific entry counts, and one of its
-    /// bindings is enough. Secrets, and directories and state that are granted to a pattern, are only for modules that
-    /// the name is bound to. Default: any.
+    /// bindings is enough. Secrets and statements, and directories and state that are granted to a pattern, are only
+    /// for modules that the name is bound to. Default: any.
     pub modules: BTreeMap<String, Vec<ModuleBinding>>,
     /// The minimum version of a handler that may serve, by name or pattern; the most specific entry counts. Default:
     /// any.
