@@ -17,7 +17,7 @@ pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
             None => Some((entry["on_failure"].as_str(), entry["job"].as_i64()?)),
         })
         .collect();
-    // In this order, the strictest of a chain comes first: the default, which is none, and then `wait` before `run`.
+    // In this order, the strictest entry of a chain comes first: `None` (the default), then `wait`, then `run`.
     chains.sort_by_key(|&(on_failure, chain)| (chain, on_failure.map(Reverse)));
     chains.dedup_by_key(|&mut (_, chain)| chain);
     chains.into_iter()

@@ -49,9 +49,9 @@ pub fn describe(gate: &Value) -> String {
         }
         "debounce" => {
             let ends = match &gate["max_wait_ms"] {
-                Value::Null => format!("once none was enqueued for {period}"),
+                Value::Null => format!("once none has been enqueued for {period}"),
                 max_wait => format!(
-                    "once none was enqueued for {period}, or {} after the first",
+                    "once none has been enqueued for {period}, or {} after the first",
                     time(max_wait)
                 ),
             };
@@ -81,7 +81,7 @@ pub fn scope(gate: &Value) -> String {
     }
 }
 
-/// The scope of each limit: ` of each tenant`. Empty if there is one limit. Gates on enqueues keep tenants apart.
+/// The scope of each limit: ` of each tenant`; empty if all jobs share one limit. Gates on enqueues keep tenants apart.
 fn of_each(gate: &Value) -> String {
     let listed = gate["key"].as_array().into_iter().flatten();
     let mut by: Vec<String> = listed.filter_map(Value::as_str).map(plain).collect();
@@ -150,11 +150,11 @@ mod tests {
             ),
             (
                 json!({"kind": "debounce", "key": ["$.id"], "edge": "trailing", "period_ms": 5_000, "max_wait_ms": 60_000}),
-                "the last job of a burst of jobs of each tenant and $.id, once none was enqueued for 5s, or 1m after the first",
+                "the last job of a burst of jobs of each tenant and $.id, once none has been enqueued for 5s, or 1m after the first",
             ),
             (
                 json!({"kind": "debounce", "key": [], "edge": "leading", "period_ms": 5_000}),
-                "the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s",
+                "the first job of a burst of jobs of each tenant; the burst ends once none has been enqueued for 5s",
             ),
         ] {
             assert_eq!(describe(&gate), words);

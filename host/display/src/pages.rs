@@ -42,7 +42,7 @@ pub use workers::{RunningAttempts, worker, workers};
 
 /// The style sheet.
 pub const STYLE: &str = include_str!("pages/assets/rouse.css");
-/// The script: live updates, selections, keys. Pages can be read, and forms sent, without it.
+/// The script: live updates, selections, keyboard shortcuts. Pages can be read, and forms sent, without it.
 pub const SCRIPT: &str = include_str!("pages/assets/rouse.js");
 /// The icon of the browser's tab.
 pub const ICON: &str = include_str!("pages/assets/icon.svg");

@@ -115,7 +115,7 @@ async fn the_command_line_sets_lists_and_deletes_gates() {
         .await
         .exits(0)
         .prints("at most 1 job starts in any 1day")
-        .prints("the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s, or 1m after the first")
+        .prints("the first job of a burst of jobs of each tenant; the burst ends once none has been enqueued for 5s, or 1m after the first")
         .prints("at most 5 running jobs of each tenant");
 
     gate(&db, &["delete", "api", "nothing", "report"])

@@ -17,12 +17,12 @@ pub struct Bulk {
     pub who: String,
     /// The number of jobs to which it applies, if they were counted.
     pub total: Option<i64>,
-    /// True if there are more, which were not counted.
+    /// True if more jobs match than were counted.
     pub at_least: bool,
     /// Jobs that were changed.
     pub done: i64,
-    /// Jobs that could not be changed: their state does not allow it, they were retried before, or a live job has their
-    /// unique key.
+    /// Jobs that could not be changed: their state does not allow it, they were retried before, a live job has their
+    /// unique key, or a job that they wait for has failed.
     pub refused: i64,
     /// Jobs that were not changed because another transaction has locked them.
     pub locked: i64,
@@ -34,7 +34,7 @@ pub struct Bulk {
     pub error: Option<String>,
 }
 
-/// The question. `total`: how many jobs match now; `now`: the time up to which they count.
+/// The question before a change. `now`: jobs that end, or are enqueued, after this time will not be changed.
 pub fn bulk_question(
     chrome: &Chrome,
     filter: &JobFilter,
@@ -83,7 +83,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
                 (cells::number(bulk.done)) " " (bulk.done_word)
                 @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
                 @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, or a job that they wait for has failed" }
-                @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " are left, because another transaction has locked them: start the change again when it has ended" }
+                @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " are left, because another transaction has locked them: start the change again when that transaction has ended" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
             }
@@ -93,7 +93,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
                     @if bulk.done > bulk.new_jobs.len() as i64 { "…" }
                 }
             }
-            @if !bulk.is_running { p { a href={ (chrome.base) "/jobs" } { "To the jobs" } } }
+            @if !bulk.is_running { p { a href={ (chrome.base) "/jobs" } { "All jobs" } } }
         }
     }
 }

@@ -159,7 +159,7 @@ pub(super) fn worker(chrome: &Chrome, id: &str) -> Markup {
     html! { a href={ (chrome.base) "/workers/" (chrome.encoded(id)) } { (line(id)) } }
 }
 
-/// Words that operators can select and copy.
+/// A command that operators can select and copy.
 pub(super) fn command(words: &str) -> Markup {
     html! {
         code { (words) } " "

@@ -8,7 +8,7 @@ use crate::when;
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 150.0;
 
-/// What the fleet did up to a time.
+/// The throughput of the fleet at a point in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Sample {
     /// When, seconds since 1970.
@@ -26,7 +26,7 @@ pub(super) fn throughput(samples: &[Sample], now: f64) -> Markup {
         .map(|it| it.ended_per_s.max(it.failed_per_s))
         .fold(0.0, f64::max);
     let (Some(first), true) = (samples.first(), samples.len() > 1) else {
-        return html! { p class="soft" { "The chart starts with the dashboard: more data appears within a few seconds." } };
+        return html! { p class="soft" { "The chart starts when the dashboard starts: the first data appears within a few seconds." } };
     };
     let top = round_up(top);
     let span = (now - first.at).max(1.0);
@@ -133,7 +133,7 @@ mod tests {
         assert!(
             throughput(&[sample(0.0, 1.0)], 1.0)
                 .into_string()
-                .contains("starts with")
+                .contains("starts when")
         );
     }
 }

@@ -47,7 +47,7 @@ pub struct JobFilter {
 /// Fields that compare contents, which anonymous readers may not see.
 const OF_CONTENTS: [&str; 3] = ["error", "kind", "payload"];
 
-/// The other fields: name, label, an example.
+/// All fields except the states: name, label, an example.
 const FIELDS: [(&str, &str, &str); 11] = [
     ("handler", "Handler", "email.send"),
     ("queue", "Queue", "default"),
@@ -94,7 +94,7 @@ impl JobFilter {
         }
     }
 
-    /// The same with one more condition.
+    /// The same filter with this condition, instead of an earlier one on the same field.
     pub fn with(mut self, name: &'static str, value: &str) -> Self {
         self.fields.retain(|(key, _)| *key != name);
         self.fields.push((name, value.to_owned()));
@@ -106,7 +106,7 @@ impl JobFilter {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// True if its result shows something of payloads or errors.
+    /// True if its result reveals something about payloads or errors.
     pub fn looks_at_contents(&self) -> bool {
         self.fields
             .iter()
@@ -147,14 +147,14 @@ impl JobFilter {
                 "since" | "until" => Ok(at(value, now).into()),
                 _ => Ok(value.as_str().into()),
             };
-            // It was read before.
+            // `read` has already rejected an invalid pointer.
             filter.insert((*name).to_owned(), value.unwrap_or_default());
         }
         filter.into()
     }
 
-    /// The filter of `rouse.search_jobs` for what had ended (live jobs: was enqueued) by `until`, seconds since 1970: a
-    /// fixed set of jobs.
+    /// The filter of `rouse.search_jobs` for a fixed set of jobs: those that had ended (live jobs: were enqueued) by
+    /// `until`, seconds since 1970.
     pub fn until(&self, until: f64) -> Value {
         let mut filter = self.json(until);
         if self.get("until").is_none() {

@@ -13,9 +13,9 @@ use crate::flow::chains;
 
 /// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.
 const SINGLE_MAX: usize = 80;
-/// More columns are not drawn: a chain of 10,000 jobs is a list.
+/// The maximum number of columns: a chain of 10,000 jobs is easier to read as a list.
 const COLUMNS_MAX: usize = 120;
-/// More boxes of a column are not drawn.
+/// The maximum number of boxes in a column.
 const ROWS_MAX: usize = 60;
 
 const BOX_WIDTH: f64 = 170.0;
@@ -33,7 +33,7 @@ struct Node {
     name: String,
     /// The number of jobs in each state.
     states: BTreeMap<String, usize>,
-    /// The job, if it is one.
+    /// The job, if the box stands for one.
     job: Option<i64>,
 }
 
@@ -55,7 +55,7 @@ fn state(job: &Value) -> &str {
     }
 }
 
-/// Lays the rows of `rouse.flow` out, in which each job comes after those that it waits for.
+/// Lays out the rows of `rouse.flow`, in which each job comes after those that it waits for.
 fn layout(jobs: &[Value]) -> Graph {
     let index_of: HashMap<i64, usize> = jobs
         .iter()
@@ -64,7 +64,7 @@ fn layout(jobs: &[Value]) -> Graph {
         .collect();
     let before = |at: usize| {
         let known = chains(&jobs[at]).filter_map(|(_, chain)| index_of.get(&chain).copied());
-        // Rows are in the order of the graph; anything else is ignored.
+        // Rows are in the order of the graph, so a parent in a later row is ignored.
         known.filter(move |&parent| parent < at)
     };
     let mut columns = vec![0; jobs.len()];

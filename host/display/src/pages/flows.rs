@@ -7,7 +7,7 @@ use super::cells;
 use super::flow_graph::graph;
 use super::layout::Chrome;
 
-/// More jobs are not listed below the graph.
+/// The maximum number of jobs that are listed below the graph.
 const LISTED_MAX: usize = 200;
 
 /// The newest flows. `next_before`: the id after which the next page starts.
@@ -20,7 +20,7 @@ pub fn flows(chrome: &Chrome, flows: &[Value], next_before: Option<i64>, now: f6
                 table class="stack" {
                     thead { tr {
                         th { "Flow" } th { "Name" } th { "State" } th class="number" { "Jobs" } th { "Done" }
-                        th class="number" { "Failed" } th { "Started" } th { "Took" }
+                        th class="number" { "Failed" } th { "Enqueued" } th { "Took" }
                     } }
                     tbody { @for flow in flows { (row(chrome, flow, now)) } }
                 }
@@ -46,7 +46,7 @@ fn row(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
                 " " (done)
             }
             td class="number" data-label="Failed" { (number("failed")) }
-            td class="keep" data-label="Started" { (cells::time(&flow["requested_at"], now)) }
+            td class="keep" data-label="Enqueued" { (cells::time(&flow["requested_at"], now)) }
             td class="keep" data-label="Took" { (cells::seconds(&flow["age_s"])) }
         }
     }

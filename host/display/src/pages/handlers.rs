@@ -11,7 +11,7 @@ use super::queues::backlog_table;
 use super::workers::digest;
 use crate::when;
 
-/// Failures, and kinds of them, that the page of a handler lists.
+/// The maximum number of failures, and of different errors, that the page of a handler lists.
 const ERRORS_MAX: usize = 10;
 
 /// A handler as this host has loaded it.
@@ -21,7 +21,7 @@ pub struct Loaded {
     pub name: String,
     /// The requested capabilities.
     pub requested: Vec<String>,
-    /// The lines that grant what it lacks, for `rouse.toml`; empty: nothing.
+    /// The lines for `rouse.toml` that grant what it lacks; empty: it lacks nothing.
     pub missing: String,
 }
 
@@ -43,7 +43,7 @@ pub fn handlers(chrome: &Chrome, fleet: &[Value], waiting: &[Value], loaded: &[L
             }
         }
         section class="card scroll" tabindex="0" aria-label="Handlers" {
-            @if versions.is_empty() { p { "No running worker has a handler: put *.wasm files into its folder." } }
+            @if versions.is_empty() { p { "No running worker has a handler: put *.wasm files into the handlers folder of a worker." } }
             @else {
                 table class="stack" {
                     thead { tr { th { "Handler" } th { "Versions" } th { "Modules" } th class="number" { "Workers" } th class="number" { "Slots" } th { "Grants" } th { "Lacks" } } }
@@ -185,7 +185,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
     }
 }
 
-/// The number of times that each error is among the newest failures, if there are several.
+/// The number of times that each error occurs among the newest failures; nothing for a single failure.
 fn by_error(chrome: &Chrome, errors: &[Value], now: f64) -> Markup {
     let mut groups: Vec<(String, Vec<&Value>)> = Vec::new();
     for job in errors {
@@ -249,7 +249,7 @@ fn requested(loaded: &Loaded) -> Markup {
             @if loaded.requested.is_empty() { p { "None." } }
             ul { @for line in &loaded.requested { li { (cells::line(line)) } } }
             @if !loaded.missing.is_empty() {
-                h3 { "It lacks these; add them to rouse.toml" }
+                h3 { "Missing grants: add these lines to rouse.toml" }
                 pre { (crate::sanitize::lines(&loaded.missing)) }
             }
         }

@@ -11,9 +11,9 @@ use super::why::why;
 use crate::sanitize;
 use crate::when;
 
-/// Longer payloads and results are cut; a link leads to the whole.
+/// Longer payloads and results are cut; a link leads to the full text.
 const CONTENT_BYTES_MAX: usize = 64 << 10;
-/// Longer commands are not for copying.
+/// Longer calls of `rouse.enqueue` are not offered for copying.
 const COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Deeper nesting is not indented further.
 const INDENTED_MAX: usize = 24;
@@ -100,7 +100,7 @@ fn last_retry(history: &[Value]) -> Option<&Value> {
 
 fn retried_as(chrome: &Chrome, history: &[Value]) -> Markup {
     html! {
-        @if let Some(id) = last_retry(history) { p class="notice" { "It was retried as job " (cells::job(chrome, id)) "." } }
+        @if let Some(id) = last_retry(history) { p class="notice" { "This job was retried as job " (cells::job(chrome, id)) "." } }
     }
 }
 
@@ -137,7 +137,7 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
             h2 { "Error" @if let Some(kind) = text("kind") { " " (cells::state(kind)) } }
             pre { (plain.or_else(|| text("message").map(sanitize::lines)).unwrap_or_default()) }
             @if error["kind"] == "lost" && record["state"] == "failed" {
-                p { "It is quarantined, because it probably crashes the hosts that run it. Retry it once that is fixed." }
+                p { "This job is quarantined, because it probably crashes the hosts that run it. Retry it once the cause is fixed." }
             }
             @if let Some(trace) = text("backtrace") {
                 details id="backtrace" { summary { "Backtrace of the handler" } pre { (sanitize::lines(trace)) } }
@@ -185,7 +185,7 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Suspended", suspension(chrome, &record["wait"])))
             (row("Lease", html! { @if let Some(lease) = milliseconds(&record["lease_ms"]) { (lease) } }))
             (row("Timeout", html! { @if let Some(timeout) = milliseconds(&record["timeout_ms"]) { (timeout) } }))
-            (row("Has to end by", time("deadline_at")))
+            (row("Deadline", time("deadline_at")))
             (row("Grants", html! { @if !record["grants"].is_null() { code { (cells::plain(&record["grants"])) } } }))
             @if record["trace"].is_string() { (row("Trace", trace(chrome, cells::text(record, "trace")))) }
             (row("Enqueued", time("requested_at")))
@@ -211,7 +211,7 @@ fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
     }
 }
 
-/// A value that links to the jobs which share it.
+/// A value with a link to all jobs that have it.
 fn linked_value(chrome: &Chrome, record: &Value, key: &str) -> Markup {
     let value = cells::text(record, key);
     html! {
@@ -234,7 +234,7 @@ fn attempt(record: &Value) -> Markup {
             (attempt)
             @if let Some(max) = record["max_attempts"].as_i64() { " of " (max) }
             @if record["uncounted"].as_i64().unwrap_or_default() > 0 {
-                ", of which " (record["uncounted"]) " do not count (lost or suspended)"
+                ", of which " (record["uncounted"]) " do not count (lost, suspended or given back)"
             }
 
         }
@@ -377,10 +377,10 @@ fn log(job: &Job) -> Markup {
     html! {
         section class="card" id="log" {
             h2 { "Log" }
-            @if job.log.is_empty() { p class="soft" { "It has not written anything." } }
+            @if job.log.is_empty() { p class="soft" { "This job has not written anything." } }
             @else {
                 @if job.has_older_lines {
-                    p class="soft" { "Only the newest lines; all: " code { "rouse job logs " (job.record["id"]) } }
+                    p class="soft" { "These are the newest lines. All lines: " code { "rouse job logs " (job.record["id"]) } }
                 }
                 pre class="log" tabindex="0" aria-label="Log" {
                     @for row in &job.log {
@@ -439,7 +439,7 @@ fn more(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-/// Forms for the priority and the payload of a queued job. A payload that is too large for the page is not offered.
+/// Forms for the priority and the payload of a queued job. A payload that is too large for the page has no form.
 fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
     let path = |action: &str| format!("{}/jobs/{}/{action}", chrome.base, record["id"]);
     let now = cells::text(record, "priority");
@@ -463,7 +463,7 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
                             textarea name="payload" rows="6" required spellcheck="false" autocomplete="off" { (payload) }
                         }
                         p class="soft" { "A job with another payload is a new job. This one is cancelled, and keeps its payload and its history." }
-                        button type="submit" data-ask="Replace this job by one with this payload?" { "Replace the payload" }
+                        button type="submit" data-ask="Replace this job with a new one that has this payload?" { "Replace the payload" }
                     }
                 }
             }
@@ -471,7 +471,7 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
     }
 }
 
-/// The same job as commands for a terminal and for psql.
+/// Commands for a terminal and for psql: they show this job, or enqueue another one like it.
 fn commands(chrome: &Chrome, job: &Job, now: f64) -> Markup {
     let record = &job.record;
     let id = &record["id"];
@@ -484,7 +484,7 @@ fn commands(chrome: &Chrome, job: &Job, now: f64) -> Markup {
             p { (cells::command(&format!("rouse job {id}"))) }
             p { (cells::command(&format!("SELECT * FROM rouse.history({id});"))) }
             @if chrome.may_read_contents() && let Some(again) = again.filter(|call| call.len() < COMMAND_BYTES_MAX) {
-                p { "Another one like it: " (cells::command(&again)) }
+                p { "Another job like this one: " (cells::command(&again)) }
             }
         }
     }

@@ -42,7 +42,7 @@ impl Live {
         }
     }
 
-    /// The number of those in exactly these states, as text.
+    /// The number of jobs in exactly this state, as text; `None` for other selections.
     fn describe(self, states: &[&str]) -> Option<String> {
         let jobs = match states {
             ["queued"] => self.queued,
@@ -112,7 +112,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
             section class="card" {
                 p {
                     @match found.examined_back_to {
-                        Some(id) => { "No job matches among those down to " (id) ". " (older(chrome, filter, id, "Search further back")) },
+                        Some(id) => { "None of the jobs down to " (id) " matches. " (older(chrome, filter, id, "Search further back")) },
                         None => "No job matches.",
                     }
                 }
@@ -133,7 +133,7 @@ fn list(chrome: &Chrome, filter: &JobFilter, found: &Found, now: f64) -> Markup 
                         th { "Job" } th { "State" } th { "Handler" } th { "Queue" }
                         @if has_priorities { th { "Priority" } }
                         th { "Tenant" }
-                        th { "Tries" } th { "When" } th { "Error" }
+                        th { "Attempt" } th { "When" } th { "Error" }
                     } }
                     tbody {
                         @for job in &found.jobs { (row(chrome, job, has_priorities, now)) }
@@ -202,7 +202,7 @@ fn row(chrome: &Chrome, job: &Value, has_priority: bool, now: f64) -> Markup {
             td data-label="Queue" { (cells::queue(chrome, cells::text(job, "queue"))) }
             @if has_priority { td data-label="Priority" { (cells::plain(&job["priority"])) } }
             td data-label="Tenant" { (cells::plain(&job["tenant"])) }
-            td class="keep" data-label="Tries" { (tries(job)) }
+            td class="keep" data-label="Attempt" { (tries(job)) }
             td class="keep" data-label="When" { (cells::time(&job[when], now)) }
             td class="message" data-label="Error" {
                 @if chrome.may_read_contents() && !error.is_empty() {

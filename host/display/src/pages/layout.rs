@@ -90,7 +90,7 @@ pub struct Chrome {
     pub csrf: String,
     /// True if readers can sign in.
     pub can_sign_in: bool,
-    /// True if this one has.
+    /// True if this reader has signed in with a token.
     pub can_sign_out: bool,
     /// Changes with each build, so that browsers read the new style and script.
     pub version: String,
@@ -245,7 +245,7 @@ fn reader(chrome: &Chrome) -> Markup {
         } @else if chrome.can_sign_in && chrome.reader.is_empty() {
             " " a href={ (chrome.base) "/sign-in" } { "Sign in" }
         }
-        " Press " kbd { "?" } " for the keys."
+        " Press " kbd { "?" } " for keyboard shortcuts."
     }
 }
 
@@ -258,8 +258,8 @@ fn keys() -> Markup {
         ("Esc", "leave a field"),
     ];
     html! {
-        dialog class="keys card" aria-label="Keys" {
-            h2 { "Keys" }
+        dialog class="keys card" aria-label="Keyboard shortcuts" {
+            h2 { "Keyboard shortcuts" }
             dl class="facts" {
                 @for (key, what) in help { dt { kbd { (key) } } dd { (what) } }
             }

@@ -9,7 +9,7 @@ use super::filter::JobFilter;
 use super::layout::Chrome;
 use crate::when;
 
-/// More queues are on their own page.
+/// The maximum number of queues; the page of queues lists the others.
 const QUEUES_MAX: usize = 12;
 /// A ready job that waits for longer needs attention, if workers could run it.
 const LONG_WAIT_S: f64 = 60.0;
@@ -141,7 +141,7 @@ fn attention(chrome: &Chrome, it: &Overview, now: f64) -> Markup {
         .iter()
         .filter(|worker| worker["timeouts"].as_i64() > Some(0))
     {
-        lines.push(("", html! { "On worker " (cells::worker(chrome, cells::text(worker, "worker_id"))) " " (worker["timeouts"]) " attempts have timed out." }));
+        lines.push(("", html! { "Attempts that have timed out on worker " (cells::worker(chrome, cells::text(worker, "worker_id"))) ": " (worker["timeouts"]) "." }));
     }
     if let Some(age) = it
         .oldest_transaction_s

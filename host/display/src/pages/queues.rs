@@ -1,4 +1,4 @@
-//! Queues: waiting jobs, how they are shared out, and gates.
+//! Queues: waiting jobs, how they are distributed, and gates.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::cells;
 use super::layout::Chrome;
 
-/// More keys of a fair queue, and more handlers of a backlog, are not shown.
+/// The maximum number of keys of a fair queue, and of rows of a backlog.
 const KEYS_MAX: usize = 100;
 
-/// More queues are not listed.
+/// The maximum number of listed queues.
 const LISTED_MAX: usize = 500;
 
 /// The list. Each gate has `keys`: its first rows of `rouse.gate_keys`.
@@ -22,7 +22,7 @@ pub fn queues(chrome: &Chrome, queues: &[Value], gates: &[Value], now: f64) -> M
                 table class="stack" {
                     thead { tr {
                         th { "Queue" } th { "State" } th class="number" { "Ready" } th { "Oldest wait" } th class="number" { "Scheduled" }
-                        th class="number" { "Running" } th { "Shared" } th { "" }
+                        th class="number" { "Running" } th { "Distribution" } th { "" }
                     } }
                     tbody { @for queue in queues.iter().take(LISTED_MAX) { (row(chrome, queue)) } }
                 }
@@ -30,7 +30,7 @@ pub fn queues(chrome: &Chrome, queues: &[Value], gates: &[Value], now: f64) -> M
         }
         section class="card" id="gates" {
             h2 { "Gates" }
-            @if gates.is_empty() { p class="soft" { "There are no gates. A module declares one, or " code { "rouse gate set" } "." } }
+            @if gates.is_empty() { p class="soft" { "There are no gates. " code { "rouse gate set" } " or a module creates one." } }
             @else { (gates_table(chrome, gates, now)) }
         }
     }
@@ -46,13 +46,13 @@ fn row(chrome: &Chrome, queue: &Value) -> Markup {
             td class="keep" data-label="Oldest wait" { (cells::seconds(&queue["oldest_wait_s"])) }
             td class="number" data-label="Scheduled" { (cells::count(queue, "scheduled")) }
             td class="number" data-label="Running" { (cells::count(queue, "running")) }
-            td data-label="Shared" { (shared(queue)) }
+            td data-label="Distribution" { (shared(queue)) }
             td { (pause(chrome, queue)) }
         }
     }
 }
 
-/// How its jobs are shared out.
+/// How its jobs are distributed: fair share, direct dispatch and shards, if it has any.
 fn shared(queue: &Value) -> Markup {
     let scheduler = &queue["scheduler"];
     html! {
@@ -74,13 +74,13 @@ fn gates_table(chrome: &Chrome, gates: &[Value], now: f64) -> Markup {
     html! {
         div class="scroll" tabindex="0" role="region" aria-label="Gates" {
             table class="stack" {
-                thead { tr { th { "Gate" } th { "Limits" } th { "Of" } th { "Set by" } th { "Keys" } } }
+                thead { tr { th { "Gate" } th { "Limits" } th { "Applies to" } th { "Set by" } th { "Keys" } } }
                 tbody {
                     @for gate in gates {
                         tr id={ "gate-" (chrome.encoded(cells::text(gate, "name"))) } {
                             td data-label="Gate" { (cells::plain(&gate["name"])) }
                             td data-label="Limits" { (crate::gate::describe(gate)) }
-                            td data-label="Of" { (crate::gate::scope(gate)) }
+                            td data-label="Applies to" { (crate::gate::scope(gate)) }
                             td data-label="Set by" { @if gate["declared_by"].is_string() { "its module" } @else { "an operator" } }
                             td data-label="Keys" { (gate_keys(chrome, gate, now)) }
                         }
@@ -153,11 +153,11 @@ pub fn queue(chrome: &Chrome, queue: &Value, backlog: &[Value], now: f64) -> Mar
 fn kept(days: &Value) -> String {
     match days.as_i64() {
         Some(days) => format!("{days} days"),
-        None => "as the default of all queues".to_owned(),
+        None => "as long as the default of all queues".to_owned(),
     }
 }
 
-/// Rows of `rouse.backlog`, those first that have waited for longest.
+/// Rows of `rouse.backlog`, the longest wait first.
 pub(super) fn backlog_table(chrome: &Chrome, rows: &[Value]) -> Markup {
     let wait = |row: &Value| row["oldest_wait_s"].as_f64().unwrap_or(-1.0);
     let mut rows: Vec<&Value> = rows.iter().collect();
@@ -199,14 +199,14 @@ fn fair(scheduler: &Value) -> Markup {
         section class="card scroll" tabindex="0" aria-label="Fair share" {
             h2 { "Fair share" }
             p class="soft" {
-                "By " (cells::plain(&scheduler["key"])) ", " (cells::plain(&scheduler["quantum"])) " a turn, charged by "
+                "By " (cells::plain(&scheduler["key"])) ", quantum " (cells::plain(&scheduler["quantum"])) ", charged by "
                 (cells::plain(&scheduler["charge"])) ". Keys go first after waiting for "
                 (scheduler["starvation_ms"].as_u64().unwrap_or_default() / 1000) " s."
             }
             table class="stack" {
                 thead { tr {
                     th { "Key" } th class="number" { "Weight" } th class="number" { "Ready" } th class="number" { "Running" } th { "Oldest wait" }
-                    th class="number" { "Taken" } th class="number" { "Passed over" } th class="number" { "Promoted" }
+                    th class="number" { "Claimed" } th class="number" { "Deferred" } th class="number" { "Promoted" }
                 } }
                 tbody {
                     @for key in keys.iter().take(KEYS_MAX) {
@@ -216,8 +216,8 @@ fn fair(scheduler: &Value) -> Markup {
                             td class="number" data-label="Ready" { (cells::count(key, "ready")) }
                             td class="number" data-label="Running" { (cells::count(key, "in_flight")) }
                             td class="keep" data-label="Oldest wait" { (cells::seconds(&key["oldest_age_s"])) }
-                            td class="number" data-label="Taken" { (cells::plain(&key["selected"])) }
-                            td class="number" data-label="Passed over" { (cells::plain(&key["deferred"])) }
+                            td class="number" data-label="Claimed" { (cells::plain(&key["selected"])) }
+                            td class="number" data-label="Deferred" { (cells::plain(&key["deferred"])) }
                             td class="number" data-label="Promoted" { (cells::plain(&key["promotions"])) }
                         }
                     }

@@ -1,4 +1,4 @@
-//! Schedules, with their expressions in English, their next due times and last outcomes.
+//! Schedules, with their expressions in English, their next due times and their last outcomes.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::cells;
 use super::layout::Chrome;
 
-/// More schedules are not listed.
+/// The maximum number of listed schedules.
 const LISTED_MAX: usize = 500;
 
 /// The list. Each row has `words`: its cron expression in English.
@@ -90,7 +90,7 @@ pub fn schedule(chrome: &Chrome, schedule: &Value, now: f64) -> Markup {
                     dt { "Handler" } dd { (cells::handler(chrome, cells::text(schedule, "handler"))) }
                     @for (key, name) in [
                         ("overlap", "Overlap"), ("catch_up", "Catch up"), ("catch_up_window", "Catch up within"), ("jitter", "Jitter"),
-                        ("due_key", "Due time in"), ("tenant", "Tenant"), ("source", "Source"), ("priority", "Priority"), ("login", "Made by")
+                        ("due_key", "Key of the due time"), ("tenant", "Tenant"), ("source", "Source"), ("priority", "Priority"), ("login", "Created by")
                     ] {
                         @let value = cells::plain(&schedule[key]);
                         @if !value.is_empty() { dt { (name) } dd { (value) } }

@@ -11,13 +11,13 @@ use crate::when;
 const WIDTH: f64 = 1000.0;
 /// Shorter bars would be invisible.
 const BAR_MIN: f64 = 4.0;
-/// More attempts are not drawn one by one.
+/// The maximum number of bars; the oldest ones are left out.
 const BARS_MAX: usize = 400;
 
 /// The colours of bars, as [`cells::tone`] chooses them.
 const MEANINGS: [(&str, &str); 5] = [
     ("wait", "waited"),
-    ("busy", "runs"),
+    ("busy", "running"),
     ("good", "succeeded"),
     ("bad", "failed, timed out or lost"),
     ("warn", "cancelled or suspended"),
@@ -30,7 +30,7 @@ struct Bar {
     to: f64,
     /// The class of its colour.
     tone: &'static str,
-    /// What it is, for the pointer and for screen readers.
+    /// Its description, shown at the pointer and read by screen readers.
     title: String,
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::cells;
 use super::layout::Chrome;
 
-/// More workers are not listed.
+/// The maximum number of listed workers.
 const LISTED_MAX: usize = 500;
 
 /// The list, as `rouse workers --json` prints it.

@@ -56,8 +56,8 @@ a/throttle.2 at most 3 jobs start in any 1s 500ms
 a/singleton one queued job of each tenant and $.doc; later ones are not enqueued
 a/singleton.2 one queued or running job of each tenant; later ones are not enqueued
 a/singleton.3 one job of each tenant in 1h; later ones are refused
-a/debounce the last job of a burst of jobs of each tenant, once none was enqueued for 5s, or 1m after the first
-a/debounce.2 the first job of a burst of jobs of each tenant; the burst ends once none was enqueued for 5s";
+a/debounce the last job of a burst of jobs of each tenant, once none has been enqueued for 5s, or 1m after the first
+a/debounce.2 the first job of a burst of jobs of each tenant; the burst ends once none has been enqueued for 5s";
         let lines = table("a", gates);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<String> = lines.lines().map(words).collect();

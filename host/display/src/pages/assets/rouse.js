@@ -1,4 +1,4 @@
-// Live updates, selections, keys. Every page can be read, and every form sent, without this script.
+// Live updates, selections, keyboard shortcuts. Every page can be read, and every form sent, without this script.
 "use strict";
 
 // --- The parts of a page that change: the server sends them whenever they differ from what it sent before. ---
@@ -8,7 +8,7 @@ const button = document.querySelector("button.live");
 let source = null;
 let wait = 1000;
 
-/** The id of a node. Not `node.id`, which in a form with a field of that name is the field. */
+/** The id of a node. Not `node.id`: in a form with a field that is named `id`, that is the field. */
 function idOf(node) {
   return node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("id") : null;
 }
@@ -30,8 +30,8 @@ function morph(now, next) {
     if (now.getAttribute(name) !== value && !kept(now, name)) now.setAttribute(name, value);
   }
   if (now.nodeName === "TEXTAREA" || now.nodeName === "SELECT") return;
-  // Rows and cards have ids: one that moved is moved, not written again. Removed ones go first, so that the others
-  // need not move, which would take the focus from them.
+  // Rows and cards have ids, so one that has a new position is moved, not replaced. Removed ones go first, so that the
+  // others need not move: a move would take the focus from them.
   const wantedIds = new Set([...next.children].map(idOf));
   for (const child of [...now.children]) if (idOf(child) && !wantedIds.has(idOf(child))) child.remove();
   const named = new Map();
@@ -85,7 +85,7 @@ function connect() {
       count();
     }
   });
-  // The server periodically checks who is reading.
+  // The server ends the connection from time to time, to check the access of the reader again.
   source.addEventListener("again", () => {
     disconnect();
     connect();
@@ -95,7 +95,7 @@ function connect() {
     show("paused", "reload");
   });
   source.addEventListener("error", () => {
-    // The browser would try again at once, and for ever after some errors not at all.
+    // The browser by itself would connect again at once, or, after some errors, never.
     source.close();
     show("lost", "lost");
     source = { close: ((timer) => () => clearTimeout(timer))(setTimeout(connect, wait)) };
@@ -158,7 +158,7 @@ document.addEventListener("change", (event) => {
 });
 count();
 
-// --- Questions before what cannot be undone, and copies ---
+// --- Questions before actions that cannot be undone; buttons that copy ---
 
 document.addEventListener("submit", (event) => {
   const asked = event.submitter && event.submitter.dataset.ask;
@@ -182,7 +182,7 @@ const theme = document.querySelector("button.theme");
 function setTheme(name) {
   document.documentElement.style.colorScheme = name;
   if (theme) theme.textContent = { "": "◐", light: "☀", dark: "☾" }[name];
-  if (theme) theme.setAttribute("aria-label", "Colours: " + (name || "as the system"));
+  if (theme) theme.setAttribute("aria-label", "Colours: " + (name || "system"));
 }
 let chosenTheme = "";
 try { chosenTheme = localStorage.getItem("rouse-theme") || ""; } catch { /* Storage can be forbidden. */ }
@@ -195,7 +195,7 @@ if (theme) {
   });
 }
 
-// --- Keys: `g` and a letter goes to a page, `/` to the search, `p` pauses, `j` and `k` move through rows. ---
+// --- Keyboard shortcuts: `g` and a letter (a page), `/` (search), `p` (pause), `j` and `k` (rows). ---
 
 let went = 0;
 document.addEventListener("keydown", (event) => {
