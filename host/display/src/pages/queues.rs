@@ -143,7 +143,10 @@ pub fn queue(chrome: &Chrome, queue: &Value, backlog: &[Value], now: f64) -> Mar
             h2 { "Settings" }
             dl class="facts" {
                 dt { "Payloads" } dd { "at most " (cells::bytes(queue["payload_bytes_max"].as_u64().unwrap_or_default())) }
-                dt { "Kept" } dd { (kept(&queue["keep_days"])) "; failed jobs " (kept(&queue["keep_failed_days"])) }
+                dt { "Kept" } dd {
+                    (kept(&queue["keep_days"])) "; failed jobs "
+                    @if queue["keep_failed_days"].is_null() { "as long as the others" } @else { (kept(&queue["keep_failed_days"])) }
+                }
                 dt { "Last used" } dd { (cells::time(&queue["last_used_at"], now)) }
             }
         }
@@ -200,8 +203,10 @@ fn fair(scheduler: &Value) -> Markup {
             h2 { "Fair share" }
             p class="soft" {
                 "By " (cells::plain(&scheduler["key"])) ", quantum " (cells::plain(&scheduler["quantum"])) ", charged by "
-                (cells::plain(&scheduler["charge"])) ". Keys go first after waiting for "
-                (scheduler["starvation_ms"].as_u64().unwrap_or_default() / 1000) " s."
+                (cells::plain(&scheduler["charge"])) "."
+                @if let Some(ms) = scheduler["starvation_ms"].as_u64().filter(|ms| *ms > 0) {
+                    " Jobs that have waited for " (ms / 1000) " s go first, the oldest of them first."
+                }
             }
             table class="stack" {
                 thead { tr {
@@ -225,5 +230,34 @@ fn fair(scheduler: &Value) -> Markup {
             }
             @if keys.len() > KEYS_MAX { p class="soft" { (KEYS_MAX) " of " (cells::number(keys.len() as i64)) " keys." } }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn settings_that_are_not_set_are_described_by_what_applies_instead() {
+        let page = |days: Option<i64>, failed: Option<i64>, starvation_ms: u64| {
+            let settings = json!({
+                "name": "q", "keep_days": days, "keep_failed_days": failed,
+                "scheduler": {"policy": "drr", "key": "tenant", "quantum": 1, "charge": "job", "starvation_ms": starvation_ms},
+            });
+            queue(&Chrome::default(), &settings, &[], 1.0).into_string()
+        };
+        let of_all = page(None, None, 0);
+        assert!(
+            of_all.contains(
+                "as long as the default of all queues; failed jobs as long as the others"
+            ),
+            "{of_all}"
+        );
+        assert!(!of_all.contains("go first"), "{of_all}");
+        let own = page(Some(30), Some(90), 300_000);
+        assert!(own.contains("30 days; failed jobs 90 days"), "{own}");
+        assert!(own.contains("waited for 300 s go first"), "{own}");
     }
 }
