@@ -240,11 +240,11 @@ pub fn main() -> ExitCode {
 }
 
 /// Like [`main`], with middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one
-/// outermost (`examples/embed`). The process must be this command alone: it sets up logs and signals, and starts its
-/// own executable to compile modules.
+/// outermost (`examples/embed`). The process must do nothing else: the command sets up logs and signals, and starts the
+/// executable of the process to compile modules.
 pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();
-    // First of all: the compiler limits itself, and threads would count.
+    // First of all: the compiler limits its own resources, and threads of this process would count.
     if let Command::CompileModule(args) = &cli.command {
         return compile_module::run(args);
     }
@@ -262,7 +262,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
-    // At the end, and after a panic, it waits for the last lines.
+    // Dropped at the end, and after a panic: it waits until the last lines are written.
     let _flush = if cli.command.works() {
         match telemetry::write_in_background() {
             Ok(flush) => Some(flush),

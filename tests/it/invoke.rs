@@ -129,7 +129,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         (
             &["test.spin", "--timeout", "100ms"],
             5,
-            "message: it ran longer than the 100ms of --timeout",
+            "message: it ran longer than --timeout 100ms",
         ),
         (
             &["noop", "--handlers", "/nowhere"],

@@ -37,7 +37,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     )
     .await
     .exits(0)
-    .prints("finished jobs of queue reports are kept: 1 day; failed ones: 90 days");
+    .prints("finished jobs of queue reports are kept for 1 day; failed ones for 90 days");
     let worker = TestWorker::start(&db, Settings::default()).await;
     let reports =
         |handler: &str, payload: &str| format!("'{handler}', '{payload}', queue => 'reports'");
@@ -120,7 +120,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     run_rouse(&db, &["queue", "set", "reports", "--keep-failed-days", "0"])
         .await
         .exits(0)
-        .prints("finished jobs of queue reports are kept: 1 day");
+        .prints("finished jobs of queue reports are kept for 1 day");
     let failed = enqueue_sql(&client, &reports("test.fail", fail)).await;
     ended(&client, failed).await;
     assert_eq!(
@@ -294,7 +294,7 @@ async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
     run_rouse(&db, &["queue", "set", "--default", "--keep-days", "90"])
         .await
         .exits(0)
-        .prints("finished jobs are kept: 90 days (until now: 7 days)");
+        .prints("finished jobs are kept for 90 days (previously 7 days)");
     let kept = partition_of_the_past(&client, 80).await;
     let dropped = partition_of_the_past(&client, 100).await;
     assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
@@ -317,7 +317,7 @@ async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
     refused
         .exits(2)
         .prints("this permanently deletes jobs that ended more than 30 days ago")
-        .prints("now they are kept: 90 days")
+        .prints("now they are kept for 90 days")
         .prints("confirm it with --confirm");
     assert_eq!(store.maintain_partitions().await.unwrap(), (0, 0));
     assert!(exists(&client, &kept).await, "nothing was done");

@@ -32,7 +32,7 @@ pub(super) fn shown(time: &str, now: f64, screen: Screen) -> String {
     }
 }
 
-/// The name of a column of [`waited`].
+/// The title of the column that shows [`waited`].
 pub(super) fn waits(screen: Screen) -> &'static str {
     match screen.is_terminal() {
         true => "oldest waits",

@@ -21,7 +21,8 @@ use crate::store::JobView;
 /// Options of `rouse chain`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A chain is a job, its retries, and the jobs with which handlers continue it. It ends as its last job does.\n\
+A chain is a job, its retries, and the jobs with which handlers continue it. It ends with its last job, \
+in the same state.\n\
 Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also \
 3 its last job is no longer kept · 4 failed or timed out · 5 not ended in time · 7 cancelled")]
 pub(super) struct Args {

@@ -116,7 +116,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn publish(args: &Publish, dry_run: bool) -> anyhow::Result<ExitCode> {
-    // First, because compiling the modules takes longer.
+    // Check the database first: compiling the modules takes longer.
     let connector = args.target.connector()?;
     args.target.checked_store().await?;
     let (folder, config) = (args.handlers.as_deref(), args.config.as_deref());
@@ -235,7 +235,7 @@ async fn delete(args: &Delete) -> anyhow::Result<ExitCode> {
         if let Some(row) = unknown.first() {
             let name: &str = row.get(0);
             anyhow::bail!(
-                "{} has no contract; the view rouse.contracts lists them",
+                "{} has no contract; the view rouse.contracts lists all contracts",
                 plain(name)
             );
         }
@@ -255,7 +255,8 @@ async fn delete(args: &Delete) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Publishes the contracts of all handlers now, and after each change of the folder, until it is dropped.
+/// Publishes the contracts of all handlers now, and after each change of the folder, until the future
+/// is dropped.
 pub(super) async fn publish_forever(connector: Connector, catalog: Arc<Catalog>) {
     let mut changed = catalog.changed();
     loop {

@@ -221,7 +221,7 @@ fn print_ready(
     Ok(())
 }
 
-/// An example call, preferably of a handler without grants. Its payload matches the schema.
+/// An example call, preferably of a handler without grants.
 fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
     let needs_nothing = |handler: &&Arc<Handler>| handler.manifest.capabilities.is_empty();
     let handler = handlers

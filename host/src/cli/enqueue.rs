@@ -44,11 +44,11 @@ pub(super) struct Args {
     #[arg(long)]
     priority: Option<String>,
 
-    /// Run it after this time, for instance 90s or 2h
+    /// Run the job after this delay, for instance 90s or 2h
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
-    /// Run it at this time, for instance 2027-01-31T08:00Z
+    /// Run the job at this time, for instance 2027-01-31T08:00Z
     #[arg(long, value_name = "TIME", conflicts_with = "delay")]
     at: Option<String>,
 
@@ -75,9 +75,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     job_timeout: Option<Duration>,
 
-    /// Run it after the end of this job (repeat for several). If that job fails, this one is cancelled; with `:run` it
-    /// runs in any case, and with `:wait` it waits until that job has been retried and has succeeded. NAME describes
-    /// the job in `rouse job ID`; default: the id
+    /// Run the job after the end of job ID (repeat for several). If job ID fails, the new job is cancelled; with `:run`
+    /// it runs in any case, and with `:wait` it waits until job ID has been retried and has succeeded. NAME describes
+    /// job ID in `rouse job`; default: the id
     #[arg(long = "after", value_name = "[NAME=]ID[:ON_FAILURE]", value_parser = dependency)]
     after: Vec<(String, Value)>,
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 /// Schemas may refer to themselves, and deeper examples are unreadable.
 const DEPTH_MAX: usize = 8;
 
-/// The smallest value that matches the schema: only what it requires.
+/// A small value for the schema, with only the required properties. It may break other rules, such as a pattern.
 pub(super) fn payload(schema: &Value) -> Value {
     value(schema, schema, 0)
 }

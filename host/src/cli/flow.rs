@@ -304,7 +304,7 @@ async fn in_batches(
         }
         if shown {
             eprint!("\r{done_word} {changed}");
-            // Progress is only a hint.
+            // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }
     };

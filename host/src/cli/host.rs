@@ -376,7 +376,7 @@ impl Host {
                 http_stop.clone(),
             )?,
         };
-        // `rouse dev` prints it.
+        // `rouse dev` prints the address itself.
         if let Some(url) = address
             .filter(|_| dashboard.is_some() && !self.is_own)
             .and_then(dashboard::url)
@@ -491,7 +491,7 @@ fn log_missing_grants(handlers: &HandlerSet, config: Option<&Path>) {
     let config = config.map(|file| format!(" --config {}", file.display()));
     info!(
         handlers = names.join(", "),
-        "handlers request grants that rouse.toml does not give them; for each, `rouse handlers show {first}{}` prints the lines",
+        "handlers request grants that rouse.toml does not give them; to print the lines for one of them: `rouse handlers show {first}{}`",
         config.unwrap_or_default()
     );
 }

@@ -144,7 +144,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     drop(pipes);
     if let (InvokeOutcome::TimedOut(error), Some(timeout)) = (&mut invoked.outcome, args.timeout) {
         let timeout = humantime::format_duration(timeout);
-        error.message = format!("it ran longer than the {timeout} of --timeout");
+        error.message = format!("it ran longer than --timeout {timeout}");
     }
     match args.json {
         true => println!("{}", as_json(record(&handler, &invoked)?)),
@@ -156,7 +156,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     Ok(exit_code(&invoked.outcome))
 }
 
-/// Ctrl-C or SIGTERM sends the handler the abort signal; a second one stops it at once.
+/// Runs the handler. Ctrl-C or SIGTERM sends it the abort signal; a second signal stops it at once.
 async fn run_until_a_signal(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,

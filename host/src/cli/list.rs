@@ -59,7 +59,7 @@ pub(super) struct List {
     expendable: Vec<&'static str>,
 }
 
-/// Spaces on both sides of a cell.
+/// The number of spaces around a cell, both sides together.
 const PADDING: usize = 2;
 
 impl List {
@@ -88,7 +88,7 @@ impl List {
         self.right = columns.to_vec();
     }
 
-    /// Names the columns that a narrow terminal leaves out, the first one first.
+    /// Names the columns that a narrow terminal leaves out, in this order.
     pub(super) fn expendable(&mut self, columns: &[&'static str]) {
         self.expendable = columns.to_vec();
     }
@@ -208,7 +208,7 @@ fn available(columns: usize, cells: usize) -> usize {
     columns.saturating_sub(cells * PADDING)
 }
 
-/// Replaces marks with colours. Text that was wrapped is coloured on its first line.
+/// Replaces marks with colours. Text that was wrapped is coloured only on its first line.
 fn in_colours(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {

@@ -25,7 +25,7 @@ const SDK_IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
 /// The dependency on the SDK if that folder does not exist: the repository, because the SDK is not on crates.io yet.
 const SDK_ELSEWHERE: &str = concat!("{ git = \"", env!("CARGO_PKG_REPOSITORY"), "\" }");
 
-/// Longer names make paths that some tools cannot follow.
+/// Longer names lead to paths that are too long for some tools.
 const NAME_CHARS_MAX: usize = 64;
 
 /// Names that Cargo or the compiler rejects for a library, and names of dependencies.
@@ -97,7 +97,7 @@ pub(super) struct Args {
     /// The name of the crate and its handler, such as greet
     name: String,
 
-    /// The folder in which it is created
+    /// The folder in which the crate is created
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
 
@@ -116,7 +116,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     println!(
-        "wrote {0}\nnext: cd {0} && cargo test; README.md there has the rest",
+        "wrote {0}\nnext: cd {0} && cargo test; README.md in the folder explains the rest",
         folder.display()
     );
     Ok(ExitCode::SUCCESS)
@@ -133,7 +133,7 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
     let folder = parent.join(name);
     ensure!(
         folder.symlink_metadata().is_err(),
-        "{} exists already: choose another name, or remove it",
+        "{} already exists: choose another name, or remove it",
         folder.display()
     );
     let sdk = sdk_dependency(sdk_path, Path::new(SDK_IN_REPOSITORY))?;
@@ -176,7 +176,7 @@ fn check_name(name: &str) -> Result<()> {
         && name.split(['-', '_']).all(is_word);
     if !good {
         bail!(
-            "`{name}` is not a crate name: write 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, a letter \
+            "`{name}` is not a crate name: write 1 to {NAME_CHARS_MAX} characters (a-z, 0-9, - and _), a letter \
              first, for instance `send-email`. (The handler in it may be called `email.send`: \
              change that in src/lib.rs)"
         );
@@ -193,7 +193,7 @@ fn sdk_dependency(sdk_path: Option<&Path>, usual: &Path) -> Result<String> {
     let found = match sdk_path {
         Some(path) => Some(path.canonicalize().with_context(|| {
             format!(
-                "there is no SDK at {}: give the folder sdk of the repository",
+                "there is no SDK at {}: give the `sdk` folder of the repository",
                 path.display()
             )
         })?),
@@ -206,7 +206,7 @@ fn sdk_dependency(sdk_path: Option<&Path>, usual: &Path) -> Result<String> {
         .is_ok_and(|manifest| manifest.contains("name = \"rouse-sdk\""));
     ensure!(
         is_sdk,
-        "{} is not the SDK: give the folder sdk of the repository",
+        "{} is not the SDK: give the `sdk` folder of the repository",
         path.display()
     );
     let text = path

@@ -1,4 +1,4 @@
-//! The limit of open files.
+//! The limit on open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
@@ -15,11 +15,11 @@ pub(super) fn raise_limit() {
         Ok(()) => debug!(
             before = current,
             now = maximum,
-            "raised the limit of open files"
+            "raised the limit on open files"
         ),
         Err(error) => warn!(
             limit = current,
-            "cannot raise the limit of open files; attempts that open many files could leave none for the host: {error}"
+            "cannot raise the limit on open files; attempts that open many files could leave none for the host: {error}"
         ),
     }
 }

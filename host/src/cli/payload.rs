@@ -4,8 +4,8 @@ use std::io::Read as _;
 
 use anyhow::Context as _;
 
-/// The argument, or standard input for `-`. Refuses a payload that is not JSON, with a hint about shell quotes; errors
-/// of Postgres and guests could not contain it.
+/// The argument, or standard input for `-`. Refuses a payload that is not JSON, with a hint about shell quotes, which
+/// errors of Postgres and guests could not give.
 pub(super) fn read(argument: String) -> anyhow::Result<String> {
     let payload = match argument.as_str() {
         "-" => {

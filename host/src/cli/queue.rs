@@ -130,7 +130,7 @@ struct Named {
 /// Options of `rouse queue set`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    // Otherwise it lists all settings.
+    // Otherwise the usage would list all settings.
     override_usage = "rouse queue set [OPTIONS] <SETTINGS> <NAME>...\n       rouse queue set --default --keep-days <DAYS>",
     group = ArgGroup::new("settings").required(true).multiple(true),
     group = ArgGroup::new("share").multiple(true),
@@ -184,7 +184,7 @@ struct Set {
 
     #[command(flatten)]
     dispatch: dispatch::Options,
-    /// The number of shards of its lanes, which workers lease, 2 to 1024; 0: all workers serve all lanes
+    /// The number of shards of the queue, which workers lease, 2 to 1024; 0: all workers serve all lanes
     #[arg(long, value_name = "SHARDS", group = "settings", conflicts_with_all = ["share", "dispatching", "retention"])]
     shards: Option<i32>,
 
@@ -348,7 +348,7 @@ async fn purge_batches(
         *purged += u64::from(batch.unsigned_abs());
         if std::io::stderr().is_terminal() && *purged > 0 {
             eprint!("\rpurged {purged}");
-            // Progress is only a hint.
+            // The progress is not essential, so an error is ignored.
             let _ = std::io::stderr().flush();
         }
         // Do not wait until the queue is empty: a producer may enqueue as fast as this command cancels.
@@ -408,7 +408,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
             && !args.confirm
         {
             eprintln!(
-                "rouse: nothing was done: this permanently deletes jobs that ended more than {} ago, unless their queue has a retention of its own (now they are kept: {}); confirm it with --confirm",
+                "rouse: nothing was done: this permanently deletes jobs that ended more than {} ago, unless their queue has a retention of its own (now they are kept for {}); confirm it with --confirm",
                 in_days(days),
                 in_days(now)
             );
@@ -418,7 +418,7 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
         match args.json {
             true => println!("{}", as_json(json!({"keep_days": days, "was": was}))),
             false => println!(
-                "finished jobs are kept: {} (until now: {})",
+                "finished jobs are kept for {} (previously {})",
                 in_days(days),
                 in_days(was)
             ),
@@ -479,7 +479,7 @@ async fn set_one(store: &Store, name: &str, args: &Set) -> Result<Done, StoreErr
         .await?;
     Ok(Done {
         text: format!(
-            "finished jobs of queue {shown} are kept: {}",
+            "finished jobs of queue {shown} are kept {}",
             kept(days, failed)
         ),
         json: json!({"queue": name, "keep_days": days, "keep_failed_days": failed}),
@@ -499,9 +499,14 @@ fn refusal(error: StoreError) -> anyhow::Result<Result<Done, Refusal>> {
 
 /// The retention of finished jobs, and of those that failed or timed out.
 fn kept(days: Option<i32>, failed: Option<i32>) -> String {
-    let kept = days.map_or("as those of all queues".to_owned(), in_days);
+    let kept = match days {
+        Some(days) => format!("for {}", in_days(days)),
+        None => "as long as the default of all queues".to_owned(),
+    };
     match failed {
-        Some(failed) if Some(failed) != days => format!("{kept}; failed ones: {}", in_days(failed)),
+        Some(failed) if Some(failed) != days => {
+            format!("{kept}; failed ones for {}", in_days(failed))
+        }
         _ => kept,
     }
 }

@@ -185,7 +185,7 @@ fn table(schedules: &[Value], now: f64) -> List {
     list
 }
 
-/// Whether it is active.
+/// The state of a schedule, in red if it is an error.
 fn state(schedule: &Value) -> Shown {
     let word = schedule["state"].as_str().unwrap_or_default();
     let colour = (word == "error").then_some(Colour::Red);

@@ -11,8 +11,8 @@ use crate::worker::Stop;
 pub(super) struct Signals {
     term: Signal,
     int: Signal,
-    /// `None` if it is ignored: since the start of the process (`nohup`), or after the first signal, because a terminal
-    /// that is closed may send it more than once. Its handler stays installed.
+    /// `None` if SIGHUP is ignored: since the start of the process (`nohup`), or after the first signal, because a
+    /// terminal that is closed may send it more than once. Its handler stays installed.
     hup: Option<Signal>,
 }
 

@@ -53,7 +53,8 @@ impl Target {
         }
     }
 
-    /// True if neither an option nor the environment names a database: it is then that of a `rouse dev` in this folder.
+    /// True if neither an option nor the environment names a database: the command then uses that of a `rouse dev` in
+    /// this folder.
     pub(super) fn is_implicit(&self) -> bool {
         let url = self
             .database_url
@@ -77,7 +78,7 @@ impl Target {
     }
 }
 
-/// Every user of the machine can read the arguments of a process.
+/// Warns of a password in an option: every user of the machine can read the arguments of a process.
 pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
     if has_password(url) {
         telemetry::line(&format!(

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::sanitize;
 
-/// Replaces control characters, including terminal escapes, by `\u{..}`; line breaks stay.
+/// Replaces control characters, including terminal escapes, with `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
     sanitize::lines(text)
 }

@@ -86,7 +86,7 @@ impl Sort {
         }
     }
 
-    /// The first `limit` rows; rows with equal values stay in their order.
+    /// The `limit` rows with the highest values; rows with equal values stay in their order.
     fn first(self, mut rows: Vec<Value>, limit: i64) -> Vec<Value> {
         let value = |row: &Value| row[self.key()].as_f64().unwrap_or(-1.0);
         rows.sort_by(|a, b| value(b).total_cmp(&value(a)));
@@ -106,7 +106,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     ended.unwrap_or(Ok(ExitCode::SUCCESS))
 }
 
-/// Lists repeatedly, until it is dropped.
+/// Lists repeatedly, until the future is dropped.
 async fn follow(args: &Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     loop {

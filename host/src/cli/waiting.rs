@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The minimum and maximum pause between two looks.
+/// The minimum and maximum pause between two polls.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// It failed or timed out.
+/// The job or chain failed or timed out.
 const EXIT_UNSUCCESSFUL: u8 = 4;
 /// It had not ended in time.
 const EXIT_TIMEOUT: u8 = 5;
@@ -27,7 +27,7 @@ impl Waiting {
         Self { since, timeout }
     }
 
-    /// Pauses before the next look. False if the timeout has expired.
+    /// Pauses before the next poll. False if the timeout has expired.
     pub(super) async fn pause(&self) -> bool {
         let Some(pause) = pause_after(self.since.elapsed(), self.timeout) else {
             return false;

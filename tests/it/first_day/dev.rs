@@ -33,7 +33,7 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
         .prints("17");
     CommandOutput::run(&mut rouse(&["handlers"]))
         .exits(0)
-        .prints("as the `rouse dev` here serves it")
+        .prints("with the settings of the `rouse dev` here")
         .prints("17");
     // An explicit setting takes precedence.
     std::fs::write(

@@ -85,7 +85,7 @@ async fn a_schedule_is_set_listed_shown_and_deleted() {
     run(&["show", "nightly"])
         .await
         .exits(0)
-        .prints("a host has yet to compute it");
+        .prints("a host has yet to compute them");
     run(&["set", "bad", "x", "0 25 * * *"])
         .await
         .exits(1)

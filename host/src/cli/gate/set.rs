@@ -16,8 +16,9 @@ use crate::store::NewGate;
 /// Options of `rouse gate set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a whole: options that are left out get their defaults. It applies \
-at once, on all workers. A new --key divides jobs that are enqueued afterwards; those that already wait share a limit.
+The same as SELECT rouse.set_gate(…). If the gate exists, it is replaced as a whole: options that are left out \
+get their defaults. The new settings apply at once, on all workers. A new --key divides jobs that are enqueued afterwards; \
+those that already wait share a limit.
 
 At most 5 jobs of each tenant run at a time:
   rouse gate set tenants --kind max_concurrent --key tenant --max 5
@@ -40,8 +41,8 @@ pub(super) struct Args {
     /// The name of the gate
     name: String,
 
-    /// What it limits: running jobs (max_concurrent), starts (throttle), jobs that start together (batch), or which jobs
-    /// are enqueued (singleton, debounce)
+    /// What the gate limits: running jobs (max_concurrent), starts (throttle), jobs that start together (batch), or
+    /// which jobs are enqueued (singleton, debounce)
     #[arg(long, value_parser = ["max_concurrent", "throttle", "batch", "singleton", "debounce"])]
     kind: String,
 

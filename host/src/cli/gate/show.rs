@@ -62,7 +62,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Its settings.
+/// The settings of the gate.
 fn properties(gate: &Value) -> List {
     let mut list = List::plain();
     let text = |key: &str| gate[key].as_str().map(plain);
@@ -77,7 +77,7 @@ fn properties(gate: &Value) -> List {
     list
 }
 
-/// Its keys. Each kind has its own columns.
+/// The keys of the gate. Each kind of gate has its own columns.
 fn keys(gate: &Value, keys: &[Value], now: f64) -> List {
     let screen = Screen::from_stdout();
     let kind = gate["kind"].as_str().unwrap_or_default();

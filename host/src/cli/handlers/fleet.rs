@@ -41,7 +41,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Lists.
+/// Lists the handlers, and the jobs that no worker can run.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(handlers) = args.folder {
         let args = folder::Args {

@@ -57,7 +57,7 @@ struct Listed {
 pub(in crate::cli) struct FolderLocation {
     pub(super) folder: PathBuf,
     config: Option<PathBuf>,
-    /// The settings are those of a `rouse dev` that runs here.
+    /// True if the settings are those of a `rouse dev` that runs here.
     of_dev: bool,
 }
 
@@ -99,13 +99,13 @@ impl FolderLocation {
 /// A loaded folder, with the settings.
 pub(in crate::cli) struct Folder {
     pub(in crate::cli) handlers: Arc<HandlerSet>,
-    /// The settings are those of a `rouse dev` that runs here.
+    /// True if the settings are those of a `rouse dev` that runs here.
     pub(super) of_dev: bool,
     overrides: Overrides,
     settings: sandbox::Settings,
     named: Named,
     pub(super) file: File,
-    /// Relative paths of the file start here.
+    /// The folder at which relative paths in the settings start.
     start: PathBuf,
 }
 
@@ -162,7 +162,7 @@ impl Folder {
         withheld.collect()
     }
 
-    /// The manifest of a handler, with the operator's settings over it.
+    /// The manifest of a handler, with the settings that the operator has overridden.
     pub(super) fn manifest(&self, handler: &Handler) -> Manifest {
         let manifest = &handler.manifest;
         let known = json!({
@@ -200,7 +200,7 @@ fn raw(value: &Value) -> Box<RawValue> {
     to_raw_value(value).expect("a Value is JSON")
 }
 
-/// The SQL statements that it declares.
+/// The SQL statements that the handler declares.
 fn statements(handler: &Handler) -> Vec<Value> {
     let granted = |name: &str| handler.sql().and_then(|sql| sql.statement(name)).is_some();
     let statements = handler.manifest.statements.iter();
@@ -254,7 +254,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = Folder::open(&location).await?;
     if folder.of_dev {
         eprintln!(
-            "rouse: {} as the `rouse dev` here serves it",
+            "rouse: handlers of {}, with the settings of the `rouse dev` here",
             location.folder.display()
         );
     }

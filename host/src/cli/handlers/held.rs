@@ -64,7 +64,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// As JSON: the grants that are more than a word.
+    /// As JSON: the grants of requests, secrets and directories.
     pub(super) fn json(&self) -> Value {
         let hosts = |hosts: &[HostPattern]| -> Vec<String> {
             hosts.iter().map(HostPattern::to_string).collect()

@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     println!("{}: {} modules", lock.display(), now.len());
     if !file.pins_to_lock() {
-        println!("it takes effect with pin = \"lock\" in rouse.toml");
+        println!("handlers.lock takes effect with pin = \"lock\" in rouse.toml");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -128,7 +128,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         if !here.gates.is_empty() {
             parts.push(format!(
-                "gates, in the database unless an operator has set one of the same name\n{}",
+                "gates, unless an operator has set a gate with the same name\n{}",
                 here.gates
             ));
         }
@@ -148,7 +148,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         // Printed last, so that they can be copied.
         if !here.lines.is_empty() {
             parts.push(format!(
-                "add these lines to rouse.toml to grant what is missing or withheld, with your values for …\n\n{}",
+                "add these lines to rouse.toml to grant what is missing or withheld; replace each … with a value\n\n{}",
                 here.lines
             ));
         }
@@ -176,7 +176,7 @@ struct Here {
     gates: String,
     withheld: String,
     settings: Vec<Setting>,
-    /// The file that determines both: a host may have been started with another one.
+    /// Names the file from which grants and settings were read: a host may have been started with another one.
     as_in: String,
     /// Lines for `rouse.toml` that grant what is missing.
     lines: String,
@@ -197,7 +197,7 @@ impl Here {
                     file.display()
                 ),
                 None if folder.of_dev => format!(
-                    "grants and settings without any {}, as the `rouse dev` here was started",
+                    "grants and settings without any {}, because the `rouse dev` here was started without one",
                     File::USUAL
                 ),
                 Some(file) => format!(

@@ -1,4 +1,4 @@
-//! Errors in `rouse.toml` and the environment that keep a host from starting, and its warnings. Modules are refused
+//! Errors in `rouse.toml` and the environment that keep a host from starting, and warnings. Modules are refused
 //! individually, elsewhere.
 
 use std::path::Path;

@@ -71,7 +71,7 @@ pub(in crate::cli) fn start(
     }))
 }
 
-/// Its URL, for the user who started it; `None` if it is off.
+/// The URL of the dashboard, for the user who started it; `None` if it is off.
 pub(in crate::cli) fn url(address: SocketAddr) -> Option<String> {
     let is_off = Environment.get("ROUSE_UI").as_deref() == Some("off");
     (!is_off).then(|| format!("http://{address}{PATH}/"))
@@ -91,7 +91,7 @@ fn tokens() -> anyhow::Result<Tokens> {
     };
     ensure!(
         tokens.viewer.is_none() || tokens.viewer != tokens.operator,
-        "ROUSE_UI_VIEWER_TOKEN and ROUSE_UI_OPERATOR_TOKEN are the same: every viewer could change something"
+        "ROUSE_UI_VIEWER_TOKEN and ROUSE_UI_OPERATOR_TOKEN are the same, so every viewer could make changes"
     );
     Ok(tokens)
 }
@@ -101,7 +101,7 @@ fn proxy() -> anyhow::Result<Option<Proxy>> {
     let Some(header) = Environment.restriction("ROUSE_UI_USER_HEADER")? else {
         ensure!(
             operators.is_none(),
-            "ROUSE_UI_OPERATORS names users of a proxy; ROUSE_UI_USER_HEADER has to name the header in which it sends them"
+            "ROUSE_UI_OPERATORS names users of a proxy; set ROUSE_UI_USER_HEADER to the header in which the proxy sends their names"
         );
         return Ok(None);
     };

@@ -10,7 +10,7 @@ use crate::cli::ago;
 pub(super) fn attempts(job: &Value, max: Option<u64>, now: f64) -> String {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();
     let attempt = number("attempt");
-    // Attempts that were lost or suspended are not counted against the limit.
+    // Attempts that were lost, suspended or given back are not counted against the limit.
     let mut text = match max {
         Some(max) if attempt > 0 => format!("{attempt} of {}", max + number("uncounted")),
         _ => attempt.to_string(),

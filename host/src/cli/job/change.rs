@@ -106,11 +106,11 @@ pub(super) struct Reschedule {
     #[arg(value_name = "ID", required = true, value_parser = job_id)]
     ids: Vec<i64>,
 
-    /// Run it after this time, for instance 90s or 2h; default: at once
+    /// Run the jobs after this delay, for instance 90s or 2h; default: at once
     #[arg(long = "in", value_name = "TIME", value_parser = duration::argument, conflicts_with = "at")]
     delay: Option<Duration>,
 
-    /// Run it at this time, for instance 2027-01-31T08:00Z
+    /// Run the jobs at this time, for instance 2027-01-31T08:00Z
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
@@ -229,7 +229,7 @@ pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
         if let Ok(false) = sent {
             return Ok(Err(Refusal {
                 code: EXIT_REFUSED,
-                why: format!("job {id} has ended, and gets no signals"),
+                why: format!("job {id} has ended, so it cannot receive signals"),
             }));
         }
         item_result(id, sent, |_| Done {
@@ -287,11 +287,11 @@ pub(super) async fn edit(args: Edit) -> anyhow::Result<ExitCode> {
     let payload = args.payload.map(|text| json_argument("payload", text));
     let payload = payload.transpose()?;
     let store = args.target.checked_store().await?;
-    // The change to the payload may meet another transaction, and is then tried again.
+    // The change of the payload may conflict with another transaction, and is then tried again.
     let has_priority = Cell::new(false);
     each(&[args.id], JOB, args.json, async |&id| {
-        // The priority comes first: the new job gets it from the old one, and if it is refused, there is no new job
-        // whose id was not printed.
+        // The priority comes first: the new job gets it from the old one, and if the priority is refused, there is no
+        // new job whose id was not printed.
         let priority = args.priority.filter(|_| !has_priority.get());
         if let Some(priority) = priority.map(Priority::as_str) {
             let text = format!("job {id} has the priority {priority}");

@@ -62,7 +62,7 @@ impl Args {
     }
 }
 
-/// Lists.
+/// Lists the jobs.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let JobList {

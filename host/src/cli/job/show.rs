@@ -197,7 +197,7 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
         text.push_str("\nerror\n");
         if job.state == "failed" && error["kind"] == "lost" {
             text.push_str(&format!(
-                "  quarantined: it probably crashes the hosts that run it; once that is fixed, run `rouse job retry {}`\n",
+                "  quarantined: this job probably crashes the hosts that run it; once the cause is fixed, run `rouse job retry {}`\n",
                 cell(&record["id"])
             ));
         }
@@ -262,8 +262,8 @@ fn first_line(text: &Value) -> (&str, bool) {
     }
 }
 
-/// The maximum number of attempts, without those that were lost or suspended: the producer's limit, or that of the last
-/// error that has one.
+/// The maximum number of attempts, without the uncounted ones: the producer's limit, or that of the last error that has
+/// one.
 fn max_attempts(record: &Value) -> Option<u64> {
     let history = record["history"].as_array().into_iter().flatten().rev();
     let known = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());

@@ -6,7 +6,7 @@ const COMFORTABLE: usize = 24;
 /// Text up to this width is not wrapped: numbers, times, short names.
 const SHORT: usize = 12;
 
-/// The minimum width of a column.
+/// No column is narrowed below this width.
 const CUT_MIN: usize = 8;
 
 /// The widths that one column needs, in characters.

@@ -101,7 +101,7 @@ fn an_existing_folder_is_not_changed() {
     let parent = TempDir::new().unwrap();
     fs::create_dir(parent.path().join("mine")).unwrap();
     let error = new("mine", parent.path(), None).unwrap_err().to_string();
-    assert!(error.contains("exists already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
     assert!(names_in(&parent.path().join("mine")).is_empty());
 }
 

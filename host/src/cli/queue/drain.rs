@@ -231,7 +231,7 @@ fn settings(args: &Args, file: &File) -> Settings {
         worker_id: args.worker_id.clone().unwrap_or(random),
         queues: vec![args.name.clone()],
         overrides,
-        // The queue would not become empty.
+        // Schedules would keep the queue from becoming empty.
         schedules: false,
         ..written
     }
@@ -322,7 +322,7 @@ impl Work {
         health: &Health,
         progress: &Progress,
     ) -> Result<bool, StoreError> {
-        // Until it is registered, it does not run anything.
+        // A worker runs nothing until it is registered.
         let registered = self.store.incarnation().is_some();
         let sources = self.sources();
         let now = self.store.left_to_run(&summary.queue, &sources).await?;
@@ -390,8 +390,8 @@ impl Work {
     }
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {
-        // More bound jobs are left if one was enqueued just now, or if the queue was paused or the drain interrupted
-        // just now.
+        // This worker can run bound jobs. They are left only if they were enqueued just now, or if the queue was paused
+        // or the drain interrupted.
         left(now, |row| {
             let unrunnable = row.bound == 0 || row.ready + row.due > self.ready_of(row);
             self.why_not(row).filter(|_| unrunnable)

@@ -127,7 +127,7 @@ fn upcoming(schedule: &Value) -> List {
     let nothing = match (schedule["paused_at"].is_null(), schedule["error"].is_null()) {
         (false, _) => "none: it is paused",
         (_, false) => "none: see error",
-        (true, true) => "a host has yet to compute it",
+        (true, true) => "a host has yet to compute them",
     };
     if schedule["upcoming"].as_array().is_none_or(Vec::is_empty) {
         list.row([nothing.to_owned()]);

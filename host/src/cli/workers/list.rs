@@ -30,7 +30,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Lists.
+/// Lists the workers.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let workers = seen(match args.all {

@@ -14,22 +14,23 @@ use crate::cli::text::{as_json, error_line, plain};
 use crate::duration;
 use crate::sandbox::Digest;
 
-/// The interval at which the reply is polled for.
+/// The interval at which the command polls for the answer.
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// It replied that it cannot run the handler, or its proof does not match the file.
+/// The worker cannot run the handler, or does not prove that it has the file.
 const EXIT_CANNOT: u8 = 4;
-/// It did not answer in time.
+/// The worker did not answer in time.
 const EXIT_TIMEOUT: u8 = 5;
 
 /// Options of `rouse workers verify`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The worker calls the module's `describe` in a new instance. With its key, it answers with the version, the sha256 of \
-its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; \
-without it the answer is not checked.
+The worker calls the module's `describe` in a new instance. It answers, authenticated by its key, with the version, \
+the sha256 of its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is \
+compared with FILE; without it the answer is not checked.
 
-Exit codes: 0 it proves or claims that it can · 3 no such worker is alive · 4 it cannot, or does not prove that it has FILE · \
+Exit codes: 0 the worker proves or claims that it can run the handler · 3 no such worker is alive · \
+4 it cannot, or does not prove that it has FILE · \
 5 no answer in time · \
 6 it has left 100 challenges of the last 10 minutes unanswered, and gets no more")]
 pub(super) struct Args {
@@ -55,7 +56,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Sends the challenge and waits for the reply.
+/// Sends the challenge and waits for the answer.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let file = match &args.module {
         Some(path) => Some(
@@ -124,7 +125,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(exit)
 }
 
-/// The verdict on a reply.
+/// The verdict on an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// The worker has the file.

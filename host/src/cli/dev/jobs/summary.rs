@@ -12,11 +12,11 @@ use crate::cli::screen::{Colour, Screen};
 pub(super) struct Summary {
     /// The job and the number of each running attempt.
     running: HashSet<(String, String)>,
-    /// By a word of the line.
+    /// The number of ended attempts, by their word in [`WORDS`].
     ended: BTreeMap<&'static str, u64>,
 }
 
-/// The words of the line, in its order.
+/// The words of the line, in the order in which it contains them.
 const WORDS: [&str; 8] = [
     "succeeded",
     "failed",
@@ -28,7 +28,7 @@ const WORDS: [&str; 8] = [
     "lost",
 ];
 
-/// The word of the line for the event that ended an attempt. `reason`: that of a dropped one.
+/// The word of the line for the event that ended an attempt. `reason`: why an attempt was dropped.
 fn word(event: &str, reason: Option<&str>) -> &'static str {
     match (event, reason) {
         ("succeeded", _) | ("dropped", Some("already_completed")) | ("completed", _) => "succeeded",

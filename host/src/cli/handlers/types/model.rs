@@ -19,7 +19,7 @@ const FIELDS_MAX: usize = 500;
 /// The maximum number of literals of one type.
 const LITERALS_MAX: usize = 200;
 
-/// A type. A value that matches the schema has it; a value of the type may still violate the schema.
+/// A type. Each value that matches the schema has this type; a value of this type may still violate the schema.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Type {
     Any,
@@ -81,7 +81,7 @@ impl HandlerTypes {
             ("Result", "Result", &manifest.output_schema),
         ];
         let [payload, result] = roots.map(|(what, infix, schema)| {
-            // If a `Value` cannot hold one of the schema's numbers, the type is the type for anything.
+            // If a `Value` cannot hold one of the schema's numbers, the type accepts any value.
             let schema = serde_json::from_str(schema.written()).unwrap_or(Value::Bool(true));
             let root = names.take(&format!("{stem}{what}"));
             let mut reader = Reader {
@@ -167,7 +167,7 @@ impl Type {
         (union(others), is_nullable)
     }
 
-    /// The strings, if it is one of several strings.
+    /// The strings, if the type consists of string literals.
     pub(super) fn strings(&self) -> Option<Vec<&str>> {
         let all = match self {
             Self::Union(all) => all,
@@ -291,7 +291,7 @@ impl Reader<'_> {
         self.by_types(keywords, depth, name)
     }
 
-    /// Alternatives that are all strings are one type; others have names.
+    /// Alternatives with `const` or `enum` add their literals to one type; others get names if they need them.
     fn alternatives(&mut self, all: &[Value], depth: usize, name: &str) -> Type {
         let read = all.iter().enumerate().map(|(index, one)| {
             let name = match text(one, "title") {
@@ -409,7 +409,7 @@ fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String
             let found = properties
                 .entry(name.clone())
                 .or_insert_with(|| schema.clone());
-            // The alternatives differ: only the type for anything holds for all of them.
+            // The alternatives differ: only a type for any value fits all of them.
             if found != schema {
                 *found = Value::Bool(true);
             }

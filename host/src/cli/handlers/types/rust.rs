@@ -209,7 +209,7 @@ fn describe(out: &mut String, indent: &str, description: &str) {
     }
 }
 
-/// `direct`: the value itself contains it, so a cycle needs a box.
+/// The type as Rust code. `direct`: the value is stored in the type that contains it, so a cycle needs a box.
 fn expression(of: &Type, recursive: &BTreeSet<&str>, direct: bool) -> String {
     match of {
         Type::Any | Type::Object(_) => "Value".into(),
