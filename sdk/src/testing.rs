@@ -100,31 +100,30 @@ impl TestCtx {
     /// effects, are dropped unless it succeeds.
     ///
     /// # Errors
-    /// Errors of the handler, and the error for a payload that does not match its input type.
+    /// Errors of the handler, and the error for a payload that does not match its input type. An error of kind `aborted`
+    /// if the abort signal has fired: the host drops a result that is returned after it.
     ///
     /// # Panics
     /// If the handler panics.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
         let result = H::run(&self.ctx, payload.to_string().as_bytes());
-        let bytes = result.inspect_err(|_| {
-            self.recorder.flow.clear_jobs();
-            self.recorder.sql.effects.borrow_mut().clear();
-        })?;
+        let result = result.and_then(|result| self.recorder.unless_aborted().map(|()| result));
+        let bytes = result.inspect_err(|_| self.recorder.drop_outcome())?;
         Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
     }
 
-    /// The lines logged so far.
+    /// The lines logged so far. The host drops lines after the abort signal, and so does this context.
     pub fn logs(&self) -> Vec<LogLine> {
         self.recorder.logs.borrow().clone()
     }
 
-    /// The progress reported so far.
+    /// The progress reported so far, until the abort signal.
     pub fn progress_reports(&self) -> Vec<ProgressReport> {
         self.recorder.progress.borrow().clone()
     }
 
     /// The next attempt at the same job. It has the steps that have been recorded so far, the waits that have ended,
-    /// signals, parents, the results of calls, the handler's state, and nothing else.
+    /// signals, parents, the results of calls, the rows of queries, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -310,18 +309,28 @@ impl Recorder {
             Some(_) => Err(Error::retryable("the attempt has to stop").kind("aborted")),
         }
     }
+
+    /// Drops the jobs and the effects that the host commits only with a success.
+    fn drop_outcome(&self) {
+        self.flow.clear_jobs();
+        self.sql.effects.borrow_mut().clear();
+    }
 }
 
 impl Host for Recorder {
     fn log(&self, level: Level, message: String) {
-        self.logs.borrow_mut().push(LogLine { level, message });
+        if self.abort.fired().is_none() {
+            self.logs.borrow_mut().push(LogLine { level, message });
+        }
     }
 
     fn progress(&self, percent: u8, step: &str) {
-        let step = step.to_owned();
-        self.progress
-            .borrow_mut()
-            .push(ProgressReport { percent, step });
+        if self.abort.fired().is_none() {
+            let step = step.to_owned();
+            self.progress
+                .borrow_mut()
+                .push(ProgressReport { percent, step });
+        }
     }
 
     fn abort_reason(&self) -> Option<AbortReason> {

@@ -43,6 +43,8 @@ impl TestCtx {
             *batch.jobs.borrow_mut() = jobs;
         }
         let returned = H::run(&self.ctx, &payload);
+        // The outcomes that jobs got before the abort stay.
+        let returned = returned.and_then(|result| self.recorder.unless_aborted().map(|()| result));
         batch.jobs.borrow_mut().clear();
         let mut outcomes = batch.outcomes.take();
         let outcome = |id: i64| match (outcomes.remove(&id), &returned) {

@@ -243,7 +243,8 @@ fn error_of(error: &Error) -> Value {
 /// [`resumed`](Self::resumed) is the next attempt.
 impl TestCtx {
     /// Runs one attempt of a handler: a wait suspends it, unless it has already ended, or is a sleep of less than two
-    /// seconds. Jobs that were enqueued are dropped unless the handler succeeds.
+    /// seconds. Jobs that were enqueued, and effects, are dropped unless the handler succeeds. If the abort signal has
+    /// fired, the attempt ends with an error of kind `aborted` instead of a result, because the host drops it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -275,11 +276,14 @@ impl TestCtx {
         let end = catch_unwind(AssertUnwindSafe(|| handler(self)));
         flow.suspends.set(outer);
         let attempt = match end {
-            Ok(result) => Attempt::Ended(result),
+            Ok(result) => {
+                let kept = |result| self.recorder.unless_aborted().map(|()| result);
+                Attempt::Ended(result.and_then(kept))
+            }
             Err(panic) => Attempt::Suspended(self.suspension(panic)),
         };
         if !matches!(attempt, Attempt::Ended(Ok(_))) {
-            flow.clear_jobs();
+            self.recorder.drop_outcome();
         }
         attempt
     }

@@ -55,6 +55,7 @@ impl SqlState {
 impl TestCtx {
     /// The effects of this attempt so far, in order: those of finished steps ([`Ctx::step_with`](crate::Ctx::step_with)),
     /// and then those that are committed with the outcome ([`Ctx::sql`](crate::Ctx::sql)).
+    /// [`run`](TestCtx::run) and [`attempt`](TestCtx::attempt) drop the latter unless the handler succeeds.
     pub fn effects(&self) -> Vec<StatementCall> {
         let sql = &self.recorder.sql;
         let mut effects = sql.committed.borrow().clone();
