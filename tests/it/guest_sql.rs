@@ -117,6 +117,35 @@ async fn queries_read_what_is_committed_and_cannot_write() {
 }
 
 #[tokio::test]
+async fn a_query_returns_as_many_rows_as_its_statement_declares() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql("INSERT INTO orders VALUES (1)").await;
+    let read = shop
+        .run(json!([
+            {"query": call("one_order", json!([1]))},
+            {"try_query": call("one_order", json!([2]))},
+        ]))
+        .await;
+    let result = read.result.unwrap();
+    assert_eq!(result[0], json!([{"id": 1}]));
+    assert_eq!(result[1]["kind"], "sql_failed");
+    let details = json!({"statement": "one_order", "code": "rows"});
+    assert_eq!(result[1]["details"], details);
+    assert_eq!(result[1]["permanent"], true);
+    let missing = shop
+        .run(json!([{"query": call("one_order", json!([2]))}]))
+        .await;
+    assert_eq!((missing.state.as_str(), missing.attempt), ("failed", 1));
+    let message = missing.error.unwrap()["message"].clone();
+    let message = message.as_str().unwrap();
+    assert!(
+        message.contains("wrong number of rows: expected 1, got 0"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;

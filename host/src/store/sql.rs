@@ -489,13 +489,8 @@ fn refusal(
                 Response::Failed(error) => return Some(statement_failure(error, statement)),
                 Response::Rows(rows) => rows,
             };
-            if let Some(expected) = statement.rows.filter(|expected| *expected != rows) {
-                return Some(CommitError::Statement(SqlFailure {
-                    statement: statement.name.clone(),
-                    code: SqlFailure::ROWS.into(),
-                    message: format!("wrong number of rows: expected {expected}, got {rows}"),
-                    permanent: statement.on_error == OnError::Fail,
-                }));
+            if let Some(failure) = statement.wrong_count(rows) {
+                return Some(CommitError::Statement(failure));
             }
         }
     }

@@ -75,8 +75,9 @@ impl Ctx {
     /// changed, for instance with a version in its WHERE clause and `rows = 1`.
     ///
     /// # Errors
-    /// If Postgres refuses the query (kind `sql_failed`, permanent unless the statement has `on_error = "retry"`), if a
-    /// row does not match `T` (kind `result_mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
+    /// If Postgres refuses the query, or it returns another number of rows than the statement declares (kind
+    /// `sql_failed`, permanent unless the statement has `on_error = "retry"`), if a row does not match `T` (kind
+    /// `result_mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
     pub fn query<T: DeserializeOwned>(
         &self,
         statement: impl AsRef<str>,

@@ -97,6 +97,7 @@ fn failure(error: &Error) -> Value {
         rows = 1
     ),
     sql(orders = "SELECT id, paid FROM orders WHERE id = ANY($1) ORDER BY id -- all of them"),
+    sql(one_order = "SELECT id FROM orders WHERE id = $1", rows = 1),
     sql(
         expect_unpaid = "SELECT FROM orders WHERE id = $1 AND NOT paid FOR UPDATE",
         rows = 1

@@ -58,6 +58,18 @@ impl CheckedStatement {
         self.bind(params).map(drop)
     }
 
+    /// The failure of a call that affects or returns this number of rows; `None` unless the statement declares another
+    /// number.
+    pub(super) fn wrong_count(&self, rows: u64) -> Option<SqlFailure> {
+        let expected = self.rows.filter(|expected| *expected != rows)?;
+        Some(SqlFailure {
+            statement: self.name.clone(),
+            code: SqlFailure::ROWS.into(),
+            message: format!("wrong number of rows: expected {expected}, got {rows}"),
+            permanent: self.on_error == OnError::Fail,
+        })
+    }
+
     /// The failure of a call that Postgres has refused, with the consequence that the statement declares.
     pub(super) fn failure(&self, mut error: SqlError) -> SqlFailure {
         error.statement = Some(self.name.clone());

@@ -12,7 +12,7 @@ use crate::job::{SqlErrorClass, SqlFailure, SqlLimits};
 pub enum QueryError {
     /// The call is wrong, or there are too many rows: a human-readable message.
     Refused(String),
-    /// Postgres refused it.
+    /// Postgres refused it, or its number of rows is wrong.
     Statement(SqlFailure),
     /// It did not run, because of this error.
     Failed(SqlError),
@@ -70,6 +70,9 @@ impl Login {
                 "the statement {} returns more than {} rows (rows_max of its table in rouse.toml)",
                 statement.name, limits.rows_max
             )));
+        }
+        if let Some(failure) = statement.wrong_count(rows.len() as u64) {
+            return Err(QueryError::Statement(failure));
         }
         let rows = rows.iter().map(|row| row.get::<_, Option<String>>(0));
         let rows: Option<Vec<Vec<u8>>> = rows.map(|row| row.map(String::into_bytes)).collect();
