@@ -64,6 +64,17 @@ impl Ctx {
         }
     }
 
+    /// Runs part of this attempt with another description of its job, in tests.
+    #[cfg(not(target_family = "wasm"))]
+    pub(crate) fn with_job<T>(&self, job: JobInfo, run: impl FnOnce(&Self) -> T) -> T {
+        let other = Self::new(job, Rc::clone(&self.world));
+        other.started.swap(&self.started);
+        other.in_step.set(self.in_step.get());
+        let result = run(&other);
+        other.started.swap(&self.started);
+        result
+    }
+
     pub(crate) fn world(&self) -> &World {
         &self.world
     }

@@ -1,7 +1,9 @@
 //! The native replacement for [`Ctx`], for unit tests.
 
 mod batch;
+mod declared;
 mod flow;
+mod json;
 mod sql;
 
 use std::cell::{Cell, RefCell};
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::handler::Definition;
 use crate::host::{Host, PendingResponse};
 use crate::http::{Request, Response};
 use crate::native::Abort;
@@ -22,10 +25,14 @@ use crate::task::Source;
 use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
 
 use batch::BatchState;
+use declared::NO_STEPS;
 use flow::FlowState;
 pub use flow::{Attempt, EnqueuedJob, Wait};
 use sql::SqlState;
 pub use sql::StatementCall;
+
+/// The host's default.
+const MAX_ATTEMPTS: u32 = 20;
 
 /// A line that the handler logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +92,7 @@ impl TestCtx {
             tenant: None,
             source: None,
             attempt: 1,
-            max_attempts: 20,
+            max_attempts: MAX_ATTEMPTS,
             requested_at_ms: 0,
         };
         change(&mut job);
@@ -99,17 +106,23 @@ impl TestCtx {
     /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Jobs that it has enqueued, and
     /// effects, are dropped unless it succeeds.
     ///
+    /// The job has the handler's name, and its `max_attempts` unless [`for_job`](Self::for_job) sets another number. Calls
+    /// that do not fit the declaration of the handler are refused, as on a host: statements that it does not declare,
+    /// and, if it takes batches, steps, waits, jobs and effects. If a test calls the function itself, its declaration is
+    /// not known.
+    ///
     /// # Errors
-    /// Errors of the handler, and the error for a payload that does not match its input type. An error of kind `aborted`
-    /// if the abort signal has fired: the host drops a result that is returned after it.
+    /// Errors of the handler, and the error for a payload that does not match its input type. An error of kind
+    /// `invalid_result` if Postgres cannot store the result. An error of kind `aborted` if the abort signal has fired:
+    /// the host drops a result that is returned after it.
     ///
     /// # Panics
     /// If the handler panics.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
-        let result = H::run(&self.ctx, payload.to_string().as_bytes());
+        let result = self.call_handler::<H>(payload.to_string().as_bytes());
         let result = result.and_then(|result| self.recorder.unless_aborted().map(|()| result));
-        let bytes = result.inspect_err(|_| self.recorder.drop_outcome())?;
-        Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
+        let result = result.and_then(|result| read_result(&result));
+        result.inspect_err(|_| self.recorder.drop_outcome())
     }
 
     /// The lines logged so far. The host drops lines after the abort signal, and so does this context.
@@ -191,6 +204,16 @@ impl TestCtx {
     }
 }
 
+/// Reads the result of a handler. The host retries an attempt whose result Postgres cannot store.
+fn read_result(json: &[u8]) -> Result<Value, Error> {
+    let result =
+        serde_json::from_slice(json).expect("a handler's result was written by serde_json");
+    match json::check("result", &result) {
+        Ok(()) => Ok(result),
+        Err(why) => Err(Error::retryable(why).kind("invalid_result")),
+    }
+}
+
 impl Default for TestCtx {
     fn default() -> Self {
         Self::new()
@@ -268,6 +291,8 @@ pub(crate) struct Recorder {
     flow: FlowState,
     sql: SqlState,
     batch: BatchState,
+    /// The handler that [`TestCtx::run`] or [`TestCtx::run_batch`] runs.
+    handler: Cell<Option<Definition>>,
     abort: Arc<Abort>,
 }
 
@@ -346,6 +371,7 @@ impl Host for Recorder {
 
     fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         self.unless_aborted()?;
+        self.require_one_job(NO_STEPS, "step_refused")?;
         check_step(name, "step_refused")?;
         Ok(self.recorded.borrow().get(name).cloned())
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Recorder, TestCtx};
+use super::{Recorder, TestCtx, read_result};
 use crate::host::Batch;
 use crate::{Error, Handler, JobInfo, Result};
 
@@ -18,12 +18,13 @@ pub(super) struct BatchState {
 
 impl TestCtx {
     /// Runs a handler of batches like the host, once for all of these payloads. The ids of their jobs start at the id
-    /// of this job. Returns the outcome of each, in the order of the payloads.
+    /// of this job. Returns the outcome of each, in the order of the payloads. As with [`run`](Self::run), calls that do
+    /// not fit the declaration of the handler are refused.
     ///
     /// # Panics
     /// If the handler panics. The host would run each of the jobs again, in an attempt of its own.
     pub fn run_batch<H: Handler>(&self, payloads: Vec<Value>) -> Vec<Result<Value>> {
-        let first = self.ctx.job().clone();
+        let first = self.job_of::<H>();
         let ids = first.id..;
         let jobs: Vec<(JobInfo, Vec<u8>)> = ids
             .zip(payloads)
@@ -42,7 +43,7 @@ impl TestCtx {
         if !is_one {
             *batch.jobs.borrow_mut() = jobs;
         }
-        let returned = H::run(&self.ctx, &payload);
+        let returned = self.call_handler::<H>(&payload);
         // The outcomes that jobs got before the abort stay.
         let returned = returned.and_then(|result| self.recorder.unless_aborted().map(|()| result));
         batch.jobs.borrow_mut().clear();
@@ -53,12 +54,9 @@ impl TestCtx {
             (None, Ok(result)) if is_one => Ok(result.clone()),
             (None, Ok(_)) => Err(Error::retryable("no outcome").kind("no_outcome")),
         };
-        let json = |result: Vec<u8>| {
-            serde_json::from_slice(&result).expect("a handler's result was written by serde_json")
-        };
         ids.into_iter()
             .map(outcome)
-            .map(|result| result.map(json))
+            .map(|result| read_result(&result?))
             .collect()
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::declared::{NO_JOBS, NO_STEPS};
 use super::{Recorder, TestCtx, check_name, check_step};
 use crate::host::Flow;
 use crate::job::NewJob;
@@ -384,6 +385,7 @@ impl TestCtx {
 impl Flow for Recorder {
     fn enqueue(&self, job: NewJob) -> Result<i64> {
         self.unless_aborted()?;
+        self.require_one_job(NO_JOBS, "job_refused")?;
         let mut enqueued = self.flow.enqueued.borrow_mut();
         enqueued.push(EnqueuedJob::from_new(&job));
         Ok(i64::try_from(enqueued.len()).map_or(i64::MIN, |number| -number))
@@ -391,6 +393,7 @@ impl Flow for Recorder {
 
     fn continue_with(&self, job: NewJob) -> Result<()> {
         self.unless_aborted()?;
+        self.require_one_job(NO_JOBS, "job_refused")?;
         let mut continued_with = self.flow.continued_with.borrow_mut();
         if let Some(next) = &*continued_with {
             let why = format_args!("the attempt already continues with {}", next.handler);
@@ -402,6 +405,7 @@ impl Flow for Recorder {
 
     fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>> {
         self.unless_aborted()?;
+        self.require_one_job(NO_STEPS, "results_refused")?;
         let kept = self.flow.kept.borrow();
         let parents = kept.parents.values();
         let page = parents.filter(|parent| after.is_none_or(|after| parent.name.as_str() > after));
@@ -410,6 +414,7 @@ impl Flow for Recorder {
 
     fn sleep(&self, step: &str, duration_ms: u64) -> Result<()> {
         self.unless_aborted()?;
+        self.require_one_job(NO_STEPS, "wait_refused")?;
         check_step(step, "wait_refused")?;
         let duration = Duration::from_millis(duration_ms);
         let wait = Wait::Sleep {
@@ -421,6 +426,7 @@ impl Flow for Recorder {
 
     fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()> {
         self.unless_aborted()?;
+        self.require_one_job(NO_STEPS, "wait_refused")?;
         check_step(step, "wait_refused")?;
         let since = Duration::from_millis(u64::try_from(unix_ms).unwrap_or_default());
         let time = SystemTime::UNIX_EPOCH + since;
@@ -435,6 +441,7 @@ impl Flow for Recorder {
     fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>> {
         self.unless_aborted()?;
         check_name("the name of a signal", name, "wait_refused")?;
+        self.require_one_job(NO_STEPS, "wait_refused")?;
         check_step(step, "wait_refused")?;
         let ended = self.flow.kept.borrow().ended.get(step).cloned();
         if let Some(WaitEnd::Signal(payload)) = ended {
@@ -461,6 +468,7 @@ impl Flow for Recorder {
 
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>> {
         self.unless_aborted()?;
+        self.require_one_job(NO_STEPS, "job_refused")?;
         for (step, _) in &calls {
             check_step(step, "job_refused")?;
         }

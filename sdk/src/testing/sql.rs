@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Recorder, TestCtx};
+use super::declared::NO_EFFECTS;
+use super::{Recorder, TestCtx, json};
 use crate::host::{Host as _, Sql, SqlCall};
-use crate::{Error, Result};
+use crate::{Error, OnError, Result, Statement};
 
 /// A call to a statement.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,12 +21,17 @@ pub struct StatementCall {
 }
 
 impl StatementCall {
-    fn from_call(call: &SqlCall) -> Self {
-        Self {
-            statement: call.statement.clone(),
-            params: serde_json::from_slice(&call.params)
-                .expect("the parameters were written by serde_json"),
-        }
+    fn from_call(call: &SqlCall) -> Result<Self> {
+        let statement = &call.statement;
+        let params = serde_json::from_slice(&call.params)
+            .expect("the parameters were written by serde_json");
+        json::check("list of parameters", &params).map_err(|why| {
+            Error::permanent(format_args!("the statement {statement}: {why}")).kind("sql_refused")
+        })?;
+        Ok(Self {
+            statement: statement.clone(),
+            params,
+        })
     }
 }
 
@@ -73,14 +79,17 @@ impl TestCtx {
 impl Sql for Recorder {
     fn execute(&self, effect: SqlCall) -> Result<()> {
         self.unless_aborted()?;
-        let effect = StatementCall::from_call(&effect);
+        self.statement(&effect.statement)?;
+        self.require_one_job(NO_EFFECTS, "sql_refused")?;
+        let effect = StatementCall::from_call(&effect)?;
         self.sql.effects.borrow_mut().push(effect);
         Ok(())
     }
 
     fn query(&self, query: SqlCall) -> Result<Vec<Vec<u8>>> {
         self.unless_aborted()?;
-        let query = StatementCall::from_call(&query);
+        let declared = self.statement(&query.statement)?;
+        let query = StatementCall::from_call(&query)?;
         let database = self.sql.database.borrow().clone();
         let Some(respond) = database else {
             let why = format_args!(
@@ -90,6 +99,9 @@ impl Sql for Recorder {
             return Err(Error::permanent(why).kind("denied"));
         };
         let rows = (respond.borrow_mut())(&query)?;
+        if let Some(statement) = declared {
+            check_count(&statement, rows.len())?;
+        }
         Ok(rows
             .iter()
             .map(|row| row.to_string().into_bytes())
@@ -97,11 +109,33 @@ impl Sql for Recorder {
     }
 
     fn complete_step_with(&self, name: &str, output: Vec<u8>, effects: Vec<SqlCall>) -> Result<()> {
-        self.complete_step(name, output)?;
+        self.unless_aborted()?;
+        for effect in &effects {
+            self.statement(&effect.statement)?;
+        }
         let effects = effects.iter().map(StatementCall::from_call);
+        let effects = effects.collect::<Result<Vec<_>>>()?;
+        self.complete_step(name, output)?;
         self.sql.committed.borrow_mut().extend(effects);
         Ok(())
     }
+}
+
+/// The error of the host for a query that returns another number of rows than its statement declares.
+fn check_count(statement: &Statement, rows: usize) -> Result<()> {
+    let Some(expected) = statement.rows.filter(|expected| *expected != rows as u64) else {
+        return Ok(());
+    };
+    let name = statement.name;
+    let message = format!(
+        "the statement {name} failed: wrong number of rows: expected {expected}, got {rows}"
+    );
+    let error = match statement.on_error {
+        OnError::Fail => Error::permanent(message),
+        OnError::Retry => Error::retryable(message),
+    };
+    let details = serde_json::json!({"statement": name, "code": "rows"});
+    Err(error.kind("sql_failed").details(details))
 }
 
 #[cfg(test)]
