@@ -4,6 +4,7 @@ mod batch;
 mod declared;
 mod flow;
 mod json;
+mod schemas;
 mod sql;
 
 use std::cell::{Cell, RefCell};
@@ -103,8 +104,8 @@ impl TestCtx {
         }
     }
 
-    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Jobs that it has enqueued, and
-    /// effects, are dropped unless it succeeds.
+    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Payload and result are checked
+    /// against the schemas of the handler. Jobs that it has enqueued, and effects, are dropped unless it succeeds.
     ///
     /// The job has the handler's name, and its `max_attempts` unless [`for_job`](Self::for_job) sets another number. Calls
     /// that do not fit the declaration of the handler are refused, as on a host: statements that it does not declare,
@@ -112,16 +113,19 @@ impl TestCtx {
     /// not known.
     ///
     /// # Errors
-    /// Errors of the handler, and the error for a payload that does not match its input type. An error of kind
-    /// `invalid_result` if Postgres cannot store the result. An error of kind `aborted` if the abort signal has fired:
-    /// the host drops a result that is returned after it.
+    /// - errors of the handler
+    /// - kind `invalid_payload`, permanent: the payload does not match the schema, or the input type
+    /// - kind `invalid_result`: the result does not match the schema (`NaN` is written as `null`), or Postgres cannot
+    ///   store it (NUL characters)
+    /// - kind `aborted`: the abort signal has fired. The host drops a result that is returned after it.
     ///
     /// # Panics
-    /// If the handler panics.
+    /// If the handler panics, or if a host would refuse the module because of one of the schemas.
     pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
-        let result = self.call_handler::<H>(payload.to_string().as_bytes());
-        let result = result.and_then(|result| self.recorder.unless_aborted().map(|()| result));
-        let result = result.and_then(|result| read_result(&result));
+        let payload = payload.to_string().into_bytes();
+        let result = schemas::check_payload::<H>(&payload)
+            .and_then(|()| self.call_handler::<H>(self.job_of::<H>(), &payload))
+            .and_then(|result| schemas::read_result::<H>(&result));
         result.inspect_err(|_| self.recorder.drop_outcome())
     }
 
@@ -201,16 +205,6 @@ impl TestCtx {
     /// A handle that fires the abort from another thread, while the handler runs.
     pub fn aborter(&self) -> Aborter {
         Aborter(Arc::clone(&self.recorder.abort))
-    }
-}
-
-/// Reads the result of a handler. The host retries an attempt whose result Postgres cannot store.
-fn read_result(json: &[u8]) -> Result<Value, Error> {
-    let result =
-        serde_json::from_slice(json).expect("a handler's result was written by serde_json");
-    match json::check("result", &result) {
-        Ok(()) => Ok(result),
-        Err(why) => Err(Error::retryable(why).kind("invalid_result")),
     }
 }
 

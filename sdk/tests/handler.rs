@@ -130,11 +130,87 @@ fn a_payload_that_does_not_match_is_a_permanent_error_with_its_location() {
         (json!({"to": 3}), "to: invalid type: integer `3`"),
     ];
     for (payload, why) in cases {
-        let error = TestCtx::new().run::<send>(payload).unwrap_err();
+        let ctx = TestCtx::new();
+        let error = send::run(&ctx, payload.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.kind, "invalid_payload");
         assert!(error.permanent);
         assert!(error.message.contains(why), "{error} has no {why}");
+        // The host refuses it before it calls the handler.
+        let error = ctx.run::<send>(payload).unwrap_err();
+        assert_eq!((&*error.kind, error.permanent), ("invalid_payload", true));
+        let start = "payload does not match the schema";
+        assert!(error.message.starts_with(start), "{error}");
     }
+}
+
+/// The schemas are narrower than the types.
+#[derive(Deserialize, Serialize, JsonSchema)]
+struct Share {
+    #[schemars(range(min = 0.0, max = 1.0))]
+    part: f64,
+    /// In seconds, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
+    seconds: Option<u32>,
+}
+
+#[handler(name = "letter.share")]
+fn share(share: Share) -> Share {
+    Share {
+        part: 1.0 / share.part,
+        ..share
+    }
+}
+
+#[test]
+fn payload_and_result_are_checked_against_the_schemas_as_on_a_host() {
+    let ctx = TestCtx::new();
+    for (payload, why) in [
+        (
+            json!({"part": 2.0, "seconds": "7"}),
+            "at /part: expected at most 1",
+        ),
+        (
+            json!({"part": 1.0, "seconds": 7}),
+            "at /seconds: expected a string",
+        ),
+    ] {
+        let error = ctx.run::<share>(payload).unwrap_err();
+        assert_eq!((&*error.kind, error.permanent), ("invalid_payload", true));
+        assert!(error.message.contains(why), "{error} has no {why}");
+    }
+    // It matches the schema, but not the type.
+    let typed = json!({"part": 1.0, "seconds": "7"});
+    let error = ctx.run::<share>(typed).unwrap_err();
+    assert_eq!((&*error.kind, error.permanent), ("invalid_payload", true));
+    assert!(error.message.contains("invalid type: string"), "{error}");
+
+    #[handler(name = "letter.ratio")]
+    fn ratio(parts: (f64, f64)) -> f64 {
+        parts.0 / parts.1
+    }
+    assert_eq!(ctx.run::<ratio>(json!([1, 2])).unwrap(), json!(0.5));
+    // Not a number: JSON has only null for it.
+    let error = ctx.run::<ratio>(json!([0, 0])).unwrap_err();
+    assert_eq!((&*error.kind, error.permanent), ("invalid_result", false));
+    let start = "result does not match the schema: expected a number, got null";
+    assert!(error.message.starts_with(start), "{error}");
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Lookahead {
+    #[schemars(regex(pattern = r"^(?=a)"))]
+    text: String,
+}
+
+#[test]
+#[should_panic(expected = "the input_schema of the handler letter.look is wrong")]
+fn a_schema_that_the_host_refuses_is_reported() {
+    #[handler(name = "letter.look")]
+    fn look(payload: Lookahead) -> String {
+        payload.text
+    }
+    let _ = TestCtx::new().run::<look>(json!({"text": "a"}));
 }
 
 #[test]

@@ -144,7 +144,8 @@ mod tests {
             .unwrap_err();
         assert!(error.permanent);
         assert_eq!(error.kind, "invalid_payload");
-        assert!(error.message.contains("missing field `text`"), "{error}");
+        let why = "missing required property \"text\"";
+        assert!(error.message.contains(why), "{error}");
     }
 
     #[test]

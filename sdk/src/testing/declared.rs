@@ -22,15 +22,17 @@ impl TestCtx {
         job
     }
 
-    /// Calls the handler. During the call, its declaration applies.
-    pub(super) fn call_handler<H: Handler>(&self, payload: &[u8]) -> Result<Vec<u8>> {
+    /// Calls the handler with a job. During the call, its declaration applies. A result that it returns after the abort
+    /// signal is dropped.
+    pub(super) fn call_handler<H: Handler>(&self, job: JobInfo, payload: &[u8]) -> Result<Vec<u8>> {
         let outer = self.recorder.handler.replace(Some(H::DEFINITION));
         let _outer = Outer {
             recorder: &self.recorder,
             handler: outer,
         };
-        let job = self.job_of::<H>();
-        self.ctx.with_job(job, |ctx| H::run(ctx, payload))
+        let result = self.ctx.with_job(job, |ctx| H::run(ctx, payload))?;
+        self.recorder.unless_aborted()?;
+        Ok(result)
     }
 }
 
