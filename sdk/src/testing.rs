@@ -107,10 +107,10 @@ impl TestCtx {
     /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Payload and result are checked
     /// against the schemas of the handler. Jobs that it has enqueued, and effects, are dropped unless it succeeds.
     ///
-    /// The job has the handler's name, and its `max_attempts` unless [`for_job`](Self::for_job) sets another number. Calls
-    /// that do not fit the declaration of the handler are refused, as on a host: statements that it does not declare,
-    /// and, if it takes batches, steps, waits, jobs and effects. If a test calls the function itself, its declaration is
-    /// not known.
+    /// The job has the handler's name, and its `max_attempts` unless [`for_job`](Self::for_job) sets another number.
+    /// Calls that do not fit the declaration of the handler are refused, as on a host: statements that it does not
+    /// declare, and, if it takes batches, steps, waits, jobs and effects. If a test calls the function itself, its
+    /// declaration is not known.
     ///
     /// # Errors
     /// - errors of the handler

@@ -5,7 +5,8 @@ use crate::handler::Definition;
 use crate::{Error, GateLimit, Handler, JobInfo, Result, Statement};
 
 /// Why the host refuses these calls to a handler that takes batches, including for an individual job.
-pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits and results of other jobs: an attempt is at several jobs";
+pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits and results of other jobs: an \
+                                   attempt is at several jobs";
 pub(super) const NO_JOBS: &str =
     "a handler that takes batches cannot enqueue jobs: an attempt is at several jobs";
 pub(super) const NO_EFFECTS: &str =
@@ -61,7 +62,7 @@ impl Recorder {
         }
     }
 
-    /// The statement of this name; `None` if the test has called the handler itself, so that its statements are unknown.
+    /// The statement of this name; `None` if the test has called the handler itself: then its statements are unknown.
     pub(super) fn statement(&self, name: &str) -> Result<Option<Statement>> {
         let Some(handler) = self.handler.get() else {
             return Ok(None);
