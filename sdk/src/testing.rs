@@ -3,6 +3,7 @@
 mod batch;
 mod declared;
 mod flow;
+mod job_rules;
 mod json;
 mod schemas;
 mod sql;
@@ -55,7 +56,7 @@ pub struct ProgressReport {
 
 /// Replaces [`Ctx`] in native tests: records logs and progress, and fires aborts.
 ///
-/// It refuses names and keys as the host does. It does not apply grants, quotas or the limits of an attempt.
+/// It refuses names, keys and jobs as the host does. It does not apply grants, quotas or the limits of an attempt.
 ///
 /// ```
 /// use rouse_sdk::{Ctx, TestCtx};

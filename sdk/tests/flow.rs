@@ -312,6 +312,68 @@ fn a_call_cannot_wait_for_a_child() {
 }
 
 #[test]
+fn jobs_that_the_host_refuses_are_refused() {
+    let second = |job: Job| job.lease(Duration::from_secs(1));
+    let long = "k".repeat(513);
+    let child = TestCtx::new().enqueue(Job::new("a", &())).unwrap();
+    let job = || Job::new("a.b", &1);
+    let nul = "a\0b";
+    let wrong = || {
+        [
+            (
+                Job::new("Mail.Send", &1),
+                "'Mail.Send' is not a handler name",
+            ),
+            (Job::new("a.b", nul), "the payload has a NUL character"),
+            (job().queue("my queue"), "'my queue' is not a queue name"),
+            (
+                job().max_attempts(0),
+                "max_attempts must be between 1 and 1000",
+            ),
+            (job().unique_key(&long), "unique_key must have 1 to 512"),
+            (job().unique_key(nul), "the options has a NUL character"),
+            (
+                job().tags(["gpu", "=eu"]),
+                "tags must be a list of at most 16 tags",
+            ),
+            (
+                second(job()),
+                "lease must be between 2000 and 86400000 milliseconds",
+            ),
+            (
+                job().timeout(Duration::ZERO),
+                "timeout must be between 1 and",
+            ),
+            (
+                job().job_timeout(Duration::MAX),
+                "job_timeout must be between",
+            ),
+        ]
+    };
+    let ctx = TestCtx::new();
+    ctx.on_call(|_| Ok(json!(null)));
+    let refused = |result: Result<()>, why: &str| {
+        let error = result.unwrap_err();
+        assert_eq!((&*error.kind, error.permanent), ("job_refused", true));
+        assert!(error.message.contains(why), "{error} has no {why}");
+    };
+    for (job, why) in wrong() {
+        refused(ctx.enqueue(job).map(drop), why);
+    }
+    for (job, why) in wrong() {
+        refused(ctx.continue_with(job), why);
+    }
+    for (job, why) in wrong() {
+        refused(ctx.call(job).map(drop), why);
+    }
+    // A job of another attempt.
+    let after = ctx.enqueue(job().after("it", &child)).map(drop);
+    refused(after, "must be a job that this attempt has enqueued");
+    assert!(ctx.enqueued().is_empty() && ctx.waits().is_empty());
+    assert_eq!(ctx.continued_with(), None);
+}
+
+#[test]
 fn within_a_step_nothing_is_enqueued_and_nothing_waits_and_no_step_starts() {
     let ctx = TestCtx::new();
     let job = || Job::new("a", &());

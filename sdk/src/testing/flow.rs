@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::declared::{NO_JOBS, NO_STEPS};
-use super::{Recorder, TestCtx, check_name, check_step};
+use super::job_rules::{check_handler, check_options};
+use super::{Recorder, TestCtx, check_name, check_step, json};
 use crate::host::Flow;
 use crate::job::NewJob;
 use crate::{End, Error, Parent, Result};
@@ -32,15 +33,55 @@ pub struct EnqueuedJob {
 }
 
 impl EnqueuedJob {
-    fn from_new(job: &NewJob) -> Self {
+    /// Reads a job, and refuses it as the host does when a handler passes it. `children`: the number of jobs that it
+    /// can name in `after`.
+    fn from_new(job: &NewJob, children: usize) -> Result<Self> {
         let read = |json: &[u8]| -> Value {
             serde_json::from_slice(json).expect("payload and options were written by serde_json")
         };
-        Self {
+        let job = Self {
             handler: job.handler.clone(),
             payload: read(&job.payload),
             options: read(job.options.as_deref().unwrap_or(b"{}")),
+        };
+        let of_job = |why: String| format!("the job for {}: {why}", job.handler);
+        let checked = check_handler(&job.handler)
+            .and_then(|()| json::check("payload", &job.payload).map_err(of_job))
+            .and_then(|()| json::check("options", &job.options).map_err(of_job))
+            .and_then(|()| check_options(&job.options).map_err(of_job))
+            .and_then(|()| job.check_after(children).map_err(of_job));
+        match checked {
+            Ok(()) => Ok(job),
+            Err(why) => Err(Error::permanent(why).kind("job_refused")),
         }
+    }
+
+    /// Reads a job that is called.
+    fn from_call(job: &NewJob) -> Result<Self> {
+        let job = Self::from_new(job, usize::MAX)?;
+        if job.options["after"].is_null() {
+            return Ok(job);
+        }
+        let why = format_args!(
+            "the job for {}: the options of a call cannot have `after`",
+            job.handler
+        );
+        Err(Error::permanent(why).kind("job_refused"))
+    }
+
+    fn check_after(&self, children: usize) -> Result<(), String> {
+        let lowest = i64::try_from(children).map_or(i64::MIN, |children| -children);
+        let after = self.options["after"].as_object().into_iter().flatten();
+        for (name, entry) in after {
+            let is_own = |job: i64| (lowest..0).contains(&job);
+            if !entry["job"].as_i64().is_some_and(is_own) {
+                return Err(format!(
+                    "`after` of the options: {name:?} must be a job that this attempt has enqueued, by the number \
+                     that it got (-1 to -{children}), not {entry}"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -387,7 +428,8 @@ impl Flow for Recorder {
         self.unless_aborted()?;
         self.require_one_job(NO_JOBS, "job_refused")?;
         let mut enqueued = self.flow.enqueued.borrow_mut();
-        enqueued.push(EnqueuedJob::from_new(&job));
+        let job = EnqueuedJob::from_new(&job, enqueued.len())?;
+        enqueued.push(job);
         Ok(i64::try_from(enqueued.len()).map_or(i64::MIN, |number| -number))
     }
 
@@ -399,7 +441,8 @@ impl Flow for Recorder {
             let why = format_args!("the attempt already continues with {}", next.handler);
             return Err(Error::permanent(why).kind("job_refused"));
         }
-        *continued_with = Some(EnqueuedJob::from_new(&job));
+        let children = self.flow.enqueued.borrow().len();
+        *continued_with = Some(EnqueuedJob::from_new(&job, children)?);
         Ok(())
     }
 
@@ -472,13 +515,12 @@ impl Flow for Recorder {
         for (step, _) in &calls {
             check_step(step, "job_refused")?;
         }
-        let (steps, jobs): (Vec<String>, Vec<EnqueuedJob>) = calls
-            .iter()
-            .filter(|(step, _)| !self.flow.kept.borrow().ended.contains_key(step))
-            .map(|(step, job)| (step.clone(), EnqueuedJob::from_new(job)))
-            .unzip();
-        if jobs.iter().any(|job| !job.options["after"].is_null()) {
-            return Err(Error::permanent("a call has no `after`").kind("job_refused"));
+        let (mut steps, mut jobs) = (Vec::new(), Vec::new());
+        for (step, job) in &calls {
+            if !self.flow.kept.borrow().ended.contains_key(step) {
+                steps.push(step.clone());
+                jobs.push(EnqueuedJob::from_call(job)?);
+            }
         }
         if !steps.is_empty() {
             let wait = Wait::Calls(jobs);

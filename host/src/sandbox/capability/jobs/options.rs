@@ -156,6 +156,11 @@ fn is_inner(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte)
 }
 
+/// The same rules in the SDK, for native tests.
+#[cfg(test)]
+#[path = "../../../../../sdk/src/testing/job_rules.rs"]
+mod sdk;
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -163,9 +168,17 @@ mod tests {
     use super::*;
 
     fn check(options: Value) -> Result<(), String> {
-        let options = options.to_string();
-        let options: Options<'_> = serde_json::from_str(&options).expect("known options");
-        options.check()
+        let text = options.to_string();
+        let read: Options<'_> = serde_json::from_str(&text).expect("known options");
+        let checked = read.check();
+        assert_eq!(sdk::check_options(&options), checked, "{text}");
+        checked
+    }
+
+    fn check_name(name: &str) -> Result<(), String> {
+        let checked = check_handler(name);
+        assert_eq!(sdk::check_handler(name), checked, "{name}");
+        checked
     }
 
     #[test]
@@ -184,7 +197,7 @@ mod tests {
             assert_eq!(check(options.clone()), Ok(()), "{options}");
         }
         for name in ["x", "email.send", "a-b.c_d", name] {
-            assert_eq!(check_handler(name), Ok(()), "{name}");
+            assert_eq!(check_name(name), Ok(()), "{name}");
         }
     }
 
@@ -225,7 +238,7 @@ mod tests {
             assert!(refused.starts_with(&expected), "{refused}");
         }
         for name in ["", "Email.send", "a..b", "a.*", "*", ".a", "a b", &long] {
-            let refused = check_handler(name).unwrap_err();
+            let refused = check_name(name).unwrap_err();
             assert!(refused.contains("' is not a handler name"), "{refused}");
         }
     }
