@@ -225,12 +225,13 @@ pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
         .or_else(|_| decode_with_path(payload))
 }
 
-/// A job that was enqueued without a payload has `{}`, which a handler without input, `()`, accepts.
+/// A job that was enqueued without a payload has `{}`. The host also accepts it for a handler that accepts `null`: one
+/// without input, `()`, or with an optional one, `Option<T>`.
 fn decode_missing<T: DeserializeOwned>(payload: &[u8]) -> Option<T> {
-    let is_missing = size_of::<T>() == 0 && payload.trim_ascii() == b"{}";
-    is_missing
-        .then(|| serde_json::from_str("null").ok())
-        .flatten()
+    match payload.trim_ascii() {
+        b"{}" => serde_json::from_str("null").ok(),
+        _ => None,
+    }
 }
 
 fn decode_with_path<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {

@@ -348,6 +348,23 @@ fn a_handler_without_input_accepts_a_job_without_a_payload() {
     );
 }
 
+#[handler(name = "letter.maybe")]
+fn maybe(letter: Option<Letter>) -> Option<String> {
+    letter.map(|letter| letter.to)
+}
+
+#[test]
+fn a_handler_with_optional_input_accepts_a_job_without_a_payload() {
+    let ctx = TestCtx::new();
+    for payload in [json!({}), json!(null)] {
+        assert_eq!(ctx.run::<maybe>(payload).unwrap(), json!(null));
+    }
+    let letter = json!({"to": "Ada"});
+    assert_eq!(ctx.run::<maybe>(letter).unwrap(), json!("Ada"));
+    let error = ctx.run::<maybe>(json!({"pages": []})).unwrap_err();
+    assert_eq!(error.kind, "invalid_payload");
+}
+
 mod batches {
     use rouse_sdk::{BatchJob, Error, Handler, Result, TestCtx, handler};
     use serde_json::{Value, json};
