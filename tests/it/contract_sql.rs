@@ -182,6 +182,38 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
 }
 
 #[tokio::test]
+async fn a_job_without_a_payload_fits_the_contract_of_a_handler_that_accepts_null() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let optional = r#"{"anyOf": [{"type": "object", "required": ["to"]}, {"type": "null"}]}"#;
+    let handlers = [
+        ("a.none", r#"{"type": "null"}"#),
+        ("a.optional", optional),
+        ("mail.send", MAIL),
+    ];
+    publish(&db, &folder_of("", &[("it.wasm", module(&handlers))]));
+    for name in ["a.none", "a.optional"] {
+        // The first of them adds the lane, which has a copy of the contract.
+        for payload in ["", ", '{}'", ", 'null'"] {
+            let sql = format!("SELECT rouse.enqueue('{name}'{payload})");
+            let _: i64 = one(&client, &sql).await;
+        }
+        let many = format!(
+            "SELECT count(*) FROM rouse.enqueue_many('{name}', ARRAY['{{}}', 'null']::jsonb[])"
+        );
+        assert_eq!(one::<i64>(&client, &many).await, 2);
+        for payload in [r#"{"a": 1}"#, "[]", "7"] {
+            let sql = format!("SELECT rouse.enqueue('{name}', '{payload}')");
+            let (found, _) = refused(&client, &sql).await;
+            let contract = format!("does not match the contract of {name}");
+            assert!(found.contains(&contract), "{payload}: {found}");
+        }
+    }
+    let (found, _) = refused(&client, "SELECT rouse.enqueue('mail.send')").await;
+    assert!(found.contains("the property to is missing"), "{found}");
+}
+
+#[tokio::test]
 async fn the_bundled_handlers_have_contracts_and_run_what_their_functions_enqueue() {
     let db = TestDb::new().await;
     let client = db.client().await;

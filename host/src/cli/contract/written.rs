@@ -1,6 +1,6 @@
 //! The contract of a handler, from what its module declares.
 
-use rouse_schema::{Contract, Parameter, Parameters};
+use rouse_schema::{Contract, Parameter, Parameters, Schema};
 use serde_json::{Value, json};
 
 use crate::sandbox::Handler;
@@ -21,7 +21,7 @@ pub(super) fn written(handler: &Handler) -> Value {
         "version": storable(&manifest.version),
         "sha256": handler.module.digest.to_string(),
         "schema": manifest.input_schema.written(),
-        "refuses": refuses,
+        "refuses": refuses.map(|refuses| unless_without_payload(&manifest.input_schema, refuses)),
         "rules": rules,
         "comment": comment(&manifest.description, &parameters),
     });
@@ -35,6 +35,15 @@ pub(super) fn written(handler: &Handler) -> Value {
         }
     }
     contract
+}
+
+/// The predicate of a contract. A job that was enqueued without a payload has `{}`, which the host also accepts for a
+/// handler whose payload may be `null` (`sandbox/attempt/contract.rs`).
+fn unless_without_payload(schema: &Schema, refuses: String) -> String {
+    match schema.check(b"{}").is_err() && schema.check(b"null").is_ok() {
+        true => format!("({refuses}) && !($.type() == \"object\" && !exists($.keyvalue()))"),
+        false => refuses,
+    }
 }
 
 /// The comment of the function.
