@@ -39,6 +39,19 @@ pub use url::without_user;
 /// The default maximum size of a response, in bytes: an attempt may use 128 MiB of memory by default.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
+/// Headers that the host refuses, in lower case: it sets them itself, or they apply to one connection only.
+const HEADERS_OF_HOST: [&str; 9] = [
+    "connection",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// A request to send.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -96,7 +109,8 @@ impl Request {
         }
     }
 
-    /// Adds a header. The host sets `host` itself.
+    /// Adds a header. The host sets `host` itself, and headers of the connection such as `connection` and
+    /// `transfer-encoding`.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
@@ -159,9 +173,9 @@ impl Request {
     /// Sends the request and waits for the whole response, regardless of its status.
     ///
     /// # Errors
-    /// Permanent: if it is not granted (kind `denied`), if the URL is invalid (kind `invalid_request`), and if the
-    /// response is too large (kind `too_large`). Retryable: if there is no response (kind `http`), if it does not
-    /// arrive in time (kind `http_timeout`), or if the attempt has to stop (kind `aborted`).
+    /// Permanent: if it is not granted (kind `denied`), if the URL, the method or a header is invalid (kind
+    /// `invalid_request`), and if the response is too large (kind `too_large`). Retryable: if there is no response (kind
+    /// `http`), if it does not arrive in time (kind `http_timeout`), or if the attempt has to stop (kind `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {
@@ -208,7 +222,33 @@ impl Request {
         Ok(true)
     }
 
+    /// Refuses a method or a header that the host would refuse, and names it. The value of a header may be a secret.
+    fn check(&self) -> Result<()> {
+        let refuse = |why: &str| {
+            let error = Error::permanent(format_args!("{}: {why}", self.label()));
+            Err(error.kind("invalid_request"))
+        };
+        if !is_token(&self.method) {
+            return refuse("the method is invalid");
+        }
+        for (name, value) in &self.headers {
+            if !is_token(name) {
+                return refuse(&format!("{name:?} is not the name of a header"));
+            }
+            if HEADERS_OF_HOST.contains(&&*name.to_ascii_lowercase()) {
+                return refuse(&format!("a handler cannot set the header {name}"));
+            }
+            if value.chars().any(|c| c.is_ascii_control() && c != '\t') {
+                return refuse(&format!(
+                    "the value of the header {name} contains a line break or another control character"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     async fn follow(mut self, ctx: &Ctx) -> Result<Response> {
+        self.check()?;
         loop {
             let url = Url::parse(&self.url)?;
             let mut response = ctx.http(&self).await?;
@@ -244,4 +284,10 @@ impl Request {
         });
         self.url = to.to_string();
     }
+}
+
+/// True for the name of a header or a method (RFC 9110, 5.6.2).
+fn is_token(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_plain)
 }

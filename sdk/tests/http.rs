@@ -146,6 +146,40 @@ fn an_invalid_url_is_refused_before_anything_is_sent() {
 }
 
 #[test]
+fn a_method_or_a_header_that_the_host_refuses_is_refused_before_anything_is_sent() {
+    let ctx = TestCtx::new();
+    ctx.on_http(|_| Ok(Response::new(200, "")));
+    let get = || http::get("https://a.example/");
+    for (request, why) in [
+        (
+            get().header("x y", "1"),
+            "\"x y\" is not the name of a header",
+        ),
+        (get().header("", "1"), "\"\" is not the name of a header"),
+        (
+            get().header("Host", "b.example"),
+            "cannot set the header Host",
+        ),
+        (get().header("connection", "close"), "the header connection"),
+        (get().header("x-name", "secret\r\n"), "the header x-name"),
+        (get().bearer("secret\0"), "the header authorization"),
+        (Request::new("GE T", "https://a.example/"), "the method"),
+        (Request::new("", "https://a.example/"), "the method"),
+    ] {
+        let error = send(&ctx, request).unwrap_err();
+        assert!(
+            error.permanent && error.kind == "invalid_request",
+            "{error:?}"
+        );
+        assert!(error.message.contains(why), "{error} has no {why}");
+        assert!(!error.message.contains("secret"), "{error}");
+    }
+    assert!(ctx.requests().is_empty());
+    let fine = get().header("X-!#$%&'*+.^_`|~", "a\tü");
+    assert_eq!(send(&ctx, fine).unwrap().status, 200);
+}
+
+#[test]
 fn a_response_that_is_too_large_is_an_error_or_is_cut() {
     let ctx = TestCtx::new();
     ctx.on_http(|_| Ok(Response::new(200, "123456")));
