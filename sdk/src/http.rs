@@ -174,8 +174,9 @@ impl Request {
     ///
     /// # Errors
     /// Permanent: if it is not granted (kind `denied`), if the URL, the method or a header is invalid (kind
-    /// `invalid_request`), and if the response is too large (kind `too_large`). Retryable: if there is no response (kind
-    /// `http`), if it does not arrive in time (kind `http_timeout`), or if the attempt has to stop (kind `aborted`).
+    /// `invalid_request`), and if the response is too large (kind `too_large`). Retryable: if there is no response
+    /// (kind `http`), if it does not arrive in time (kind `http_timeout`), or if the attempt has to stop (kind
+    /// `aborted`).
     pub async fn send(self, ctx: &Ctx) -> Result<Response> {
         let timeout = self.timeout;
         let answered = async {

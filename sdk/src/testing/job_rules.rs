@@ -1,5 +1,6 @@
-//! The host's rules for the handlers and the options of jobs, as far as it checks them when a job is passed to it. A test of
-//! the host (`host/src/sandbox/capability/jobs/options.rs`) includes this file and compares it with its own rules.
+//! The host's rules for the handlers and the options of jobs, as far as it checks them when a job is passed to it. A
+//! test of the host (`host/src/sandbox/capability/jobs/options.rs`) includes this file and compares it with its own
+//! rules.
 
 use serde_json::Value;
 
