@@ -96,9 +96,11 @@ impl<'a> Shape<'a> {
             })
             .collect::<syn::Result<_>>()?;
         let (takes_ctx, input) = match parameters[..] {
-            [input] => (false, input),
+            [input] if !is_ctx(input) => (false, input),
             [ctx, input] => {
-                if !matches!(ctx, Type::Reference(_)) {
+                let is_shared =
+                    matches!(ctx, Type::Reference(reference) if reference.mutability.is_none());
+                if !is_shared {
                     return fail(
                         ctx.span(),
                         "the first parameter of a handler must be `&Ctx`",
@@ -109,10 +111,13 @@ impl<'a> Shape<'a> {
             _ => {
                 return fail(
                     signature.ident.span(),
-                    "a handler takes `&Ctx` and its input, or only its input",
+                    "a handler takes `&Ctx` and its input, or only its input; without a payload, the input is `_: ()`",
                 );
             }
         };
+        if let Type::ImplTrait(generic) = input {
+            return fail(generic.span(), "a handler must not have generic parameters");
+        }
         if let Type::Reference(reference) = input {
             return fail(
                 reference.span(),
@@ -133,6 +138,17 @@ impl<'a> Shape<'a> {
             returns_result,
             takes_batches: false,
         })
+    }
+}
+
+/// True for `&Ctx`, under any path.
+fn is_ctx(parameter: &Type) -> bool {
+    let Type::Reference(reference) = parameter else {
+        return false;
+    };
+    match &*reference.elem {
+        Type::Path(path) => (path.path.segments.last()).is_some_and(|last| last.ident == "Ctx"),
+        _ => false,
     }
 }
 

@@ -80,9 +80,34 @@ fn an_invalid_signature_is_refused_with_what_is_expected() {
     );
     assert!(
         refused(quote!(
+            fn f(ctx: &mut Ctx, input: In) {}
+        ))
+        .contains("first parameter")
+    );
+    for without_input in [
+        quote!(
             fn f(ctx: &Ctx) {}
+        ),
+        quote!(
+            fn f(ctx: &rouse_sdk::Ctx) {}
+        ),
+        quote!(
+            fn f() {}
+        ),
+    ] {
+        assert!(refused(without_input).contains("the input is `_: ()`"));
+    }
+    assert!(
+        refused(quote!(
+            fn f(input: &In) {}
         ))
         .contains("by value")
+    );
+    assert!(
+        refused(quote!(
+            fn f(input: impl Into<String>) {}
+        ))
+        .contains("generic")
     );
     assert!(
         refused(quote!(
