@@ -158,6 +158,7 @@ impl TestCtx {
             state: Rc::clone(&self.recorder.state),
             flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
             sql: self.recorder.sql.next(),
+            uncounted: self.recorder.uncounted,
             ..Recorder::default()
         }
     }
@@ -175,6 +176,7 @@ impl TestCtx {
             *next = job;
             next.id += 1;
             next.attempt = 1;
+            next.max_attempts = next.max_attempts.saturating_sub(self.recorder.uncounted);
         })
     }
 
@@ -288,6 +290,8 @@ pub(crate) struct Recorder {
     batch: BatchState,
     /// The handler that [`TestCtx::run`] or [`TestCtx::run_batch`] runs.
     handler: Cell<Option<Definition>>,
+    /// The number of suspended attempts, which are part of the job's maximum.
+    uncounted: u32,
     abort: Arc<Abort>,
 }
 

@@ -17,8 +17,9 @@ impl TestCtx {
     pub(super) fn job_of<H: Handler>(&self) -> JobInfo {
         let mut job = self.ctx.job().clone();
         H::DEFINITION.name.clone_into(&mut job.handler);
-        if job.max_attempts == MAX_ATTEMPTS {
-            job.max_attempts = H::DEFINITION.max_attempts.unwrap_or(MAX_ATTEMPTS);
+        let uncounted = self.recorder.uncounted;
+        if job.max_attempts == MAX_ATTEMPTS + uncounted {
+            job.max_attempts = H::DEFINITION.max_attempts.unwrap_or(MAX_ATTEMPTS) + uncounted;
         }
         job
     }

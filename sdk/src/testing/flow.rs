@@ -341,8 +341,9 @@ impl TestCtx {
 
     /// The attempt that follows a suspension, when the wait has ended: a sleep has passed, calls have ended
     /// ([`on_call`](Self::on_call) answers them), the signal has been sent, or its timeout has passed. (Without either,
-    /// the next attempt waits again.) The new attempt has the number of the suspended attempt, its steps, settings and
-    /// responses, and the handler's state.
+    /// the next attempt waits again.) The new attempt has the steps, settings and responses of the suspended attempt,
+    /// and the handler's state. As on a host, it has the next number, and the maximum number of attempts is one higher,
+    /// because the suspended attempt does not count.
     ///
     /// # Panics
     /// If the attempt is not suspended, or nothing answers its calls.
@@ -351,12 +352,17 @@ impl TestCtx {
         let suspended = self.recorder.flow.suspended.borrow().clone();
         let (steps, wait) =
             suspended.expect("the attempt is not suspended: run it with TestCtx::attempt");
-        let next = self.next_recorder();
+        let mut next = self.next_recorder();
         *next.settings.borrow_mut() = self.recorder.settings.borrow().clone();
         *next.server.borrow_mut() = self.recorder.server.borrow().clone();
         next.flow.end(&steps, &wait);
+        next.uncounted += 1;
         let job = self.ctx.job().clone();
-        Self::with(next, |next| *next = job)
+        Self::with(next, |next| {
+            *next = job;
+            next.attempt += 1;
+            next.max_attempts += 1;
+        })
     }
 
     /// The jobs that this attempt has enqueued, in order. [`run`](Self::run) and [`attempt`](Self::attempt) drop them
