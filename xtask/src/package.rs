@@ -188,6 +188,16 @@ mod tests {
         }
     }
 
+    /// Without `AF_NETLINK`, getifaddrs fails, and with it every request of a handler to a public address.
+    #[test]
+    fn the_unit_allows_the_sockets_of_a_host() {
+        let unit = include_str!("../../host/package/rouse.service");
+        let mut lines = unit.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("RestrictAddressFamilies="));
+        let allowed: Vec<&str> = allowed.unwrap().split(' ').collect();
+        assert_eq!(allowed, ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_UNIX"]);
+    }
+
     #[test]
     fn systemd_waits_longer_than_the_drain_timeout() {
         let unit = include_str!("../../host/package/rouse.service");
