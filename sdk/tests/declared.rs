@@ -143,8 +143,8 @@ fn job(ctx: &Ctx, _payload: ()) -> (String, u32) {
     (ctx.job().handler.clone(), ctx.job().max_attempts)
 }
 
-#[handler(name = "demo.default")]
-fn default(ctx: &Ctx, _payload: ()) -> u32 {
+#[handler(name = "demo.unset")]
+fn unset(ctx: &Ctx, _payload: ()) -> u32 {
     ctx.job().max_attempts
 }
 
@@ -152,14 +152,14 @@ fn default(ctx: &Ctx, _payload: ()) -> u32 {
 fn the_job_has_the_name_and_the_maximum_number_of_attempts_of_its_handler() {
     let ctx = TestCtx::new();
     assert_eq!(ctx.run::<job>(json!(null)).unwrap(), json!(["demo.job", 3]));
-    assert_eq!(ctx.run::<default>(json!(null)).unwrap(), json!(20));
+    assert_eq!(ctx.run::<unset>(json!(null)).unwrap(), json!(20));
     assert_eq!(ctx.job().handler, "test");
     let suspended = TestCtx::new();
     let day = Duration::from_secs(24 * 3600);
     let _ = suspended.attempt(|ctx| ctx.sleep("it", day)).suspended();
     let resumed = suspended.resumed();
     assert_eq!(resumed.run::<job>(json!(null)).unwrap()[1], 4);
-    assert_eq!(resumed.run::<default>(json!(null)).unwrap(), json!(21));
+    assert_eq!(resumed.run::<unset>(json!(null)).unwrap(), json!(21));
     let of_its_own = TestCtx::for_job(|job| job.max_attempts = 5);
     assert_eq!(of_its_own.run::<job>(json!(null)).unwrap()[1], 5);
 }
