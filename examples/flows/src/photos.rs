@@ -73,14 +73,15 @@ mod tests {
 
     #[test]
     fn an_import_enqueues_a_job_for_each_photograph_and_a_summary_of_all() {
+        // With the summary, these are all jobs that an attempt may enqueue by default.
         let ctx = TestCtx::new();
-        let names: Vec<String> = (0..1_000).map(|nth| format!("{nth}.jpg")).collect();
+        let names: Vec<String> = (0..999).map(|nth| format!("{nth}.jpg")).collect();
         ctx.run::<super::import>(json!(names)).unwrap();
-        assert_eq!(ctx.enqueued().len(), 1_000);
+        assert_eq!(ctx.enqueued().len(), 999);
         assert_eq!(ctx.enqueued()[7].payload, json!({"name": "7.jpg"}));
         let summary = ctx.continued_with().unwrap();
         let after = summary.options["after"].as_object().unwrap();
-        assert_eq!(after.len(), 1_000);
+        assert_eq!(after.len(), 999);
         assert_eq!(after["7.jpg"], json!({"job": -8, "on_failure": "run"}));
     }
 
