@@ -137,7 +137,7 @@ pub struct Store {
     identity: Arc<ArcSwapOption<registration::Identity>>,
     /// The types of records, once they have been read.
     lists: Arc<ArcSwapOption<records::Lists>>,
-    /// The reader on whose behalf it acts; `None`: its login.
+    /// The user of the dashboard on whose behalf the store acts; `None`: its login acts for itself.
     reader: Option<Arc<str>>,
     /// See [`Store::cancelling`].
     cancels: bool,
@@ -171,11 +171,11 @@ impl Store {
         }
     }
 
-    /// The same store, for reads only: the server receives a request to cancel those that it does not answer in time.
-    /// Otherwise they would continue to run, and a page that is read again every few seconds would add another one each
-    /// time. A write is not cancelled: it may be about to commit, and a write that waits for a standby would be visible
-    /// before the standby has it. Writes that a worker retries wait only a few seconds for locks (`lock_timeout` of
-    /// their functions).
+    /// The same store, for reads only: the server receives a request to cancel those that take too long. Otherwise they
+    /// would continue to run, and a page that is read again every few seconds would add another one each time. A write
+    /// is not cancelled: it may be about to commit, and a write that waits for a standby would be visible before the
+    /// standby has it. Writes that a worker retries wait only a few seconds for locks (`lock_timeout` of their
+    /// functions).
     pub fn cancelling(self) -> Self {
         Self {
             cancels: true,
@@ -183,8 +183,8 @@ impl Store {
         }
     }
 
-    /// The same store for this reader, whom the records of its admin actions name in addition to the login. An empty
-    /// name means that they name only the login.
+    /// The same store on behalf of this user of the dashboard, whom the records of admin actions name in addition to
+    /// the login. If the name is empty, they name only the login.
     pub fn on_behalf_of(&self, reader: &str) -> Self {
         Self {
             reader: (!reader.is_empty()).then(|| reader.into()),
@@ -236,7 +236,7 @@ impl Store {
     }
 
     /// A connection of the pool. The wait is bounded, because every connection may be waiting for a server that does
-    /// not answer.
+    /// not respond.
     async fn client_with_timeout(&self, timeout: Duration) -> Result<PooledClient, StoreError> {
         tokio::time::timeout(timeout, self.client())
             .await
@@ -307,8 +307,8 @@ impl Store {
         }
     }
 
-    /// Reads in one round trip, regardless of the reader. Each read sees what was committed before it, and so at least
-    /// what the reads before it see.
+    /// Runs reads in one round trip, even if the store acts on behalf of a user. Each read sees what was committed
+    /// before it, and so at least what the reads before it see.
     async fn query_in_order<const N: usize>(
         &self,
         statements: [(&str, Params<'_>); N],
@@ -404,8 +404,8 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
 /// Starts the transaction of a read for people. Functions for workers have these settings of their own, but views have
 /// none. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
 /// Postgres compiled the listing of 100 jobs for 1 to 12 s, and ran it in 20 ms
-/// (docs/decisions/plans-without-statistics.md). Both settings together: the estimated cost of a table that can only be
-/// read as a whole is so high without `enable_seqscan` that the statement would be compiled.
+/// (docs/decisions/plans-without-statistics.md). The settings belong together: without `enable_seqscan`, the estimated
+/// cost of a table that can only be read as a whole is so high that JIT would compile the statement.
 const BEGIN_READ: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 
 /// A statement in a transaction that [`BEGIN_READ`] starts. One round trip.
@@ -414,8 +414,8 @@ async fn query_page(
     sql: &str,
     params: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
-    // These are sent in this order, without waiting for responses. Postgres rolls back a statement that fails, instead
-    // of committing it. A caller that is dropped leaves no transaction open, because the last one has been sent too.
+    // The three are sent in this order, without waiting for responses. If the statement fails, the COMMIT rolls back. A
+    // caller that is dropped leaves no transaction open, because the COMMIT has been sent too.
     let (started, rows, ended) = futures_util::future::join3(
         client.batch_execute(BEGIN_READ),
         client.query_typed(sql, params),
@@ -428,9 +428,9 @@ async fn query_page(
     Ok(rows)
 }
 
-/// A statement in its own transaction, whose records name this reader. It has the settings of [`BEGIN_READ`] too: admin
-/// actions, and the searches for their jobs, read few rows through indexes. Functions with settings of their own keep
-/// them.
+/// A statement in its own transaction, whose records name this user of the dashboard. It has the settings of
+/// [`BEGIN_READ`] too: admin actions, and the searches for their jobs, read few rows through indexes. Functions with
+/// settings of their own keep them.
 async fn query_for(
     client: &mut PooledClient,
     reader: &str,
@@ -458,7 +458,7 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A duration as the functions of schema `rouse` take it.
+/// Whole milliseconds, as the functions of schema `rouse` take them, capped at the maximum.
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

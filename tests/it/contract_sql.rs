@@ -299,7 +299,7 @@ async fn only_the_owner_publishes_and_a_function_of_another_login_stays() {
         };
         assert_eq!(code, 1, "{output}");
         assert!(
-            output.contains("only a member of rouse_owner publishes and deletes contracts"),
+            output.contains("only a member of rouse_owner can publish and delete contracts"),
             "{output}"
         );
     }

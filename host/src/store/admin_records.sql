@@ -1,8 +1,8 @@
--- Admin actions in the $1 milliseconds before $2 (null: now), newest first: by the login or reader $3, or by all
--- (null); on queue $5, or on all (null), without those on its jobs. $7: the id of the last action of the page before,
--- whose time is $2. For a purge and for an action on a flow, only the record of the whole action, as in
--- rouse.audit_outbox. Returns up to $4 of the $6 newest actions; beside them, the time and the id of the last action
--- that was examined, if there were $6. Without actions, one row with nulls.
+-- Admin actions in the $1 milliseconds before $2 (null: now), newest first: by the login or the user of the dashboard
+-- $3, or by all (null); on queue $5, without those on its jobs, or on all (null). $7: the id of the last action of the
+-- page before, whose time is $2. For a purge and for an action on a flow, only the record of the whole action, as in
+-- rouse.audit_outbox. Returns up to $4 of the $6 newest actions, each with the time and the id of the last action that
+-- was examined, if $6 were examined. Without actions, one row with nulls.
 --
 -- Served by record_of_people; the jobs of the rows by their ids. Only that index serves comparisons of rows: the plan
 -- cannot read all records of the period through record_at, and sort them.

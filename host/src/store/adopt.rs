@@ -24,7 +24,7 @@ pub struct Orphan {
     /// The number of its attempts that do not count, including this one: they were lost, suspended, or given back after
     /// their start.
     pub uncounted: i32,
-    /// The number of these that crashed their worker.
+    /// The number of these in which the worker crashed.
     pub crashes: u32,
     /// The time from the claim of the attempt to now, by the database's clock.
     pub after: Duration,
@@ -37,7 +37,7 @@ pub struct Adoption {
     pub orphan: Orphan,
     /// What happens to it.
     pub next: AfterLoss,
-    /// The lease if it is claimed, unless the job has its own.
+    /// The lease, if the orphan is claimed and has no lease of its own.
     pub lease: Duration,
 }
 
@@ -54,8 +54,8 @@ impl Store {
     /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
     ///
     /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by
-    /// the database's clock; `None` for all. A job that fails with `crashes_max` crashes is not listed as long as its
-    /// last worker may still report that it has not crashed ([`SILENT_FOR`]).
+    /// the database's clock; `None` for all. A job that would fail because it has `crashes_max` crashes is not listed
+    /// as long as its last worker may still report that it has not crashed ([`SILENT_FOR`]).
     pub async fn orphans(
         &self,
         lanes: &[LaneId],

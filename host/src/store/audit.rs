@@ -13,10 +13,10 @@ use crate::job::JobId;
 /// The maximum number of admin actions that a page examines. A filter with few matches does not read more.
 const ACTIONS_EXAMINED_MAX: i32 = 10_000;
 
-/// The selection of an audit.
+/// The events that an audit lists.
 #[derive(Debug, Clone)]
 pub struct Audit {
-    /// The time range before `before`, by the database's clock.
+    /// The length of the time range that ends at `before`, by the database's clock.
     pub since: Duration,
     /// Only events before this time; `None` means until now.
     pub before: Option<String>,
@@ -62,9 +62,9 @@ impl Store {
         Ok(allowed(result)?.map(|rows| shown_rows(&rows)))
     }
 
-    /// A page of admin actions. `since`: the time range before `before`, which is a time of the database (`None`: now);
-    /// `after`: the id of the action at that time after which the page starts; `who`: only this login, or this reader
-    /// of the dashboard; `queue`: only actions on this queue. `None` if the login may not read it.
+    /// A page of admin actions. `since`: the length of the time range that ends at `before`, a time of the database
+    /// (`None`: now); `after`: the id of the action at that time after which the page starts; `who`: only this login,
+    /// or this user of the dashboard; `queue`: only actions on this queue. `None` if the login may not read them.
     pub async fn admin_records(
         &self,
         since: Duration,
@@ -101,7 +101,7 @@ impl Store {
     }
 
     /// The events of one job, oldest first; empty if the job does not exist or is no longer kept. `None` if the login
-    /// may not read it.
+    /// may not read them.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .read(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])

@@ -93,7 +93,7 @@ impl ClaimResult {
     }
 }
 
-/// A lane of a claim in which gates do not let any job start now.
+/// A lane from which a claim took no job, because gates do not let any of its jobs start now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedLane {
     /// The lane.
@@ -317,8 +317,8 @@ impl Store {
 
     /// Reads the jobs of this claim, except those that the worker has lost since. If the connection breaks, the read is
     /// retried once: the jobs stay claimed, and would otherwise be stuck until their leases end. If one of the payloads
-    /// cannot be read, or not in time, each of them is read separately, so that only its job suffers
-    /// ([`ClaimedJob::unread`]).
+    /// cannot be read, or not in time, each of them is read separately, so that only the job of that payload is
+    /// affected ([`ClaimedJob::unread`]).
     pub(super) async fn claimed(
         &self,
         fence: Fence,
@@ -339,9 +339,9 @@ impl Store {
         }
     }
 
-    /// Reads the jobs without their payloads, and then each payload. The second one that gets no response is the last:
-    /// the connection is to blame, and the rest waits for the end of the leases. So does what cannot be read in 15 s,
-    /// because the worker claims nothing else in the meantime.
+    /// Reads the jobs without their payloads, and then each payload. Stops after the second payload that gets no
+    /// response, because the connection is to blame, and after 15 s, because the worker claims nothing else in the
+    /// meantime. The jobs that were not read then wait until their leases end.
     async fn read_separately(
         &self,
         fence: Fence,

@@ -58,7 +58,7 @@ const SESSION: &str = "-c default_transaction_isolation=read\\ committed -c stat
 /// The number of times that two connections compare their sessions. A pooler usually hands out the session that was
 /// used last.
 const SESSION_CHECKS: usize = 4;
-/// Data that has not been acknowledged for this long counts as lost.
+/// A connection counts as lost if sent data is not acknowledged for this long.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
 /// Opens connections to one database. Clones share one backoff.
@@ -193,7 +193,7 @@ impl Connector {
         };
         let connector = self.clone();
         runtime.spawn(async move {
-            // Nothing can be cancelled if the server does not answer at all.
+            // Nothing can be cancelled if the server does not respond at all.
             let _ = tokio::time::timeout(super::RESPONSE_TIMEOUT, connector.cancel(&client)).await;
         });
     }
@@ -320,8 +320,8 @@ impl Connector {
         format!("{database} on {} as {user}", hosts.join(", "))
     }
 
-    /// The time limit for opening a connection: TLS and login can also hang, even if the socket answers. Each host may
-    /// be tried twice.
+    /// The time limit for opening a connection: TLS and login can hang even after the server has accepted the
+    /// connection. Each host may be tried twice.
     fn timeout(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
@@ -469,7 +469,7 @@ fn complete(config: &mut Config, given: &Params, env: Environment<'_>) {
             None => config.host("localhost"),
         };
     }
-    // The hosts are those of a primary and its standbys.
+    // Several hosts are a primary and its standbys.
     if config.get_hosts().len() > 1 && !given.has("target_session_attrs") {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 
 use super::error::describe_sql;
 
-/// The change of the contract of one handler by a publication.
+/// The change that a publication makes to the contract of one handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContractChange {
     /// The handler.
@@ -43,7 +43,7 @@ pub enum Change {
     Kept,
 }
 
-/// Contracts were not published or deleted: a human-readable message.
+/// The reason why contracts were not published or deleted, as a human-readable message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ContractError(String);
@@ -52,7 +52,7 @@ impl From<&tokio_postgres::Error> for ContractError {
     fn from(error: &tokio_postgres::Error) -> Self {
         let hint = match error.code() {
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                "; only a member of rouse_owner publishes and deletes contracts; a new schema also needs CREATE on the database, and rouse_owner needs CREATE on one of somebody else"
+                "; only a member of rouse_owner can publish and delete contracts; to create a schema, the member also needs CREATE on the database; in a schema of another owner, rouse_owner needs CREATE"
             }
             _ => "",
         };

@@ -41,7 +41,7 @@ pub struct MissedDeadline {
 
 impl Store {
     /// Ends jobs whose deadline has passed, and deletes the deadlines of jobs that have already ended. Never waits for
-    /// the lock of a job. `since` restricts it to deadlines that passed after this time, by the database's clock
+    /// the lock of a job. `since` restricts the call to deadlines that passed after this time, by the database's clock
     /// (`None`: all).
     pub async fn enforce_deadlines(
         &self,

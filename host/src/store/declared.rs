@@ -21,7 +21,8 @@ pub struct ModuleSchedule {
 }
 
 impl Store {
-    /// Lists these handlers. Handlers with a schedule that a login has created are left out.
+    /// Lists the handlers for which a live worker reports a schedule, or for which one was created, except those with a
+    /// schedule that a login has created.
     pub async fn module_schedules(&self) -> Result<Vec<ModuleSchedule>, StoreError> {
         let worker = self.identity()?;
         let rows = self
@@ -35,7 +36,7 @@ impl Store {
             .await?;
         let listed = rows.iter().map(|row| {
             let (workers, current): (Option<JsonText>, Option<JsonText>) = (row.get(1), row.get(2));
-            // A worker with capabilities other than those of a host is left out.
+            // A worker whose capabilities do not have the form of a host's is left out.
             let workers: Option<Vec<Value>> =
                 workers.and_then(|JsonText(text)| serde_json::from_str(&text).ok());
             let workers = workers.unwrap_or_default().into_iter();
@@ -98,8 +99,8 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Sets the gates that the module of a handler declares, and deletes those that it declared before. Returns whether
-    /// that has changed any.
+    /// Sets the gates that the module of a handler declares, and deletes those that it declared before. Returns true if
+    /// this has changed any gate.
     pub async fn declare_gates(
         &self,
         handler: &str,

@@ -9,7 +9,8 @@ use tokio_postgres::error::SqlState;
 
 use crate::sanitize::printable;
 
-/// What calls by hosts and commands wait for, for up to a few seconds, and the functions in which they do.
+/// The transactions for whose locks calls of hosts and commands wait, up to a few seconds: a description, and the
+/// functions that wait.
 const AWAITED: [(&str, &[&str]); 8] = [
     (
         "a transaction that has changed the shards of a queue and is still open",
@@ -107,7 +108,7 @@ pub enum StoreError {
         /// The cause and, if known, what to do.
         why: String,
     },
-    /// Postgres did not answer in time.
+    /// Postgres did not respond in time.
     #[error("no response from {target} within {} s", .waited.as_secs())]
     Silent {
         /// The address, without secrets.
@@ -150,7 +151,7 @@ impl StoreError {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// True if Postgres did not answer in time.
+    /// True if Postgres did not respond in time.
     pub fn is_silence(&self) -> bool {
         matches!(self, Self::Silent { .. })
     }
@@ -190,9 +191,9 @@ impl StoreError {
     /// necessary roles concern all calls.
     pub fn concerns_one_call(&self) -> bool {
         self.code().is_some_and(|code| {
-            // 25 invalid transaction state; 42 access rules, and functions that do not exist: Postgres finds these when
-            // it reads the statement, which is the same for all calls. Functions, and triggers of the operator, raise
-            // them about the job or the queue.
+            // 25 invalid transaction state; 42 access rules, and functions that do not exist. Postgres itself reports
+            // these about the statement, which is the same for all calls; functions, and triggers of the operator,
+            // raise 42 about the job or the queue.
             let concerns_all = self.is_transient()
                 || code.code().starts_with("25")
                 || code.code().starts_with("42") && !self.is_raised();
@@ -200,7 +201,7 @@ impl StoreError {
         })
     }
 
-    /// True if a function has raised it, in contrast to Postgres.
+    /// True if a function has raised the error, not Postgres itself.
     fn is_raised(&self) -> bool {
         matches!(self, Self::Refused(error) if is_raised(error))
     }
@@ -284,8 +285,8 @@ fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     awaited.map(|(what, _)| *what)
 }
 
-/// True if a function of Rouse has refused the login, in contrast to Postgres, which has the same SQLSTATE for a login
-/// that may not call the function.
+/// True if a function of Rouse has refused the login. Postgres itself uses the same SQLSTATE for a login that may not
+/// call the function.
 pub(super) fn is_login_refused_by_function(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) && is_raised(error)
 }
@@ -310,7 +311,7 @@ pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     describe_with(error, roles.or(lock.as_deref()))
 }
 
-/// The same about a statement of a handler.
+/// Like [`describe`], without hints about the roles and locks of Rouse, for statements of handlers and contracts.
 pub(super) fn describe_sql(error: &tokio_postgres::Error) -> String {
     describe_with(error, None)
 }

@@ -1,4 +1,4 @@
-//! Fires schedules: lists due times and writes their outcomes.
+//! Fires schedules: lists those that are due, and writes what was decided about their due times.
 
 use std::time::{Duration, SystemTime};
 
@@ -33,7 +33,7 @@ pub struct DueSchedule {
     pub cron: String,
     /// Its time zone.
     pub time_zone: String,
-    /// The part that decides the outcomes of its due times.
+    /// The values on which the decisions about its due times depend.
     pub schedule: Schedule,
 }
 
@@ -320,7 +320,7 @@ impl From<ListedBackfill> for Backfill {
 /// A list that the database has built; empty instead of null.
 fn list<T: for<'de> Deserialize<'de>>(json: Option<JsonText>) -> Vec<T> {
     let parsed = json.map(|JsonText(text)| serde_json::from_str(&text));
-    // Migrations and hosts agree about the protocol.
+    // A host calls only functions of its protocol, which return lists of this form.
     parsed.map_or_else(Vec::new, |list| {
         list.expect("the list of rouse.due_schedules")
     })

@@ -77,8 +77,8 @@ impl Store {
         loop {
             let call = "rouse.forget_worker($1)";
             let row = self.act(call, &[(&worker_id, Type::TEXT)]).await?;
-            // Null if the database's clock has been set back since the last heartbeat of the worker. The call has
-            // corrected that, and the next one decides.
+            // Null if the database's clock has been set back since the last heartbeat of the worker. This call has
+            // corrected the time, and the next one decides.
             if let Some(forgotten) = row.get::<_, Option<i32>>(0) {
                 return Ok(forgotten);
             }

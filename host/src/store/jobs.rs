@@ -10,7 +10,7 @@ use super::{Store, StoreError};
 /// history.
 pub const EXAMINED_MAX: i32 = 100_000;
 
-/// The selection of a listing.
+/// The jobs that a listing contains.
 #[derive(Debug, Clone)]
 pub struct Listing {
     /// The filter, as `rouse.search_jobs` reads it (`migrations/functions/find.sql`).

@@ -1,4 +1,4 @@
-//! [`JsonText`] on the wire: `jsonb`, or its text. And JSON of any login for display.
+//! Sends [`JsonText`] as `jsonb`, reads it from `jsonb` or text, and reads JSON of any login for display.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
-/// The depth to which JSON is taken apart if a part of it is not a [`Value`]: deep enough for the details of an error
-/// in a list of jobs.
+/// The depth to which JSON is taken apart if a part of it cannot be read as a [`Value`]: deep enough for the details of
+/// an error in a list of jobs.
 const PARTS_DEPTH: u32 = 8;
 
 type Error = Box<dyn std::error::Error + Sync + Send>;
@@ -63,7 +63,7 @@ impl ToSql for CowJson<'_> {
 }
 
 /// JSON for display. Producers, workers and modules choose parts of it, and Postgres accepts numbers and nesting depths
-/// that [`Value`] cannot hold: such parts are strings here, with their JSON.
+/// that [`Value`] cannot hold: such parts are strings here, which contain their JSON.
 #[derive(Debug)]
 pub(super) struct ShownJson(pub(super) Value);
 

@@ -72,7 +72,7 @@ impl Lane {
             handler: row.get(3),
             priority: Priority::parse(row.get(4))?,
             tags: row.get(5),
-            // The lane that the last keys share has no values (`*`).
+            // The lane for keys that no longer fit into the catalog has `*` instead of values.
             values: serde_json::from_str(row.get(6)).unwrap_or_default(),
             retired: row.get(7),
         })

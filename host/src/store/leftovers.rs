@@ -1,5 +1,5 @@
 //! Deletes what ended jobs leave behind: signals that no wait has taken, flows of which no job is kept, and keys of
-//! gates that have no effect any more.
+//! gates that no longer have an effect.
 
 use tokio_postgres::types::Type;
 
@@ -12,7 +12,7 @@ pub enum Leftover {
     Signals,
     /// Flows of which no job is kept.
     Flows,
-    /// Keys of gates that have no effect any more.
+    /// Keys of gates that no longer have an effect.
     GateKeys,
 }
 
@@ -35,9 +35,9 @@ impl Leftover {
 /// The result of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
-    /// The position up to which they were examined; `None` if all were.
+    /// The position up to which rows were examined; `None` if all were.
     pub reached: Option<String>,
-    /// The number of those that were deleted.
+    /// The number of rows that were deleted.
     pub deleted: i32,
 }
 

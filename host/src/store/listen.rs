@@ -87,7 +87,7 @@ pub const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
-/// (`migrations/functions/workers.sql`).
+/// (`workers.sql`, `adopt.sql` and `admin.sql` in `migrations/functions/`).
 fn own_channel(worker: Incarnation) -> String {
     format!("rouse_worker_{}", worker.0)
 }
@@ -123,7 +123,7 @@ impl Listener {
         let listen = format!("LISTEN {WAKE_CHANNEL}; LISTEN {}", own_channel(worker));
         let answered = connector.answered(client.batch_execute(&listen)).await;
         if answered.is_err() {
-            // Without a response it would stay open until one arrives.
+            // Without a response, the connection would stay open until one arrives.
             driver.abort();
         }
         answered?;
@@ -161,7 +161,7 @@ impl Listener {
 }
 
 impl Store {
-    /// Notifies this worker itself. Its listening connection has to receive the notification, unless it leads to
+    /// Notifies this worker itself. Its listening connection receives the notification, unless that connection leads to
     /// another database, or through a pooler that shares its sessions.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(

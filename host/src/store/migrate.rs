@@ -7,9 +7,9 @@
 //! are recorded with their sha256; a database with a different record is refused. The definitions are applied as a
 //! whole, in one transaction, which also drops what they no longer define, and restores what was dropped or revoked.
 //!
-//! Producers continue in the meantime. A statement that needs an exclusive lock on a table waits for its users, and all
-//! later statements queue behind that wait. Such a statement therefore waits for at most [`LOCK_WAIT`]; after that, the
-//! transaction is rolled back, and tried again later.
+//! Producers continue in the meantime. A statement that needs an exclusive lock on a table waits for the transactions
+//! that use the table, and all later statements queue behind that wait. Such a statement therefore waits for at most
+//! [`LOCK_WAIT`]; after that, the transaction is rolled back, and tried again later.
 
 mod apply;
 mod error;
@@ -61,7 +61,7 @@ pub struct Report {
     pub version: i32,
     /// Applied definitions that had been changed, and were restored.
     pub restored: Vec<String>,
-    /// The sessions that blocked it.
+    /// The sessions that blocked the run.
     pub waited_for: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ pub async fn run_these(
 /// Rejects a database that this host cannot serve. Changes nothing.
 ///
 /// # Errors
-/// If it cannot serve it, with a hint about what to do.
+/// If this host cannot serve the database, with a hint about what to do.
 pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
     let record = Record::read(client).await?;
     record.compare(ALL)?;

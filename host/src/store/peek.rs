@@ -13,16 +13,17 @@ use crate::job::LaneId;
 pub struct PeekParams<'a> {
     /// Lanes that may have jobs after their cursors.
     pub lanes: &'a [ClaimOrder],
-    /// The first position of the catalog of lanes to check.
+    /// The position in the catalog of lanes after which rows are checked.
     pub catalog_after: i64,
-    /// The sum of the positions starting there that the worker has already read.
+    /// The sum of the positions after it that the worker has already read.
     pub catalog_sum: i64,
     /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,
     /// Only jobs that became due, and deadlines that have passed, after this time, by the database's clock; `None`
     /// means all.
     pub due_since: Option<SystemTime>,
-    /// Requests the transactions that write: those of the last such peek, or none. `None` does not request them.
+    /// Requests the transactions that have written: the ids that the last such peek returned, empty for the first one.
+    /// `None` does not request them.
     pub writers: Option<&'a [i64]>,
 }
 
@@ -46,8 +47,8 @@ pub struct Peek {
     pub turn: i64,
     /// The queues that are paused: their lanes were not read, and may have jobs.
     pub paused: HashSet<String>,
-    /// The ids of the transactions in progress that have written: their jobs are not visible yet. They include those of
-    /// the last peek that ended during this one. `None` if they were not requested.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. They include
+    /// transactions that the last peek returned and that ended during this one. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
     /// Releases have been pending for more than a second.
     pub releases: bool,
@@ -95,8 +96,8 @@ impl Store {
         })
     }
 
-    /// The lanes of the ready jobs with ids after `after`, of the last `limit` ids, and the last id that was assigned.
-    /// Without `after`, returns only that id.
+    /// The lanes of the ready jobs whose ids come after `after` and are among the last `limit`; and the last id that
+    /// was assigned. Without `after`, returns only that id.
     pub async fn newest_lanes(
         &self,
         after: Option<i64>,

@@ -18,12 +18,12 @@ pub struct Promotion {
     pub promoted: u32,
     /// The time until the next job is due, by the database's clock; `None` if there is none.
     pub next_due: Option<Duration>,
-    /// The ids of those jobs, if they were requested.
+    /// The ids of the promoted jobs, if they were requested.
     pub ids: Vec<JobId>,
 }
 
 impl Store {
-    /// Promotes due jobs. `since` restricts it to jobs that became due after this time, by the database's clock
+    /// Promotes due jobs. `since` restricts the call to jobs that became due after this time, by the database's clock
     /// (`None`: all); `with_ids` requests their ids.
     pub async fn promote(
         &self,

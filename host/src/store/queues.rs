@@ -1,4 +1,4 @@
-//! Queues: their contents, and pausing and resuming them.
+//! Queues: their contents and settings, and admin actions on them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::job::{Dispatch, FairCharge, FairKey, FairPolicy};
 pub struct NewFairShare {
     /// The order of jobs.
     pub policy: Option<FairPolicy>,
-    /// The value by which it is divided.
+    /// The key by which its jobs are divided.
     pub key: Option<FairKey>,
     /// The number of jobs of a key of weight 1 in each round.
     pub quantum: Option<i32>,
@@ -23,7 +23,7 @@ pub struct NewFairShare {
     pub weights: Option<BTreeMap<String, f64>>,
     /// The weight of all other keys.
     pub default_weight: Option<f64>,
-    /// The wait, in seconds, after which jobs go first; 0 means that none do.
+    /// The wait, in seconds, after which jobs go first; 0 means never.
     pub starvation_s: Option<f64>,
     /// The maximum number of running jobs of a key, across all workers; 0 means no limit.
     pub max_in_flight: Option<i32>,

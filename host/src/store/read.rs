@@ -22,7 +22,8 @@ pub struct JobView {
     pub payload: Option<String>,
     /// The result, as Postgres wrote it.
     pub result: Option<String>,
-    /// All columns except payload and result. Values that [`Value`] cannot hold are strings here, with their JSON.
+    /// All columns except payload and result. Values that [`Value`] cannot hold are strings here, which contain their
+    /// JSON.
     pub record: Value,
 }
 
@@ -50,7 +51,7 @@ impl JobView {
 }
 
 impl Store {
-    /// The database's clock, seconds since 1970, for computing the age of its timestamps.
+    /// The time by the database's clock, in seconds since 1970, for computing the age of its timestamps.
     pub async fn now(&self) -> Result<f64, StoreError> {
         let rows = self
             .query("SELECT extract(epoch FROM clock_timestamp())::float8", &[])

@@ -1,4 +1,4 @@
-//! The waits and durations of the newest ended jobs, and the handlers that fail: for the dashboard.
+//! The waits and durations of the newest ended jobs, and the handlers whose jobs fail: for the dashboard.
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
@@ -6,14 +6,14 @@ use tokio_postgres::types::Type;
 use super::fleet::allowed;
 use super::{Store, StoreError};
 
-/// The number of the newest jobs that are examined. Without a handler, 500 are enough for percentiles.
+/// The number of the newest jobs that are examined for all handlers: 500 are enough for percentiles.
 const NEWEST: i32 = 500;
 /// The same for one handler, which may have only a few of them.
 const NEWEST_OF_HANDLER: i32 = 10_000;
 /// The number of the newest unsuccessful jobs that are examined.
 const NEWEST_UNSUCCESSFUL: i32 = 2_000;
 
-/// The number of jobs that have ended up to a given time.
+/// The numbers of jobs that had ended at a given time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EndedCounts {
     /// The time, seconds since 1970.
@@ -41,8 +41,8 @@ impl Store {
         Ok(allowed(result)?.and_then(|rows| Some(rows.first()?.get(0))))
     }
 
-    /// The handlers with unsuccessful jobs in the last hour: `handler`, `jobs`, `at_least`, `first_at`, `last_at`,
-    /// `message`. `None` if this login may not read them.
+    /// The handlers whose jobs have failed or timed out in the last hour: `handler`, `jobs`, `at_least`, `first_at`,
+    /// `last_at`, `message`. `None` if this login may not read them.
     pub async fn failing(&self) -> Result<Option<Vec<Value>>, StoreError> {
         let result = self
             .read(
@@ -53,7 +53,7 @@ impl Store {
         Ok(allowed(result)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The number of jobs that have ended. `None` if this login may not read it.
+    /// The numbers of jobs that have ended. `None` if this login may not read them.
     pub async fn ended_counts(&self) -> Result<Option<EndedCounts>, StoreError> {
         let result = self.read(include_str!("ended_counts.sql"), &[]).await;
         Ok(allowed(result)?.and_then(|rows| {

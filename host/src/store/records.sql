@@ -1,4 +1,5 @@
--- The types of records with their fields, by name; oids. Reads the catalog.
+-- The oids of the types of records, with the names of their fields and the oids of the fields' types. Reads the
+-- catalog.
 SELECT t.typname::text, t.oid, t.typarray, array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid ORDER BY a.attnum)
 FROM pg_type AS t JOIN pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE t.typnamespace = 'rouse'::regnamespace AND t.typtype = 'c' AND t.typname = ANY ($1)

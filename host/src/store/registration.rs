@@ -83,8 +83,8 @@ pub struct Stats {
     pub disk_free_bytes: Option<u64>,
     /// The age of this incarnation, in seconds.
     pub uptime_s: u64,
-    /// Some of the modules that were present when it started are not loaded yet: it may soon have handlers that it does
-    /// not list.
+    /// True if some of the modules that were present when the worker started are not loaded yet: it may soon have
+    /// handlers that it does not list.
     pub loading: bool,
     /// The statistics of its claims in fair queues in this incarnation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -132,7 +132,7 @@ impl Identity {
     }
 }
 
-/// Codes of `migrations/functions/workers.sql`.
+/// SQLSTATEs that `migrations/functions/workers.sql` raises.
 const ENDED: &str = "RW001";
 const SUPERSEDED: &str = "RW002";
 const TAKEN: &str = "RW003";
@@ -170,7 +170,7 @@ impl StoreError {
 /// The result of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Workers that this heartbeat found dead.
+    /// The number of workers that this heartbeat found dead.
     pub expired: i32,
     /// The number of attempts for which the worker has its timeout flag.
     pub timeouts: i64,
@@ -207,8 +207,8 @@ impl Store {
             let row = rows
                 .first()
                 .expect("a function with OUT parameters returns one row");
-            // Null if the database's clock has been set back since the last heartbeat of the holder of the id. The
-            // call has corrected that, and the next one decides.
+            // Null if the database's clock has been set back since the last heartbeat of the holder of the id. This
+            // call has corrected the time, and the next one decides.
             if let Some(incarnation) = row.get::<_, Option<i64>>(0) {
                 break (Incarnation(incarnation), row.get::<_, i64>(1));
             }

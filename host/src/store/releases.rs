@@ -26,7 +26,8 @@ impl Store {
     }
 
     /// Finds jobs that wait for chains that have ended. Returns the number of chains whose release was lost, which no
-    /// known fault leaves behind, and of those for whose retry jobs have waited until they were no longer kept.
+    /// known fault causes, and the number of chains that are no longer kept although jobs still waited for a retry of
+    /// them.
     pub async fn maintain_dependencies(&self) -> Result<(i32, i32), StoreError> {
         let worker = self.identity()?;
         let rows = self

@@ -11,10 +11,10 @@ use crate::job::{AbortReason, Fence, JobId};
 /// in time.
 pub const RENEWALS_MAX: usize = 500;
 
-/// A statement that takes longer is usually retried on another connection.
+/// A statement that takes longer than this, plus the time for each renewal, is usually retried on another connection.
 const RENEW_TIMEOUT: Duration = Duration::from_secs(1);
-/// The additional time for each renewal. The server continues with a statement that is given up, and until it is done,
-/// each retry finds the jobs locked.
+/// The additional time for each renewal. The server continues with a statement after the host has given up on it, and
+/// until it is done, each retry finds the jobs locked.
 const RENEW_TIMEOUT_EACH: Duration = Duration::from_millis(5);
 
 /// One lease to extend.

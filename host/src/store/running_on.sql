@@ -1,10 +1,11 @@
 -- The running attempts of worker $1, longest first, at most $2; and how many running jobs were examined for that. There
 -- is no index by worker, because it would cost a write with each claim. So the running jobs of all workers are examined
 -- in the order in which their leases end, at most $3 of them. One read, without locks, of columns that observers may
--- read: not of the fence. Served by job_lease; the rest is looked up by primary keys.
+-- read; the fence is not one of them. Served by job_lease; the rest is looked up by primary keys.
 --
 -- The limit is hidden from the planner. Without statistics, it expects fewer running jobs than that, and would read all
--- of them to sort them. Each job is read once: for a lookup by id of a running job, job_lease could be read as a whole.
+-- of them to sort them. Each job is read once: to look a running job up by its id, Postgres might read all of
+-- job_lease.
 WITH examined AS MATERIALIZED (
     SELECT j.id, j.lane, j.tenant, j.attempt, j.worker, j.claimed_at FROM rouse.job AS j
     WHERE j.state = 'running' ORDER BY j.lease_until LIMIT (SELECT $3)),

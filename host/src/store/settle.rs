@@ -28,7 +28,8 @@ pub struct Settlement {
     pub handler: Option<String>,
     /// The outcome.
     pub outcome: Outcome,
-    /// The jobs that the attempt enqueues: if it has succeeded, or calls them.
+    /// The jobs that the attempt enqueues: its children and the next job of its chain if it has succeeded, its calls if
+    /// it is suspended.
     pub jobs: Vec<NewJob>,
     /// The trace context of these jobs, a `traceparent`.
     pub trace: Option<String>,

@@ -108,10 +108,10 @@ pub enum CommitError {
     NoPartition,
     /// The incarnation of the worker has ended.
     IncarnationEnded,
-    /// Another transaction has locked the job, for instance one that enqueues a job after it or sends it a signal, or a
-    /// key of a job that the attempt enqueues. No statement has run.
+    /// Another transaction has locked the job, for instance to enqueue a job that waits for it or to send it a signal;
+    /// or it has locked a key of a job that the attempt enqueues. No statement has run.
     Locked(SqlError),
-    /// Nothing was committed, because of this error. It is not caused by a statement's data, nor by the result.
+    /// Nothing was committed, because of this error, which neither a statement's data nor the result has caused.
     Failed(SqlError),
     /// The COMMIT was sent, and no response arrived.
     InDoubt(SqlError),
@@ -146,7 +146,7 @@ enum Response {
 }
 
 impl Store {
-    /// Checks that a login may commit effects, and that it is in this database.
+    /// Checks that a login may commit effects, and that it leads to this database.
     ///
     /// # Errors
     /// If it cannot be used.

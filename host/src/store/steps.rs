@@ -73,7 +73,7 @@ impl Store {
             .collect())
     }
 
-    /// The steps of some of the jobs that are newer than the known ones.
+    /// For some of the jobs, the steps that are newer than the known ones.
     async fn read_steps(
         &self,
         jobs: &[(JobId, Fence)],

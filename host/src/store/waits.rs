@@ -15,7 +15,7 @@ use crate::job::{Fence, JobId, JsonText, ParentEnd, ReturnedCall};
 pub struct ParentEnds {
     /// The ends, by name.
     pub ends: Vec<ParentEnd>,
-    /// The names that follow. There may be more after them.
+    /// The names of the ends that follow and were not read. There may be more after them.
     pub next: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ impl Store {
         }
         while !large.is_empty() {
             let results = match self.recorded_results(id, fence, &large).await? {
-                // A step outlives its job, so the job no longer exists, either.
+                // Recorded steps are kept longer than their job, so the job no longer exists either.
                 Ok(results) if results.is_empty() => return Ok(Err(LostJob::read("not_found"))),
                 Ok(results) => results,
                 Err(lost) => return Ok(Err(lost)),
@@ -113,8 +113,8 @@ impl Store {
         Ok(Ok(calls))
     }
 
-    /// Some of the ends of the chains that the job has waited for, by name: the first of those with these names, or, if
-    /// there are no names, of those after this name.
+    /// Some of the ends of the chains that the job has waited for, by name: the first of those with these `names`, or,
+    /// if there are none, of those after the name `after`.
     pub async fn parent_ends(
         &self,
         id: JobId,

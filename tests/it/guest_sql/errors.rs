@@ -119,7 +119,7 @@ async fn wrong_parameters_are_refused_at_once() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     for (params, why) in [
-        (json!([]), "it has 1 parameters, and the call has 0"),
+        (json!([]), "wrong number of parameters: expected 1, got 0"),
         (
             json!([{}]),
             "parameter $1: expected a value of type int8, got an object",

@@ -164,7 +164,7 @@ impl Backoff {
                 Some(away) if away.is_time() => return,
                 Some(away) => away.next_at,
             };
-            // The sender is in `self`.
+            // `changed` cannot fail, because the sender is in `self`.
             match next_at {
                 Some(at) => {
                     let _ = tokio::time::timeout_at(at.into(), reach.changed()).await;
@@ -180,7 +180,7 @@ impl Backoff {
     }
 
     /// Ends the wait for the next try. Also ends the wait for a try in progress: the server may be back, even if it
-    /// does not answer that try.
+    /// does not respond to that try.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let away = reach.away.as_mut();

@@ -112,7 +112,7 @@ impl Params {
     }
 
     pub(super) fn overlay(&mut self, stronger: Self) {
-        // The host in the string is not the machine of PGHOSTADDR, nor does PGPORT apply to it.
+        // PGHOSTADDR and PGPORT belong to the host of PGHOST, not to the one in the string.
         if stronger.has("host") || stronger.has("hostaddr") {
             for name in ["host", "hostaddr", "port"] {
                 self.0.remove(name);

@@ -10,7 +10,7 @@ pub enum ConnectError {
     /// No setting names a database.
     #[error(
         "no database: set DATABASE_URL (postgres://user@host/database) or the PG* variables, \
-         or run `rouse dev`, which brings its own"
+         or run `rouse dev`, which starts its own"
     )]
     NoDatabase,
     /// The connection string cannot be read.
@@ -102,7 +102,7 @@ pub enum ConnectError {
         /// The cause of that failure.
         why: String,
     },
-    /// The server did not answer.
+    /// The server did not respond.
     #[error(
         "cannot connect to {target}: no response within {waited_s} s; check host, port and firewall"
     )]

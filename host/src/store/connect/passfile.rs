@@ -7,8 +7,8 @@ use tokio_postgres::{Config, config::Host};
 use super::ConnectError;
 
 /// The password for a connection, from the first line of the file that matches it (`host:port:database:user:password`,
-/// `*` matches all). `None` if the file does not exist, or if other users can read it: such a file is ignored with a
-/// warning, as in libpq.
+/// `*` matches any value). `None` if the file does not exist, or if other users can read it: such a file is ignored
+/// with a warning, as in libpq.
 pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
     let failed = |error| ConnectError::PassFile {
         path: path.to_owned(),

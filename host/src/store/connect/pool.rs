@@ -57,7 +57,7 @@ impl Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // A panic of the try ends this too, and it must not be polled again.
+            // The try has panicked, and with it this caller: the try must not be polled again.
             return;
         }
         self.opener.abandoned().extend(self.opening.take());

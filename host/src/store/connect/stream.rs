@@ -1,8 +1,8 @@
-//! TLS under a Postgres connection, bound to its login.
+//! TLS for Postgres connections, with channel binding: the login is bound to the TLS session.
 //!
-//! tokio-postgres-rustls 0.13 does the same except for the binding: it parses the certificate as
-//! the wrong structure, so that `channel_binding=require`, which some providers write into their
-//! connection strings, always fails.
+//! tokio-postgres-rustls 0.13 does the same, but its binding does not work: it parses the certificate as the wrong
+//! structure, so that `channel_binding=require`, which some providers write into their connection strings, always
+//! fails.
 
 use std::{
     io,

@@ -126,7 +126,7 @@ impl Tls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
-        // Servers from version 17 on require it if TLS starts at once (sslnegotiation=direct).
+        // Postgres 17 and later require this protocol name if TLS starts at once (sslnegotiation=direct).
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Self {
             connector: Arc::new(config).into(),

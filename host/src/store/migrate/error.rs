@@ -70,7 +70,7 @@ pub enum MigrateError {
     /// Handlers use UTF-8, and one row in another encoding would block its lane.
     #[error("the database has the encoding {0}; create one with ENCODING 'UTF8'")]
     Encoding(String),
-    /// The database does not answer.
+    /// The database does not respond.
     #[error("{0}")]
     Unreachable(String),
     /// Other sessions hold locks that the migration needs, and did not release them in time. Everything not yet

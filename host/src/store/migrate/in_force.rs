@@ -36,7 +36,7 @@ impl fmt::Display for Difference {
 /// Rejects a database whose functions, views, triggers or privileges differ from what was applied. Changes nothing.
 ///
 /// # Errors
-/// If something differs, with a list, or if the database does not answer.
+/// If something differs, with a list, or if the database does not respond.
 pub async fn check_in_force(client: &mut Client) -> Result<(), MigrateError> {
     let differences = differences(client).await?;
     if differences.is_empty() {

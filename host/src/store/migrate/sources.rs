@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 pub struct Migration {
     /// The number at the start of its name.
     pub version: i32,
-    /// The change, from its name.
+    /// Its name: the number, and the change.
     pub name: &'static str,
     /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by
     /// statement (each ends with a semicolon at the end of a line). This is only for `CREATE INDEX CONCURRENTLY` and

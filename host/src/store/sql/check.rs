@@ -182,7 +182,7 @@ async fn check(
             let counted = counted(sql);
             if !parses(client, &counted).await.map_err(unfit)? {
                 return Err(Unfit::Mismatch(
-                    "it cannot be part of another statement; leave out INTO, or RETURNING next to a data-modifying WITH"
+                    "it cannot be wrapped in a query that counts its rows; leave out INTO, or RETURNING if a WITH changes data"
                         .into(),
                 ));
             }
@@ -231,7 +231,7 @@ fn table_privileges(table: &str, sql: &str) -> String {
     let text = format!(" {} ", words.join(" "));
     let has = |part: &str| text.contains(&format!(" {part} "));
     let table = table.to_lowercase();
-    // The schema of the table may stand between.
+    // The schema of the table may stand between the keyword and its name.
     let is_behind = |keyword: &str| {
         let positions = words.iter().enumerate().filter(|(_, it)| **it == table);
         positions.into_iter().any(|(position, _)| {
@@ -273,8 +273,8 @@ fn counted(sql: &str) -> String {
     format!("WITH rouse_effect AS (\n{sql}\n) SELECT count(*) FROM rouse_effect")
 }
 
-/// The rows of a query as JSON. The row after the last allowed one is returned too. A row is null if it exceeds the
-/// size limit for all rows together.
+/// The rows of a query as JSON, up to one more than allowed. A row is null if it and the rows before it exceed the size
+/// limit.
 fn limited(sql: &str, limits: &SqlLimits) -> String {
     format!(
         "SELECT CASE WHEN sized.bytes <= {bytes_max} THEN sized.json END FROM (\

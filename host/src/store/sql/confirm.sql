@@ -1,2 +1,2 @@
--- The state of an attempt whose settlement was not answered; see rouse.confirm (migrations/functions/effects.sql).
+-- The state of an attempt whose settlement got no response; see rouse.confirm (migrations/functions/effects.sql).
 SELECT rouse.confirm($1, $2, $3, $4, $5)

@@ -44,8 +44,8 @@ impl ToSql for TextParam {
 /// Postgres arrays have at most this many dimensions.
 const DIMENSIONS_MAX: usize = 6;
 
-/// The parameters of a statement with these types, from a JSON array. A guest chooses it, and the host does not count
-/// its memory, so it is not parsed into values, which take up to 100 times as much.
+/// The parameters of a statement with these types, from a JSON array. A guest chooses the array, and the host does not
+/// count the memory for it, so it is not parsed into values, which take up to 100 times as much.
 ///
 /// # Errors
 /// A human-readable message: there are too many or too few, or one of them is an object or an array and its type is
@@ -61,7 +61,7 @@ pub(super) fn from_json(params: &str, types: &[Type]) -> Result<Vec<TextParam>, 
     .map_err(|error| format!("its parameters: {error}"))?;
     if count != types.len() {
         return Err(format!(
-            "it has {} parameters, and the call has {count}",
+            "wrong number of parameters: expected {}, got {count}",
             types.len(),
         ));
     }
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn refuse_wrong_numbers_of_parameters_and_values_without_a_notation() {
         let few = from_json("[1]", &[Type::INT8, Type::INT8]).unwrap_err();
-        assert_eq!(few, "it has 2 parameters, and the call has 1");
+        assert_eq!(few, "wrong number of parameters: expected 2, got 1");
         let object = one("{}", Type::INT8).unwrap_err();
         assert_eq!(
             object,
@@ -259,7 +259,7 @@ mod tests {
         );
         let many = format!("[{}1]", "1,".repeat(1_000_000));
         let many = from_json(&many, &[Type::INT8]).unwrap_err();
-        assert_eq!(many, "it has 1 parameters, and the call has 1000001");
+        assert_eq!(many, "wrong number of parameters: expected 1, got 1000001");
         let second = from_json(r#"[1, {}]"#, &[Type::INT8, Type::INT8]).unwrap_err();
         assert!(second.starts_with("parameter $2: "), "{second}");
         assert!(from_json("7", &[]).unwrap_err().contains("an array"));

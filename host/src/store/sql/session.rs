@@ -23,13 +23,13 @@ pub struct Login {
     connections: usize,
     /// The address, without secrets.
     pub(super) target: Arc<str>,
-    /// The first failure since a transaction was answered.
+    /// The time of the first failure since the last transaction that got a response.
     unavailable_since: Arc<Mutex<Option<Instant>>>,
 }
 
-/// The time that the server waits for the next message of a transaction. The transaction locks the row of the job after
-/// the fence: while its host is frozen, or disconnected, no other worker could adopt the job. A host sends the next
-/// message within milliseconds.
+/// The time that the server waits for the next message of a transaction. From the fence on, the transaction locks the
+/// row of the job: while its host is frozen, or disconnected, no other worker could adopt the job. A host sends the
+/// next message within milliseconds.
 const NEXT_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Removes what an earlier transaction of the session may have left: a role, settings, advisory locks.
@@ -96,7 +96,7 @@ impl Session<'_> {
     }
 
     /// Like [`end`](Self::end), after a transaction that only read. It does not show that the login is available: a
-    /// standby would have answered too.
+    /// standby would have responded too.
     pub(super) fn end_reading(mut self) {
         self.client = None;
     }
@@ -134,7 +134,8 @@ impl Login {
         }
     }
 
-    /// The time for which it has had no connection, or no response. `None` if the last transaction was answered.
+    /// The time for which the login has had no connection, or no response. `None` if the last transaction got a
+    /// response.
     pub fn unavailable_for(&self) -> Option<Duration> {
         let since = *self.unavailable_since();
         since.map(|since| since.elapsed())
@@ -150,7 +151,7 @@ impl Login {
         self.unavailable_since().get_or_insert(since);
     }
 
-    /// Checks whether it gets a response now, from a server that accepts writes.
+    /// Checks whether the login gets a response now, from a server that accepts writes.
     pub async fn responds(&self) -> bool {
         let Ok(session) = self.session().await else {
             return false;
@@ -212,8 +213,8 @@ impl Login {
     }
 
     /// Waits for the response of a session. A statement can override its own statement timeout, so it is cancelled
-    /// after `timeout`, and the response to that counts too. In that case the second value is false: the session must
-    /// not be used again, since the request may arrive late.
+    /// after `timeout`, and its response after that counts too. In that case the second value is false: the session
+    /// must not be used again, since the request may arrive late.
     ///
     /// # Errors
     /// If there is no response at all. The server ends the transaction when it notices the closed connection.
