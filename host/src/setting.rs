@@ -56,8 +56,7 @@ pub struct Setting<T: 'static> {
     bounds: RangeInclusive<u64>,
     /// Its meaning, for the reference page and for `--help`.
     pub doc: &'static str,
-    /// The key from which this key follows: a table that sets that key but not this one sets this one to twice that
-    /// value.
+    /// The key that this one follows: a table that sets that key, but not this one, sets this one to twice that value.
     twice: Option<&'static str>,
     /// The default as text, if it is not a fixed number.
     default_text: Option<&'static str>,
@@ -95,7 +94,7 @@ impl<T: Settable> Setting<T> {
         }
     }
 
-    /// With a key from which this one follows: see [`Setting::origin`].
+    /// With a key that this one follows: see [`Setting::origin`].
     pub const fn twice(mut self, key: &'static str) -> Self {
         self.twice = Some(key);
         self
@@ -246,7 +245,7 @@ fn size(bytes: u64) -> Option<String> {
         .map(|(shift, unit)| format!("{} {unit}", bytes >> shift))
 }
 
-/// The value of a setting is read by the setting.
+/// Reads the value of the setting, by its type.
 impl<'de, T> DeserializeSeed<'de> for &Setting<T>
 where
     T: Settable,

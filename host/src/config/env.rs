@@ -151,7 +151,7 @@ impl Environment {
     /// another database or a weaker setting would be used.
     ///
     /// # Errors
-    /// If there is one; it names the variable, and not its value.
+    /// If there is one. The error names the variable, but does not contain its value.
     pub fn check(self) -> anyhow::Result<()> {
         match std::env::vars_os().find(|(name, value)| is_broken(name, value)) {
             Some((name, _)) => bail!("{} is not UTF-8", name.display()),

@@ -1,7 +1,7 @@
 //! `rouse.toml`: the keys that it may have, and how it is read.
 //!
-//! Rows describe the keys (see [`setting`](crate::setting)): those of the whole file are here and in `host_settings.rs`, those of
-//! inner tables in a file for each.
+//! Rows describe the keys (see [`setting`](crate::setting)): those of the whole file are here and in
+//! `host_settings.rs`, those of each inner table in a file of its own.
 
 mod dir_table;
 mod fair_table;
@@ -93,7 +93,7 @@ pub struct File {
     text: Arc<str>,
     /// The file that was read; `None` if there is none.
     found: Option<PathBuf>,
-    /// The numbers of the host, and those of the command line.
+    /// The numeric settings of the host, from the file and the command line.
     host: Overlay<HostSettings>,
     worker_id: Option<String>,
     worker_key_file: Option<PathBuf>,
@@ -151,7 +151,7 @@ impl Table for File {
         .overridden_by(&["--queue-order"]),
         Entry::new(
             "tags",
-            "a list of names, or of `name=value`",
+            "a list of names, or of `key=value`",
             "none",
             "The worker's tags; it claims a job that requires tags only if it has all of them",
         )
@@ -269,7 +269,7 @@ impl<'de> Deserialize<'de> for File {
     }
 }
 
-/// The help of an option that sets a key of the host that is not a number.
+/// The help of an option that sets a key of the host whose value is not a number.
 ///
 /// # Panics
 /// If there is no such key.
@@ -305,8 +305,8 @@ impl File {
     /// The file in the working directory that is read if none is named.
     pub const USUAL: &str = "rouse.toml";
 
-    /// Reads and checks the file; without a path, `rouse.toml` of the working directory, which may be missing. Also returns the
-    /// folder at which relative paths start.
+    /// Reads and checks the file; without a path, `rouse.toml` of the working directory, which may be missing. Also
+    /// returns the folder at which relative paths start.
     pub fn read(path: Option<&Path>) -> Result<(Self, PathBuf), ConfigError> {
         let wanted = path.unwrap_or(Path::new(Self::USUAL));
         let at = wanted.to_owned();
@@ -369,7 +369,7 @@ impl File {
 
 /// The message for a file that cannot be parsed.
 fn message(error: &toml::de::Error, text: &str) -> String {
-    // The error of the parser would repeat the secret.
+    // The parser's own error would repeat the secret.
     if let Some(why) = secret_table::written_out(text) {
         return why;
     }

@@ -13,13 +13,13 @@ impl Environment {
     /// The signals that have an endpoint.
     ///
     /// # Errors
-    /// If a variable asks for something that Rouse does not have: an operator who sets it expects it.
+    /// If a variable requests something that Rouse does not support: the operator who set it relies on it.
     pub fn otlp(self) -> anyhow::Result<Signals> {
         signals(&|name| self.get(name))
     }
 
-    /// `$TRACEPARENT`: the trace of the process that has started this one. An invalid one is ignored: it was not set for
-    /// Rouse alone.
+    /// `$TRACEPARENT`: the trace of the process that has started this one. An invalid one is ignored: it was not set
+    /// for Rouse alone.
     pub fn traceparent(self) -> Option<String> {
         self.get("TRACEPARENT").filter(|text| is_traceparent(text))
     }
@@ -59,7 +59,7 @@ fn timeout(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Durati
     }
 }
 
-/// The SDK only warns of a wrong sampler, and records everything.
+/// The SDK only logs a warning about an invalid sampler, and records everything.
 fn check_sampler(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<()> {
     let Some(sampler) = get("OTEL_TRACES_SAMPLER") else {
         return Ok(());

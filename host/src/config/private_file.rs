@@ -9,11 +9,12 @@ use anyhow::{Context as _, bail};
 
 use crate::read_in_time::read_in_time;
 
-/// The bytes of such a file; at most `bytes_max` and one more, which shows that the file is larger. `kind` names it in
-/// messages.
+/// The bytes of a file that only its owner may read: at most `bytes_max` and one more, which shows that the file is
+/// larger. `kind` names it in messages.
 ///
 /// # Errors
-/// If it cannot be read, or is readable by others. The source is the error of the system, for instance that it does not exist.
+/// If it cannot be read, or is readable by others. The source is the error of the system, for instance that the file
+/// does not exist.
 pub(super) fn read_private(path: &Path, kind: &str, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
     let wanted = path.to_owned();
     let file = read_in_time(move || File::open(wanted))

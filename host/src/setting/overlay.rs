@@ -83,7 +83,7 @@ impl<T: Settable> Overlay<T> {
         self.get(key).is_some()
     }
 
-    /// These settings over those of a wider table.
+    /// These settings, and those of a wider table for all other keys.
     pub fn or(mut self, wider: &Self) -> Self {
         for (key, number) in &wider.numbers {
             self.numbers.entry(key).or_insert(*number);
@@ -91,7 +91,7 @@ impl<T: Settable> Overlay<T> {
         self
     }
 
-    /// These settings over others.
+    /// The other settings, with these in place of their own values.
     pub fn over(&self, other: &T) -> T {
         let mut all = other.clone();
         for setting in T::SETTINGS {
@@ -108,7 +108,8 @@ impl<T: Settable> Overlay<T> {
         all
     }
 
-    /// Rejects values that are out of their bounds. `table` is the name of the table, for the message; the top of the file has none.
+    /// Rejects values that are out of their bounds. `table` is the name of the table, for the message; the top of the
+    /// file has none.
     pub(crate) fn check(&self, table: &str) -> Result<(), String> {
         T::SETTINGS
             .iter()

@@ -12,7 +12,7 @@ use super::{Entry, Overlay, Settable, Setting};
 pub(crate) trait Table: Default {
     /// The struct whose rows are the numbers of the table; `()` if it has none.
     type Numbers: Settable;
-    /// What to write instead of another type, for the error.
+    /// What to write in place of a value of another type, for the error.
     const EXPECTED: &'static str;
     /// The keys that are not numbers.
     const ENTRIES: &'static [Entry];
@@ -51,8 +51,8 @@ impl<T: Settable> Table for Overlay<T> {
     }
 }
 
-/// The numbers of a table whose bounds are not checked yet ([`Overlay::check`]): messages name the table, and only its
-/// reader knows the name.
+/// The numbers of a table whose bounds are not checked yet ([`Overlay::check`]): messages name the table, and only the
+/// caller that reads the table knows its name.
 pub(crate) struct Unchecked<T>(pub(crate) Overlay<T>);
 
 impl<'de, T: Settable> Deserialize<'de> for Unchecked<T> {

@@ -50,7 +50,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "WEIGHT", groups = GROUPS, help_heading = HEADING)]
     default_weight: Option<f64>,
 
-    /// Jobs that have waited this long go first, the oldest of them first; 0s: none do
+    /// Jobs that have waited this long go first, the oldest of them first; 0s: never
     #[arg(long, value_name = "TIME", value_parser = duration::argument, groups = GROUPS, help_heading = HEADING)]
     starvation: Option<Duration>,
 

@@ -60,7 +60,7 @@ impl File {
     }
 }
 
-/// Rejects a name of `queues` or `tags`.
+/// Rejects an invalid name in `queues` or `tags`.
 pub(super) fn check_word(key: &str, word: &str) -> Result<(), String> {
     let fits = (1..=128).contains(&word.len())
         && word.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -79,7 +79,7 @@ pub(super) fn check_word(key: &str, word: &str) -> Result<(), String> {
     ))
 }
 
-/// Letters, digits and these.
+/// True for letters, digits and these characters, at least one.
 fn is_word(text: &str, more: &[u8]) -> bool {
     let mut bytes = text.bytes();
     !text.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || more.contains(&b))

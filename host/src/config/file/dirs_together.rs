@@ -1,4 +1,4 @@
-//! Rejects `dirs` of one file that contradict each other.
+//! Rejects entries of `dirs` that contradict each other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,8 +15,8 @@ struct Entry<'a> {
     way: Way,
 }
 
-/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota for all
-/// handlers that write to it, and no directory is inside another one that handlers may change.
+/// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota
+/// for all handlers that write to it, and no directory is inside another one that handlers may change.
 pub(super) fn check_together(
     handlers: &BTreeMap<String, HandlerTable>,
     folder: &Path,

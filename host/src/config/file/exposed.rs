@@ -1,5 +1,5 @@
-//! Files of the host that handlers may change. A handler that can write into the handlers folder or `rouse.toml` can grant itself
-//! everything else.
+//! Files of the host that handlers may change. A handler that can write into the handlers folder or `rouse.toml` can
+//! grant itself everything else.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use super::way::Way;
 use crate::sandbox::Mode;
 
 impl File {
-    /// A sentence for each directory that is granted read-write and contains a file on which the host relies. Relative paths
-    /// start at `folder`.
+    /// A sentence for each directory that is granted read-write and contains a file on which the host relies. Relative
+    /// paths start at `folder`.
     pub fn exposed(&self, folder: &Path, handlers: &Path) -> Vec<String> {
         let settings = self.sandbox(folder, 1);
         let secrets = self

@@ -62,7 +62,7 @@ impl Table for FairTable {
             "starvation",
             "0s to 365days",
             "as it is",
-            "Jobs that have waited this long go first, the oldest of them first; `\"0s\"`: none do",
+            "Jobs that have waited this long go first, the oldest of them first; `\"0s\"`: never",
         ),
         Entry::new(
             "max_in_flight",
@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for FairTable {
 struct Time(#[serde(deserialize_with = "duration::read")] Duration);
 
 impl File {
-    /// How queues are shared, by name: as `ROUSE_FAIR_SHARE` says, else as the file does.
+    /// How queues are shared, by name: for each queue, the table in `ROUSE_FAIR_SHARE`, else the one in the file.
     ///
     /// # Errors
     /// If the variable is not a JSON object of such tables.

@@ -26,7 +26,7 @@ pub(super) struct HandlerTable {
     pub(super) module: Option<Vec<ModuleBinding>>,
     /// The oldest version that may serve.
     pub(super) version_min: Option<Version>,
-    /// `lease` to `job_delay`.
+    /// The keys from `lease` to `job_delay`.
     pub(super) policy: Overlay<Policy>,
     /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
     pub(super) instances: Option<Instances>,
@@ -36,7 +36,7 @@ pub(super) struct HandlerTable {
     pub(super) dirs: Vec<DirTable>,
     /// Requests that it may send.
     pub(super) http: Vec<HttpTable>,
-    /// Secrets that it may have sent, or may sign with.
+    /// Secrets that the host may send for it, or sign with for it.
     pub(super) secrets: Vec<SecretUseTable>,
     /// Its environment variables; it never has those of the host.
     pub(super) env: Option<BTreeMap<String, String>>,

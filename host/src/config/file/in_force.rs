@@ -1,5 +1,5 @@
-//! The settings in force for a handler if several tables match it: each comes from the most specific table that sets
-//! it.
+//! The settings in force for a handler if several tables match it: each setting comes from the most specific table that
+//! sets it.
 
 use super::File;
 use super::handler_table::HandlerTable;
@@ -9,7 +9,7 @@ use crate::setting::{Overlay, Settable, in_table};
 use crate::worker::Policy;
 
 impl File {
-    /// The quota of the state of this handler, or of every handler of this pattern, if it is granted any.
+    /// The quota of the state of this handler, or of every handler of this pattern, if state is granted.
     pub(super) fn state(&self, handler: &str) -> Option<StateQuota> {
         let tables = self.state_of(handler);
         (!tables.is_empty()).then(|| in_force(&tables))
@@ -25,7 +25,7 @@ impl File {
             &self.limits_of(handler),
         )?;
         if let Some(sql) = &table.sql {
-            // No less specific table sets them: the most specific table with statements counts as a whole.
+            // Less specific tables do not set them: the most specific table with statements counts as a whole.
             let limits = sql.limits();
             let table = format!("{name}.sql");
             check::<SqlLimits>(&table, limits, &[(table.clone(), limits)])?;
@@ -38,12 +38,12 @@ impl File {
         }
     }
 
-    /// The same for the numbers of the host.
+    /// Checks the numeric settings of the host.
     pub(super) fn check_host(&self) -> Result<(), String> {
         check("", &self.host, &[(String::new(), &self.host)])
     }
 
-    /// The same for `[limits]`.
+    /// Checks `[limits]`.
     pub(super) fn check_limits(&self) -> Result<(), String> {
         check("limits", &self.limits, &[(String::new(), &self.limits)])
     }

@@ -8,7 +8,7 @@ use crate::setting::Overlays;
 use crate::worker::Policy;
 
 impl File {
-    /// The tables that set `lease` to `job_delay`.
+    /// The tables that set the keys from `lease` to `job_delay`.
     pub fn policy_of(&self, handler: &str) -> Overlays<'_, Policy> {
         let tables = self.tables(handler);
         tables
@@ -38,7 +38,7 @@ impl File {
         self.most_specific_with(handler, key).map(name)
     }
 
-    /// The most specific of the handler's tables with this name: `env`, `settings` or `state`.
+    /// The most specific of the handler's tables with this name: `env`, `settings`, `state` or `sql`.
     pub fn table_of(&self, handler: &str, key: &str) -> Option<String> {
         let is_table = ["env", "settings", "state", "sql"].contains(&key);
         let pattern = self.most_specific_with(handler, key).filter(|_| is_table)?;

@@ -14,7 +14,8 @@ impl File {
     /// Reads all secrets, or only those that this handler is granted.
     ///
     /// # Errors
-    /// If a secret is missing, is readable by others, cannot be sent, or is granted for signing and is not a key. The error names it.
+    /// If a secret is missing, is readable by others, cannot be sent, or is granted for signing and is not a key. The
+    /// error names it.
     pub fn secrets(
         &self,
         folder: &Path,
@@ -30,7 +31,7 @@ impl File {
         Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
     }
 
-    /// One error for each secret that cannot be read. A host does not start with any.
+    /// One error for each secret that cannot be read. If there are any, a host does not start.
     pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
         let secrets = self.secrets.iter();
         let read = secrets.map(|(name, table)| self.read_secret(name, table, folder, environment));
@@ -60,7 +61,7 @@ impl File {
         let secret = Secret::new(text)?;
         let mut uses = self.handlers.values().flat_map(|table| &table.secrets);
         if uses.any(|grant| grant.sign && grant.name == name) {
-            // Report it now, not with the first job that signs.
+            // Report an unusable key now, not with the first job that signs.
             secret.hmac_sha256(b"")?;
         }
         Ok(secret)

@@ -16,7 +16,7 @@ impl File {
         folder.join("handlers.lock")
     }
 
-    /// True if only the modules of that file may serve.
+    /// True if only the modules in the lock file may serve.
     pub fn pins_to_lock(&self) -> bool {
         self.pin == Some(PinWord::Lock)
     }

@@ -43,7 +43,7 @@ impl File {
         &self.sources
     }
 
-    /// The entries of a list of all handlers, each with the handler's name or pattern.
+    /// The entries of one list in the tables of all handlers, each with the handler's name or pattern.
     fn by_handler<T, G>(
         &self,
         of: impl Fn(&HandlerTable) -> &Vec<T>,

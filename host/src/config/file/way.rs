@@ -44,7 +44,7 @@ impl Way {
         Self { end, names }
     }
 
-    /// True if it leads through an entry of this directory.
+    /// True if the path leads through an entry of this directory.
     pub(super) fn is_beneath(&self, dir: &Path) -> bool {
         self.names
             .iter()

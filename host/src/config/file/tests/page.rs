@@ -81,7 +81,7 @@ fn a_key_without_a_row_cannot_be_read() {
 fn each_key_with_a_row_is_read() {
     for table in tables_of_the_file() {
         for key in table.keys {
-            // No key is unknown, though 0 fits few of them.
+            // 0 is invalid for most keys, but none of them is unknown.
             if let Err(why) = read(&format!("{}{key} = 0", table.head)) {
                 assert!(!why.contains("unknown field"), "{}: {why}", table.name);
             }
