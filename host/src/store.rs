@@ -277,8 +277,8 @@ impl Store {
         self.query_within(timeout, false, sql, params).await
     }
 
-    /// Runs one statement, with the settings of [`BEGIN_READ`] if `is_page` is true. A connection that got no response is
-    /// given up: its next user would not get one either.
+    /// Runs one statement, with the settings of [`BEGIN_READ`] if `is_page` is true. A connection that got no response
+    /// is given up: its next user would not get one either.
     async fn query_within(
         &self,
         timeout: Duration,

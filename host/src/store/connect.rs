@@ -208,7 +208,8 @@ impl Connector {
         self.backoff.try_now();
     }
 
-    /// Ends the backoff because another login has reached the server; the next failure is followed by the shortest wait.
+    /// Ends the backoff because another login has reached the server; the next failure is followed by the shortest
+    /// wait.
     pub fn start_over(&self) {
         self.backoff.start_over();
     }
