@@ -55,7 +55,7 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// After an error that is not temporary.
+    /// The state after an error that is not temporary.
     fn failed(error: &StoreError) -> Self {
         let why = error.to_string().into();
         // 42 syntax error or access rule violation.
@@ -76,7 +76,7 @@ pub struct Ends(Arc<Shared>);
 
 struct Shared {
     waiters_max: usize,
-    /// The number of waiters in the registry, for reading before the lock is taken.
+    /// The number of waiters in the registry, which can be read without the lock.
     waiters: AtomicUsize,
     registry: Mutex<Registry>,
     changed: Notify,
@@ -170,13 +170,13 @@ impl Ends {
         };
         let mut registry = self.registry();
         if error.is_transient() {
-            debug!(%error, jobs = ids.len(), "cannot look at jobs that callers wait for; trying again");
+            debug!(%error, jobs = ids.len(), "cannot read jobs that callers wait for; trying again");
             for id in ids {
                 registry.mark_due(JobId(*id));
             }
             return RETRY_AFTER;
         }
-        warn!(%error, jobs = ids.len(), "the database does not show jobs that callers wait for");
+        warn!(%error, jobs = ids.len(), "cannot read jobs that callers wait for");
         let failed = Seen::failed(&error);
         for id in ids {
             registry.show(JobId(*id), failed.clone());
@@ -209,7 +209,7 @@ impl Ends {
                 match self.show_outcomes(store, &[*id]).await {
                     Ok(()) => {}
                     Err(error) if !error.is_transient() => {
-                        warn!(%error, job.id = *id, "the database does not show a job that callers wait for");
+                        warn!(%error, job.id = *id, "cannot read a job that callers wait for");
                         self.registry().show(JobId(*id), Seen::failed(&error));
                     }
                     Err(error) if error.may_be_one_rows_fault() => postponed = Err(error),

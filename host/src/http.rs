@@ -1,11 +1,11 @@
 //! Health, metrics, invocations and the states of jobs over HTTP.
 //!
 //! `GET /healthz` shows that the process is alive, `GET /readyz` whether it can run jobs, and `GET /metrics` all
-//! counters as Prometheus text. They need no login and change nothing. The address is therefore on loopback unless the
-//! operator sets another; on loopback, `/readyz` and `/metrics` check the `host` header. `POST /invoke/{handler}` runs
-//! a handler for callers with a token; `rouse dev` also runs it for programs on this machine without one. `GET
-//! /jobs/{id}` shows the same callers the state of a job, and how it has ended. The dashboard (`ui`) is merged with
-//! these as a whole; it decides itself who may read.
+//! metrics as Prometheus text. These three need no token and change nothing. The address is therefore on loopback
+//! unless the operator sets another; on loopback, `/readyz` and `/metrics` check the `host` header. `POST
+//! /invoke/{handler}` runs a handler for callers with a token; `rouse dev` also runs it for programs on this machine
+//! without a token. `GET /jobs/{id}` shows the same callers the state of a job, and how it has ended. The dashboard
+//! (`ui`) is added to these routes as a whole; it decides itself who may read.
 
 mod access;
 mod connections;
@@ -81,7 +81,7 @@ pub struct Pages {
 pub struct Dashboard {
     /// All its routes.
     pub router: Router,
-    /// The maximum number of additional connections for its readers.
+    /// The maximum number of additional connections for its users.
     pub connections_max: usize,
 }
 
@@ -108,7 +108,7 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
     serve_router(listener, router(pages, on_loopback), max, shutdown).await;
 }
 
-/// Serves these routes on at most `max` connections, in the same way.
+/// Like [`serve`], for these routes, on at most `max` connections.
 pub async fn serve_router(
     listener: TcpListener,
     router: Router,

@@ -525,7 +525,7 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
         };
         let database = match health.database_answers.load(Ordering::Relaxed) {
             true => Ok(()),
-            false => Err("the database does not answer".to_string()),
+            false => Err("the database does not respond".to_string()),
         };
         Report::new(database, handlers, stop.is_stopping())
     })

@@ -68,7 +68,7 @@ impl Registry {
     }
 
     /// A caller waits for this job: the next look includes it, unless its end is known. Returns the results of looks at
-    /// it, and the number of looks that have started before.
+    /// it, and the number of looks that have started so far.
     pub(super) fn enter(&mut self, id: JobId, now: Instant) -> (watch::Receiver<LookResult>, u64) {
         self.newest = Some(now);
         let watched = self.jobs.entry(id).or_insert_with(|| Watched {
@@ -91,7 +91,7 @@ impl Registry {
         }
     }
 
-    /// Looks at this job without a pause. False if it has no waiters.
+    /// Requests a look at this job without a pause. Returns false if the job has no waiters.
     pub(super) fn mark_due(&mut self, id: JobId) -> bool {
         let watched = self.jobs.get_mut(&id);
         watched.map(|watched| watched.is_due = true).is_some()

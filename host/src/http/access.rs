@@ -77,14 +77,14 @@ impl Token {
         found.into()
     }
 
-    /// Its SHA-256: a secret that only its holders can derive.
+    /// Its SHA-256: a secret that only holders of the token can derive.
     pub(crate) fn hash(&self) -> &[u8; 32] {
         &self.0
     }
 }
 
 impl Access {
-    /// The access without a token to a port of this address, for `rouse dev`; `None` if there is none.
+    /// The access of callers without a token to a port of this address, for `rouse dev`; `None` if they have none.
     pub fn without_token(address: SocketAddr) -> Option<Self> {
         is_loopback(address).then_some(Self::Loopback)
     }

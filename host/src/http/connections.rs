@@ -1,9 +1,9 @@
 //! Accepts connections. Limits how many are open at once and how long each may be silent.
 //!
 //! `axum::serve` limits neither, so any client that reaches the port could exhaust the file descriptors of the process
-//! without sending a single request. If all slots are taken, a connection that has not sent a request or its whole body,
-//! or does not read its response, is closed ([`open`]). Requests are therefore served even if many clients connect and
-//! send nothing.
+//! without sending a single request. If all slots are taken, a connection that has not sent a request or its whole
+//! body, or does not read its response, is closed ([`open`]). Requests are therefore served even if many clients
+//! connect and send nothing.
 
 mod open;
 mod watched;

@@ -100,7 +100,7 @@ async fn respond(
             "unreadable",
             format!("the database cannot read the job: {why}"),
         )),
-        Seen::Nothing => Err(unavailable("database", "the database does not answer")),
+        Seen::Nothing => Err(unavailable("database", "the database does not respond")),
     }
 }
 

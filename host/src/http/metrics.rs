@@ -1,4 +1,4 @@
-//! All counters, as Prometheus text.
+//! All metrics, as Prometheus text or in the format of OpenMetrics.
 
 mod help_texts;
 mod open;

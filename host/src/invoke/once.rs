@@ -104,8 +104,8 @@ pub async fn once(
         clock: DatabaseClock::from_host(),
         trace: AttemptTrace::default(),
     };
-    // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused: a
-    // handler that believes lost state was saved is worse off than one that gets an error.
+    // Steps are not recorded, because no later attempt could use them; progress goes to the log. State is refused,
+    // because it would be lost: an error is better than a handler that relies on state that was never saved.
     let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
     let report = policy.run_with_timeout(run, &abort).await;
     Invoked {
@@ -122,7 +122,7 @@ fn decide_outcome(end: RunEnd, policy: &Policy) -> InvokeOutcome {
         more_memory_bytes: None,
         own: OwnLimits::default(),
     };
-    // The last argument randomizes the delay before a retry, and there is none.
+    // The last argument randomizes the delay before a retry, and an invocation is not retried.
     match decide(end, tries, &policy.retry, 0.0) {
         Ok(outcome) => outcome.into(),
         Err(reason) => InvokeOutcome::Stopped(reason),

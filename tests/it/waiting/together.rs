@@ -189,7 +189,7 @@ async fn a_wait_continues_across_an_outage_of_the_database() {
     assert_eq!(
         ends.wait(JobId(second), Duration::ZERO).await,
         Ok(Seen::Nothing),
-        "the database does not answer"
+        "the database does not respond"
     );
     assert!(!longer.is_finished());
     proxy.come_up();
