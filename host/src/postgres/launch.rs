@@ -80,7 +80,7 @@ pub(super) fn launch(
                 });
             }
             Unready::Cancelled => {
-                // Dropping it would stop the server without a checkpoint.
+                // Dropping the process would stop the server without a checkpoint.
                 process.stop();
                 return Err(StartError::Cancelled);
             }
@@ -107,7 +107,8 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
     set("listen_addresses", addresses);
     set("max_connections", &settings.connections_max.to_string());
     set("cluster_name", "rouse");
-    // The default starts with the schema of the user's name, which is Rouse's own: people's tables would be among its.
+    // The default search path starts with the schema that has the user's name, `rouse`: tables that people create would
+    // be among Rouse's own.
     set("search_path", "public");
     if !settings.fsync {
         set("fsync", "off");

@@ -37,7 +37,7 @@ impl Process {
             // A separate session: Ctrl-C at the terminal reaches only the host, which stops the child in order.
             rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::INT))?;
-            // The host may have died before the death signal was set; then it would never come.
+            // If the host died before the death signal was set, the signal would never come.
             if rustix::process::getppid() != Some(host) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }

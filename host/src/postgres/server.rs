@@ -28,7 +28,7 @@ impl Server {
     /// and up to 15 s while the server of a crashed host is still ending.
     ///
     /// # Errors
-    /// See [`StartError`]; each says what to do next.
+    /// See [`StartError`]: each message explains what to do next.
     pub fn start(settings: &Settings) -> Result<Self, StartError> {
         let home = Home::open(&settings.data_dir)?;
         let cluster = home.cluster();
