@@ -91,12 +91,12 @@ pub fn init(
     Ok(())
 }
 
-/// Writes all lines once it is set. `None`: each line is written by its own thread, at once.
+/// Writes all lines once it is set. Until then, each thread writes its own lines, at once.
 static WRITER: OnceLock<Arc<Writer>> = OnceLock::new();
 
 /// The time that the last lines may take at the end of the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time for which a panic waits for its message to be written: it may end the process at once.
+/// The time for which a panic waits for its message to be written, because the process may end right after the panic.
 const PANIC_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// From now on, a separate thread writes log lines, [`line()`]s and the messages of panics, so that a reader that

@@ -32,7 +32,7 @@ impl Traces {
     /// Starts the exporters of these signals. Call it within a Tokio runtime, which sends the requests.
     ///
     /// # Errors
-    /// If the `OTEL_*` variables, which the exporters read, are wrong.
+    /// If the `OTEL_*` variables, which the exporters read, are invalid.
     pub fn start(signals: Signals, worker_id: &str) -> anyhow::Result<Self> {
         let exporter = Exporter::start(signals, worker_id)?;
         Ok(Self(exporter.map(Arc::new)))
@@ -54,7 +54,7 @@ impl Traces {
         AttemptTrace::start(self.0.as_ref(), first, first.attempt == 1, others)
     }
 
-    /// Sends the recorded data, for at most five seconds for each signal.
+    /// Sends the recorded data, which takes at most five seconds for each signal.
     pub async fn shut_down(self) {
         if let Some(exporter) = self.0 {
             let stop = tokio::task::spawn_blocking(move || exporter.shut_down(SHUTDOWN));

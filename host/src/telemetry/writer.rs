@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The bytes of lines that wait. Further lines are dropped, and counted.
+/// The maximum size of the lines that wait, in bytes. Further lines are dropped, and counted.
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
 /// The lines that wait for the thread.
@@ -100,7 +100,7 @@ impl Writer {
         }
         waiting.bytes += line.len();
         waiting.lines.push_back(line.to_vec());
-        // Otherwise the thread takes it after those before it.
+        // Otherwise the thread is awake, and takes this line after those before it.
         if waiting.lines.len() == 1 && !waiting.is_writing {
             self.changed.notify_all();
         }

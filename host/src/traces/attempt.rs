@@ -18,7 +18,8 @@ use tracing::Level;
 use super::context;
 use super::export::Exporter;
 
-/// The size of a text in a span, bytes. Longer ones are cut: thousands of spans wait for their export.
+/// The maximum size of a text in a span, in bytes. Longer texts are cut, because thousands of spans may wait for their
+/// export.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
 /// What is recorded of a job in the spans of its attempts.
@@ -76,7 +77,7 @@ impl AttemptTrace {
         let enqueue = Enqueue::of(exporter, job);
         let context = enqueue.context.clone();
         let Some(tracer) = &exporter.tracer else {
-            // Logs only: the context is not sent to others, which may record traces.
+            // Only logs are exported: this context is not passed on to others, which may record traces.
             let inner = Inner::new(Some(exporter), passed_on(), Some(context), job);
             return Self(Some(Arc::new(inner)));
         };
@@ -167,7 +168,7 @@ impl AttemptTrace {
         logger.emit(record);
     }
 
-    /// The guest has ended now. Its settlement is no part of the span.
+    /// Notes that the guest has ended: the settlement is not part of the span.
     pub fn ran(&self) {
         if let Some(inner) = &self.0 {
             inner.ran_at.get_or_init(SystemTime::now);
@@ -278,7 +279,7 @@ impl Enqueue {
         }
     }
 
-    /// Exports it. It took place before.
+    /// Exports the span. The enqueue itself took place earlier.
     fn record(&self, tracer: &SdkTracer, job: &TracedJob<'_>) {
         let mut attributes = attributes(job);
         attributes.push(KeyValue::new("messaging.operation.name", "enqueue"));

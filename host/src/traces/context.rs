@@ -1,4 +1,4 @@
-//! PURE: trace contexts as text, and those that follow from a job. The text is a `traceparent`, as in
+//! PURE: trace contexts as text, and those that are derived from a job. The text is a `traceparent`, as in
 //! <https://www.w3.org/TR/trace-context/#traceparent-header>.
 
 use std::time::SystemTime;
@@ -11,7 +11,7 @@ pub fn is_traceparent(text: &str) -> bool {
     parse(text).is_some()
 }
 
-/// Parses a `traceparent`, of any version that is as long as the first one. `None` if it is invalid.
+/// Parses a `traceparent` of version 00, or of another version with the same fields. `None` if it is invalid.
 pub(super) fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.split('-');
     let mut part = |digits: usize| {

@@ -32,19 +32,20 @@ use rustls::crypto::ring;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::runtime::Handle;
 
-/// Spans that wait for their export, usually of less than 1 KiB each. More are dropped, and the SDK logs how many.
+/// The maximum number of spans that wait for their export, usually of less than 1 KiB each. More are dropped, and the
+/// SDK logs how many.
 const SPANS_MAX: usize = 16 << 10;
 
-/// Lines that wait for their export, of at most 16 KiB each.
+/// The maximum number of lines that wait for their export, of at most 16 KiB each.
 const LINES_MAX: usize = 4 << 10;
 
-/// The links of a span: one for each job of the largest batch.
+/// The maximum number of links of a span: one for each job of the largest batch.
 const LINKS_MAX: u32 = 1000;
 
-/// The usual time of one request, including its response.
+/// The default timeout of one request, including its response.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// The size of a response, which says at most how many spans were rejected.
+/// The maximum size of a response, in bytes. A response contains little more than the number of rejected spans.
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
 /// What is exported.
@@ -58,7 +59,7 @@ pub struct Signals {
     pub has_name: bool,
     /// The operator has set `service.instance.id`.
     pub has_instance_id: bool,
-    /// The time of one request, if the operator has set it.
+    /// The timeout of one request, if the operator has set it.
     pub timeout: Option<Duration>,
     /// `OTEL_BSP_MAX_QUEUE_SIZE` is set.
     pub spans_max_is_set: bool,
@@ -135,7 +136,8 @@ impl Exporter {
         Ok(Some(exporter))
     }
 
-    /// Whether a job in this trace is recorded: as its producer is, or by `OTEL_TRACES_SAMPLER`.
+    /// True if a job in this trace is recorded, as `OTEL_TRACES_SAMPLER` decides: by default if its producer's span is
+    /// recorded, or if there is none.
     pub(super) fn samples(&self, producer: Option<&SpanContext>, trace: TraceId) -> bool {
         if self.tracer.is_none() {
             return false;
@@ -174,7 +176,7 @@ impl Exporter {
     }
 }
 
-/// What is known of this host, in each export. The operator's attributes take precedence.
+/// The attributes of this host, which are part of each export. The operator's attributes take precedence.
 fn resource(signals: Signals, worker_id: &str) -> Resource {
     let mut resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -209,7 +211,7 @@ impl IdGenerator for Ids {
     }
 }
 
-/// Sends the exporters' requests in the host's runtime. Their own threads have none.
+/// Sends the exporters' requests in the host's runtime. The exporters' own threads have no runtime.
 #[derive(Debug, Clone)]
 struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -220,7 +222,7 @@ struct Http {
 
 fn http_client(timeout: Duration) -> Http {
     let mut roots = RootCertStore::empty();
-    // Without certificates, https fails when it is used, and the SDK logs it.
+    // Without certificates, https fails when it is used, and the SDK logs the error.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
