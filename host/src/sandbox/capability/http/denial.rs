@@ -165,7 +165,7 @@ pub(super) fn secret_in_header(
 /// Denies a secret in a path or query, which servers and proxies write to their logs.
 pub(super) fn secret_in_path(handler: &str, name: &str, target: &Target) -> String {
     format!(
-        "the handler {handler} put the secret {name} into the path of a request to {target}; secrets are allowed only in headers and bodies"
+        "the handler {handler} put the secret {name} into the path or query of a request to {target}; secrets are allowed only in headers and bodies"
     )
 }
 
