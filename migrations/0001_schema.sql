@@ -713,7 +713,7 @@ CREATE TABLE rouse.record (
     -- The login, unless a worker did it.
     who     text,
     detail  jsonb,
-    -- The reader of the dashboard on whose behalf the login acted, as reported by the login.
+    -- The user of the dashboard on whose behalf the login acted, as reported by the login.
     reader  text DEFAULT nullif(left(current_setting('rouse.reader', true), 200), '')
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;

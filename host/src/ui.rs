@@ -1,9 +1,9 @@
-//! The dashboard: reads rows, checks the reader's permissions, sends the pages of `rouse-display`.
+//! The dashboard: reads rows, checks the user's permissions, sends the pages of `rouse-display`.
 //!
-//! It reads as `rouse … --json` does, through a store of its own, so that readers and workers never wait for each
-//! other's connections. It never writes except for an operator's form (`actions`). Values that several readers look at
-//! are read once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so that
-//! ten readers of an open page cost the database as much as one.
+//! It reads as `rouse … --json` does, through a store of its own, so that users and workers never wait for each other's
+//! connections. It never writes except for an operator's form (`actions`). Values that several users look at are read
+//! once (`cached`), and each read for updates is followed by a pause in proportion to its duration, so that ten users
+//! with the same page open cost the database as much as one.
 
 mod access;
 mod actions;
@@ -43,9 +43,9 @@ use views::Shown;
 
 /// The path of the dashboard.
 pub const PATH: &str = "/ui";
-/// The maximum number of connections of readers, for pages and their updates.
+/// The maximum number of connections of users, for pages and their updates.
 pub const CONNECTIONS_MAX: usize = 128;
-/// The maximum number of pages that are read for anonymous readers at once.
+/// The maximum number of pages that are read for anonymous users at once.
 const ANONYMOUS_READS_MAX: usize = 2;
 /// The maximum size of a form, in bytes: a selection of jobs, or the result of one.
 const FORM_BYTES_MAX: usize = 4 << 20;
@@ -75,7 +75,7 @@ pub struct Ui {
     look: Arc<Look>,
     streams: Streams,
     bulks: Bulks,
-    /// Permits for pages that are read for anonymous readers, so that they leave connections for other readers.
+    /// Permits for pages that are read for anonymous users, so that they leave connections for other users.
     anonymous_reads: Arc<Semaphore>,
     stopping: CancellationToken,
 }
@@ -155,12 +155,12 @@ impl Ui {
             .with_state(self)
     }
 
-    /// The path under which browsers find it.
+    /// The path under which browsers find the dashboard.
     fn base(&self) -> String {
         format!("{}{PATH}", self.look.prefix)
     }
 
-    /// The frame of a page for this reader.
+    /// The frame of a page for this user.
     fn chrome(&self, reader: &Reader) -> Chrome {
         Chrome {
             base: self.base(),
@@ -231,7 +231,7 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// Authenticates the reader before a body is read.
+/// Authenticates the user before a body is read.
 async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: Next) -> Response {
     let path = path_of(request.uri()).to_owned();
     let is_sign_in = path == "/sign-in";
@@ -243,7 +243,7 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
         Ok(reader)
             if is_form && reader.role < Role::Operator && !is_sign_in && path != "/sign-out" =>
         {
-            let why = "You can read here, and change nothing.";
+            let why = "You may read this dashboard, but not change anything.";
             ui.problem_for(&reader, StatusCode::FORBIDDEN, "Not allowed", why)
         }
         Ok(reader) => {
@@ -272,7 +272,7 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
             }
         }
         Err(access::Refused::Unnamed) => {
-            let why = "The proxy in front of the dashboard did not send the name of the reader (ROUSE_UI_USER_HEADER).";
+            let why = "The proxy in front of the dashboard did not send the name of the user (ROUSE_UI_USER_HEADER).";
             ui.problem(StatusCode::FORBIDDEN, "Refused", why)
         }
         Err(access::Refused::Foreign(why)) => ui.problem(StatusCode::FORBIDDEN, "Refused", &why),
@@ -280,12 +280,12 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
 }
 
 impl Ui {
-    /// A page with a message, for a reader who is not signed in.
+    /// A page with a message, for a user who is not signed in.
     fn problem(&self, status: StatusCode, title: &str, why: &str) -> Response {
         self.problem_for(&Reader::default(), status, title, why)
     }
 
-    /// The page of a problem. Anonymous readers do not see messages from the database, which can name servers and quote
+    /// The page of a problem. Anonymous users do not see messages from the database, which can name servers and quote
     /// rows.
     fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
         let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
@@ -296,7 +296,7 @@ impl Ui {
             );
         }
         let why = match is_hidden {
-            true => "The log of the host has the reason.",
+            true => "The reason is in the log of the host.",
             false => &problem.why,
         };
         self.problem_for(reader, problem.status, problem.title, why)

@@ -253,7 +253,7 @@ COMMENT ON FUNCTION rouse.remaining_bound IS
 COMMENT ON FUNCTION rouse._payload IS
     'Returns the payload of a job, from its row or from rouse.payload; the view rouse.jobs calls it with the privileges of the reader.';
 COMMENT ON FUNCTION rouse._by IS
-    'Formats the login of an admin action and the reader of the dashboard on whose behalf it acted.';
+    'Formats the login of an admin action and the user of the dashboard on whose behalf it acted.';
 COMMENT ON FUNCTION rouse._count_flow IS
     'Counts the jobs of a flow in each state; the view rouse.flows calls it with the privileges of the reader.';
 COMMENT ON FUNCTION rouse._usage IS

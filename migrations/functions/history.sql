@@ -23,7 +23,7 @@ BEGIN
 END
 $$;
 
--- The login of an admin action, and the reader on whose behalf it acted.
+-- The login of an admin action, and the user of the dashboard on whose behalf it acted.
 CREATE OR REPLACE FUNCTION rouse._by(p_who text, p_reader text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_who || coalesce(' for ' || p_reader, '')

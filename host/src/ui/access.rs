@@ -1,8 +1,8 @@
-//! Decides the role of each reader.
+//! Decides the role of each user.
 //!
-//! A reader presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without
-//! tokens or a proxy, callers on this machine may read (and, in `rouse dev`, make changes), and others see everything
-//! but contents, if the port is open to them at all. Every request that changes something needs the token of the page's
+//! A user presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without tokens
+//! or a proxy, callers on this machine may read (and, in `rouse dev`, make changes), and others see everything but
+//! contents, if the port is open to them at all. Every request that changes something needs the token of the page's
 //! form, and the headers by which browsers show that it comes from a page of this origin.
 
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ const TRIES_MAX: f64 = 10.0;
 /// … and the time until another sign-in may be tried.
 const TRY_EVERY: Duration = Duration::from_secs(3);
 
-/// The tokens by which readers sign in.
+/// The tokens with which users sign in.
 #[derive(Debug, Clone, Default)]
 pub struct Tokens {
     /// Lets its holder read.
@@ -39,35 +39,35 @@ pub struct Tokens {
     pub operator: Option<Token>,
 }
 
-/// A proxy in front of the dashboard that has signed readers in.
+/// A proxy in front of the dashboard at which users have signed in.
 #[derive(Debug, Clone)]
 pub struct Proxy {
-    /// The header with the reader's name. The proxy must remove it from what readers send.
+    /// The header with the user's name. The proxy must remove it from the requests that users send.
     pub user_header: HeaderName,
     /// The names that may change something; all others may read.
     pub operators: Vec<String>,
 }
 
-/// Decides the role of each reader.
+/// Decides the role of each user.
 pub struct Access {
     tokens: Tokens,
     proxy: Option<Proxy>,
-    /// The role of readers without a sign-in; `None`: they have no role.
+    /// The role of users without a sign-in; `None`: they have no role.
     tokenless: Option<Role>,
     on_loopback: bool,
-    /// Signs cookies and forms. Derived from the tokens, so that several hosts accept each other's cookies and forms.
+    /// Signs cookies. Derived from the tokens, if there are any, so that several hosts accept each other's cookies.
     key: hmac::Key,
-    /// Signs forms. The same key if there is a token for operators; otherwise viewers could know that key, so this one
-    /// is random.
+    /// Signs forms. The same key if there is a token for operators; otherwise viewers could derive that key from
+    /// theirs, so this one is random.
     form_key: hmac::Key,
     tries: Mutex<(f64, Instant)>,
 }
 
-/// A reader.
+/// A user of the dashboard.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reader {
     pub(super) role: Role,
-    /// The name; empty on this machine.
+    /// The name; empty without a sign-in.
     pub(super) name: String,
     /// True if the request has the cookie of a sign-in.
     pub(super) has_session: bool,
@@ -80,7 +80,7 @@ pub(super) struct Reader {
 pub(super) enum Refused {
     /// A sign-in is required.
     SignIn,
-    /// The proxy did not send the name of the reader.
+    /// The proxy did not send the name of the user.
     Unnamed,
     /// The request comes from elsewhere.
     Foreign(String),
@@ -125,13 +125,13 @@ impl Access {
         }
     }
 
-    /// True if readers can sign in.
+    /// True if users can sign in.
     pub(super) fn has_tokens(&self) -> bool {
         self.tokens.viewer.is_some() || self.tokens.operator.is_some()
     }
 
-    /// The reader who sends this request, or the reason why it is refused. `is_sign_in`: it is for the sign-in page,
-    /// which does not need a reader.
+    /// The user who sends this request, or the reason why it is refused. `is_sign_in`: the request is for the sign-in
+    /// page, which is open to everyone.
     pub(super) fn reader(
         &self,
         method: &Method,
@@ -190,7 +190,7 @@ impl Access {
         }
     }
 
-    /// The token that forms of this reader's pages have; empty if the reader may not change anything.
+    /// The token that forms of this user's pages contain; empty if the user may not change anything.
     pub(super) fn form_token(&self, reader: &Reader) -> String {
         match reader.role {
             Role::Operator => self.signature("form", &reader.name),
@@ -198,12 +198,13 @@ impl Access {
         }
     }
 
-    /// True if a form has its token.
+    /// True if `shown` is the token of this user's forms.
     pub(super) fn is_form_of(&self, reader: &Reader, shown: &str) -> bool {
         reader.role == Role::Operator && self.is_signed("form", &reader.name, shown)
     }
 
-    /// The role of a token, and the cookie that later proves it. `Err`: how long to wait, after too many tries.
+    /// The cookie that proves the role of this token in later requests; `None` if the token is wrong. `Err`: how long
+    /// to wait, after too many tries.
     pub(super) fn sign_in(
         &self,
         shown: &str,
@@ -269,7 +270,7 @@ impl Access {
         Ok(())
     }
 
-    /// The reader of a sign-in that is valid at `now`, in seconds since 1970.
+    /// The user of a sign-in that is valid at `now`, in seconds since 1970.
     fn session(&self, headers: &HeaderMap, now: u64) -> Option<Reader> {
         let value = find_cookie(headers, SESSION_COOKIE)?;
         let (what, signature) = value.rsplit_once('.')?;
@@ -280,7 +281,7 @@ impl Access {
         }
         Some(Reader {
             role: match role {
-                // Without a token for operators, viewers know the key.
+                // Without a token for operators, viewers can derive the key.
                 "operator" if self.tokens.operator.is_some() => Role::Operator,
                 "viewer" => Role::Viewer,
                 _ => return None,
@@ -351,8 +352,8 @@ fn now() -> u64 {
         .as_secs()
 }
 
-/// A cookie of the dashboard. `Lax`: links from elsewhere open a page for a reader who has signed in, and forms from
-/// elsewhere do not send it.
+/// A cookie of the dashboard. `Lax`: links from elsewhere open a page for a user who has signed in, and forms from
+/// elsewhere do not send the cookie.
 fn cookie(name: &str, value: &str, base: &str, lasts: Duration, is_https: bool) -> HeaderValue {
     let secure = if is_https { "; Secure" } else { "" };
     let text = format!(

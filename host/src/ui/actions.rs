@@ -1,4 +1,4 @@
-//! Forms of operators: each runs one action of `rouse.*` and returns to its page.
+//! Forms of operators: each calls one function of schema `rouse` and returns to its page.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::store::{JsonText, Store, StoreError, When};
 const PURGED_AT_ONCE: i32 = 1000;
 /// The maximum number of jobs of a flow that one statement changes.
 const OF_FLOW_AT_ONCE: i32 = 1000;
-/// A purge that takes longer is continued by the next one.
+/// The time after which a purge stops. The next purge continues it.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The result of an action: a sentence, and the next path (empty: back to the page).
@@ -124,7 +124,7 @@ pub(super) async fn act(
         .access
         .is_form_of(&reader, form.get("csrf").unwrap_or_default())
     {
-        let why = "The form is not of a page of this process: it has restarted since. Go back, reload the page, and send it again.";
+        let why = "This form is no longer valid, for instance because the host has restarted. Go back, reload the page, and send the form again.";
         return ui.problem_for(&reader, StatusCode::FORBIDDEN, "Refused", why);
     }
     let parts: Vec<String> = path_of(&uri)

@@ -38,7 +38,7 @@ const COUNTED_MAX: i32 = 10_000;
 pub(super) enum BulkAction {
     /// A new job like it is enqueued.
     Retry,
-    /// It ends.
+    /// It ends as cancelled.
     Cancel,
     /// A queued job is due now, unless it waits for something other than its time.
     RunNow,
@@ -302,16 +302,16 @@ struct Each<'a> {
     ui: &'a Ui,
     store: &'a Store,
     what: BulkAction,
-    /// Only jobs in one of these states are cancelled: others may have started since they were found.
+    /// Only jobs in one of these states are cancelled: jobs may have started since they were found.
     states: &'a [String],
     number: u64,
 }
 
-/// What became of the change to one job.
+/// The result of the change to one job.
 #[derive(Debug, Clone, Copy)]
 enum Changed {
     Done,
-    /// Its state does not allow the change, among others.
+    /// The job does not exist, or does not allow the change, for instance in its state.
     Refused,
     /// Another transaction has locked it.
     Locked,
@@ -324,7 +324,7 @@ impl Each<'_> {
         self.change_locked(&locked).await
     }
 
-    /// Tries locked jobs again, and waits for them.
+    /// Tries locked jobs again, and waits for their locks.
     async fn change_locked(&self, ids: &[i64]) -> Result<(), Stopped> {
         let left = self.change(ids, LockWait::start()).await?;
         self.ui

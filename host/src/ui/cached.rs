@@ -1,4 +1,4 @@
-//! A value from the database that many readers look at, but only one of them reads.
+//! A value from the database that many requests need, but only one of them reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ const FRESH_TIMES: u32 = 150;
 /// A value that is no longer fresh is shown for this multiple of the time that reading it takes: nobody should wait for
 /// a slow read, or get an old value for a fast one.
 const SHOWN_TIMES: u32 = 1000;
-/// The maximum time for which it is shown.
+/// The maximum of this time.
 const SHOWN_MAX: Duration = Duration::from_secs(60);
 
 /// One value.
@@ -79,7 +79,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         }
         let _reading = self.reading.lock().await;
         match self.known.load_full() {
-            // Another reader has just read it.
+            // Another request has just read it.
             Some(known) if known.is_fresh() => Ok(known.value.clone()),
             _ => self.read(read).await,
         }
@@ -114,7 +114,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         }
         let this = self.clone();
         tokio::spawn(async move {
-            // If it fails, the value grows old, and the next reader of `get` gets the error.
+            // If it fails, the value grows old, and the next caller of `get` gets the error.
             if let Ok(_reading) = this.reading.try_lock() {
                 let _ = this.read(read).await;
             }

@@ -1,8 +1,9 @@
 //! Updates of pages: the part of a page that changes is rendered again, and is sent if it has changed (server-sent
 //! events).
 //!
-//! Readers who look at the same page with the same permissions share one task. It ends with its last reader, and when
-//! the page no longer exists. If the database does not answer, the connections are closed, and the browsers try again.
+//! Users who look at the same page with the same permissions share one task. It ends when the last of them leaves, and
+//! when the page no longer exists. If the database does not respond, the connections are closed, and the browsers try
+//! again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,13 +27,13 @@ use super::{Ui, pairs, path_of};
 
 /// The maximum number of pages that are updated at the same time.
 const PAGES_MAX: usize = 64;
-/// The maximum number of connections of readers who have signed in, or are on this machine.
+/// The maximum number of connections of users who have signed in, or are on this machine.
 const READERS_MAX: usize = 80;
-/// The maximum number of connections of other readers.
+/// The maximum number of connections of other users.
 const ANONYMOUS_MAX: usize = 16;
-/// The interval at which a line without meaning is sent, so that proxies keep the connection open.
+/// The interval at which an empty comment is sent, so that proxies keep the connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// After this time, a browser has to connect again, so that its reader is checked again.
+/// After this time, a browser has to connect again, so that the role of its user is checked again.
 const CHECKED_EVERY: Duration = Duration::from_secs(300);
 
 /// The current state of a page.
@@ -48,7 +49,7 @@ enum Page {
     Lost,
 }
 
-/// The pages that are being updated, and their readers.
+/// The pages that are being updated, and permits for the connections of users.
 #[derive(Clone)]
 pub(super) struct Streams {
     pages: Arc<Mutex<HashMap<String, watch::Sender<Page>>>>,
@@ -72,7 +73,7 @@ impl Streams {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A permit for one more reader of this role.
+    /// A permit for one more connection of a user with this role.
     fn permit(&self, role: Role) -> Option<OwnedSemaphorePermit> {
         let permits = match role {
             Role::Nobody | Role::Anonymous => &self.anonymous,
@@ -91,7 +92,7 @@ struct Following {
     _permit: OwnedSemaphorePermit,
 }
 
-/// `GET /ui/live/…`: updates of the page behind it.
+/// `GET /ui/live/…`: updates of the page at the rest of the path.
 pub(super) async fn stream(
     State(ui): State<Ui>,
     Extension(reader): Extension<Reader>,
@@ -131,7 +132,7 @@ pub(super) async fn stream(
         .into_response()
 }
 
-/// The events of one reader, until the page or the host ends, or the reader has to be checked again.
+/// The events of one connection, until the page or the host ends, or the role of the user has to be checked again.
 fn events(following: Following) -> impl Stream<Item = Result<Event, axum::Error>> {
     stream::unfold(following, async |mut it| {
         if it.has_ended {
@@ -163,7 +164,7 @@ fn events(following: Following) -> impl Stream<Item = Result<Event, axum::Error>
     })
 }
 
-/// The page, updated by the one task for it; `None` if there are too many.
+/// The page, updated by the one task for it; `None` if there are too many pages.
 fn follow(
     ui: &Ui,
     key: String,
@@ -192,7 +193,7 @@ fn follow(
     Some(page)
 }
 
-/// A page on the list. It leaves the list with its task, however that ends.
+/// A page on the list. It leaves the list when its task ends, for whatever reason.
 struct Listed {
     streams: Streams,
     key: String,
@@ -200,8 +201,8 @@ struct Listed {
 }
 
 impl Listed {
-    /// Leaves the list if nobody follows the page. This happens under the lock: a reader who arrives now either finds
-    /// the task, or starts another.
+    /// Leaves the list if nobody follows the page. This happens under the lock: a user who arrives now either finds the
+    /// task, or starts another.
     fn leaves_unread(&self) -> bool {
         let mut pages = self.streams.lock();
         let is_unread = self.page.receiver_count() == 0;

@@ -9,7 +9,7 @@ pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) title: &'static str,
     pub(super) why: String,
-    /// True for messages from the database, which are not for anonymous readers.
+    /// True for messages from the database, which anonymous users do not see.
     pub(super) is_of_database: bool,
 }
 
@@ -64,7 +64,7 @@ impl From<StoreError> for Problem {
             },
             title: match is_refused {
                 true => "Not allowed",
-                false => "The database does not answer",
+                false => "The database does not respond",
             },
             why: error.to_string(),
             is_of_database: true,

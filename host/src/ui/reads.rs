@@ -1,4 +1,4 @@
-//! The values that pages show, each read once for all readers.
+//! The values that pages show, each read once for all users.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Reads {
         self.handlers.get(read).await
     }
 
-    /// The handlers that have failed in the last hour.
+    /// The handlers whose jobs have failed or timed out in the last hour.
     pub(super) async fn failing(&self) -> Result<Arc<Vec<Value>>, StoreError> {
         let store = self.store.clone();
         let read = async move || Ok(store.failing().await?.unwrap_or_default());
@@ -124,7 +124,7 @@ impl Reads {
             .await
     }
 
-    /// The gates, each with `keys`: the first of its keys that have an effect now.
+    /// The gates. The first [`GATES_MAX`] have `keys`: those of their keys that have the most jobs.
     pub(super) async fn gates(&self) -> Result<Arc<Vec<Value>>, StoreError> {
         let store = self.store.clone();
         self.gates.get(async move || read_gates(&store).await).await

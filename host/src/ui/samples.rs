@@ -12,7 +12,7 @@ use crate::store::{EndedCounts, Store};
 
 /// The time between two samples.
 const EVERY: Duration = Duration::from_secs(5);
-/// The number that is kept: an hour.
+/// The number of samples that are kept: those of an hour.
 const KEPT: usize = 720;
 /// Workers report failures every 30 s, so their rate is an average over this many samples.
 const FAILURES_OVER: usize = 12;
@@ -51,7 +51,7 @@ fn rate(more: i64, secs: f64) -> f64 {
     more.max(0) as f64 / secs.max(0.001)
 }
 
-/// Samples until `stopping`. Samples that cannot be read are left out.
+/// Takes samples until `stopping` is cancelled. Samples that cannot be read are left out.
 pub(super) async fn sample_forever(
     store: Store,
     samples: Arc<Samples>,

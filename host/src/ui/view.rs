@@ -24,7 +24,7 @@ pub(super) enum View {
 }
 
 impl View {
-    /// The page at this path behind [`super::PATH`].
+    /// The page at this path, the part after [`super::PATH`].
     pub(super) fn from_path(path: &str) -> Option<Self> {
         let path = path.strip_prefix('/')?;
         let parts: Vec<&str> = path.split('/').collect();

@@ -20,7 +20,7 @@ use crate::store::{Listing, add_keys};
 const ROWS: i32 = 50;
 /// The maximum number of failures of a handler that are grouped by error.
 const FAILURES: i32 = 30;
-/// The maximum number of failures that are listed for readers who may not see errors.
+/// The maximum number of failures that are listed for users who may not see errors.
 const FAILURES_ANONYMOUS: i32 = 10;
 /// The maximum number of jobs that a search examines. A link continues the search.
 const EXAMINED: i32 = 10_000;
@@ -37,7 +37,7 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads the data of a page, and draws it. Few pages are read for anonymous readers at once; a page whose reader has
+/// Reads the data of a page, and draws it. Few pages are read for anonymous users at once; a page whose user has
 /// disconnected counts until the database has responded.
 pub(super) async fn render(
     ui: &Ui,
@@ -180,7 +180,7 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
                 return Err(Problem::needs_sign_in("see changes of jobs"));
             }
             let bulk = ui.bulks.get(*number);
-            let bulk = bulk.ok_or_else(|| Problem::unknown("This host does not know that change: it has restarted since, or another host makes it.".into()))?;
+            let bulk = bulk.ok_or_else(|| Problem::unknown("This host does not know that change: the host has restarted since, or another host is making the change.".into()))?;
             ("Change".to_owned(), pages::bulk(chrome, &bulk))
         }
     };
@@ -244,7 +244,7 @@ async fn jobs(
     }))
 }
 
-/// One job, without its contents for a reader who may not see them.
+/// One job, without its contents for a user who may not see them.
 pub(super) async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Problem> {
     let store = &ui.reads.store;
     let view = store.job(JobId(id)).await?;
@@ -376,7 +376,7 @@ fn rows_with(rows: &[Value], key: &str, value: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Adds a description of its cron expression in English.
+/// Adds a description of the schedule's cron expression in English.
 fn describe_schedule(schedule: &mut Value) {
     let words = cron::describe(schedule["cron"].as_str().unwrap_or_default());
     schedule["words"] = words.into();

@@ -122,7 +122,7 @@ async fn a_viewer_reads_and_an_operator_changes() {
         .send("POST", &cancel, &[("Cookie", &operator), same], "csrf=x")
         .await;
     assert!(
-        stale.body.contains("it has restarted since"),
+        stale.body.contains("the host has restarted"),
         "{}",
         stale.body
     );
@@ -144,7 +144,7 @@ async fn a_viewer_reads_and_an_operator_changes() {
         shown.body
     );
     assert_ne!(ids(&client, state).await, [id]);
-    // The record names the reader in addition to the login.
+    // The record names the user in addition to the login.
     let by: String = client
         .query_one(
             "SELECT detail ->> 'by' FROM rouse.history($1) WHERE event = 'cancelled'",
@@ -308,7 +308,7 @@ async fn a_proxy_names_the_reader_and_may_put_a_path_before_it() {
         .await;
     assert_eq!(nobody.status, 403);
     assert!(
-        nobody.body.contains("did not send the name of the reader"),
+        nobody.body.contains("did not send the name of the user"),
         "{nobody:?}"
     );
 }

@@ -74,7 +74,7 @@ fn a_token_gives_a_cookie_and_the_cookie_a_role() {
     }
 }
 
-/// A reader who knows all tokens knows the key of the cookies.
+/// A user who knows all tokens can derive the key of the cookies.
 #[test]
 fn a_viewer_cannot_forge_the_session_or_the_form_of_an_operator() {
     let proxy = || Proxy {
