@@ -140,7 +140,7 @@ impl Bulks {
         all.last += 1;
         let number = all.last;
         if all.changes.len() == KEPT {
-            // A change that is still running is kept.
+            // A change that is still running is kept, unless all of them are.
             let ended = all.changes.iter().position(|(_, bulk)| !bulk.is_running);
             all.changes.remove(ended.unwrap_or(0));
         }

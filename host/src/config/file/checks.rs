@@ -73,9 +73,9 @@ pub(super) fn check_word(key: &str, word: &str) -> Result<(), String> {
     if fits {
         return Ok(());
     }
-    let or_pair = if key == "tags" { ", or key=value" } else { "" };
+    let or_pair = if key == "tags" { " or key=value" } else { "" };
     Err(format!(
-        "{key}: {word:?} is not a name: letters, digits and _ . : -{or_pair}; at most 128 characters"
+        "{key}: {word:?} is not a name{or_pair}: a letter or digit, then letters, digits and _ . : -, at most 128 characters"
     ))
 }
 
