@@ -1,16 +1,19 @@
 //! Sources bound to handlers: the handler is chosen by the source that triggered a job, whatever handler its producer
 //! named.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use rouse::worker::{Intervals, Override, Overrides, Settings};
+use rouse::worker::{Health, Intervals, Override, Overrides, Parts, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::{echo, guest_that, manifest};
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    START_ORDER, TestWorker, cancel, ended, enqueue, enqueue_sql, guests_dir, show, until,
-    until_true, watched,
+    START_ORDER, TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, enqueue_sql, guests_dir,
+    sandbox, show, until, until_true, watched,
 };
 use crate::support::{Host, TestDb, command, folder_of};
 
@@ -273,13 +276,17 @@ async fn only_the_bound_job_in_the_lane_of_a_dead_worker_is_adopted() {
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }
 
-/// Settings of a worker that runs at most one `test.wait-abort`, and is woken only by notifications and ends of jobs.
+/// Settings of a worker that runs at most one `test.wait-abort` and one `test.race`, and is woken only by notifications
+/// and ends of jobs.
 fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
     let never = Duration::from_secs(600);
-    let one = Override::default().with("concurrency", 1_u32);
+    let one = |handler: &str| {
+        let one = Override::default().with("concurrency", 1_u32);
+        (handler.to_owned(), one)
+    };
     Settings {
         slots: 4,
-        overrides: Overrides([("test.wait-abort".to_owned(), one)].into()),
+        overrides: Overrides([one("test.wait-abort"), one("test.race")].into()),
         poll_min: never,
         poll_max: never,
         intervals: Intervals {
@@ -367,7 +374,49 @@ async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_h
     worker.drain().await;
 }
 
-/// As above, the search for the other source waits for a gate for a second. Nothing but the new module wakes the worker.
+/// The search for the other source follows the end of that source's own job. It leaves out the source of the first job,
+/// which ends during the search.
+#[tokio::test]
+async fn the_end_of_a_bound_job_during_a_search_for_other_sources_lets_the_next_one_start() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let first = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let other = r#"'producers.own', '{"ms": 600000}', source => 'other'"#;
+    let other = enqueue_sql(&client, other).await;
+    let next = enqueue_unserved(&client, ", source => 'legacy'").await;
+    let proxy = Proxy::start(&db).await;
+    let parts = Parts {
+        store: proxy.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        sql_logins: BTreeMap::new(),
+        middlewares: Vec::new(),
+    };
+    let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.race")]);
+    let health = Health::default();
+    let worker = TestWorker::start_sharing(parts, settings, health.clone());
+    for id in [first, other] {
+        until(&client, id, |job| job.state == "running").await;
+    }
+    // While the handlers of both sources are full, there is no search.
+    until_true(&client, SOMEBODY_SLEEPS).await;
+    let search = proxy.hold("rouse.claim_bound(", Side::Statement);
+    assert!(cancel(&client, other).await);
+    search.caught().await;
+    assert!(cancel(&client, first).await);
+    let deadline = Instant::now() + TIMEOUT;
+    while health.in_hand.load(Ordering::Relaxed) > 0 {
+        assert!(Instant::now() < deadline, "the first attempt has not ended");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    search.release();
+    until(&client, next, |job| job.state == "running").await;
+    assert!(cancel(&client, next).await);
+    worker.drain().await;
+}
+
+/// The search for the other source waits for a gate for a second. Nothing but the new module wakes the worker.
 #[tokio::test]
 async fn a_long_search_for_other_sources_does_not_delay_the_jobs_of_a_new_handler() {
     let (db, client) = with_gate().await;
