@@ -67,7 +67,6 @@ mod writers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -83,6 +82,7 @@ pub use settings::{Intervals, QueueOrder, Settings, UnsettledLimits};
 pub use stop::Stop;
 
 use self::background::Background;
+use self::heartbeat::{Registered, Reported};
 use self::settler::SettlerTask;
 use crate::ends::Ends;
 use crate::job::Incarnation;
@@ -286,7 +286,7 @@ async fn work(
     parts: Parts,
     health: Health,
     stop: Stop,
-    (incarnation, heartbeat, registered): (Incarnation, Duration, BootTime),
+    registered: Registered,
 ) -> anyhow::Result<()> {
     for (queue, share) in &settings.fair_share {
         let declared = parts.store.declare_fair_share(queue, share).await;
@@ -296,7 +296,7 @@ async fn work(
             )
         })?;
     }
-    events::worker("started", &settings, incarnation);
+    events::worker("started", &settings, registered.incarnation);
     health.database_answers.store(true, Ordering::Relaxed);
 
     let listen_at = parts.listen_at.clone();
@@ -306,11 +306,14 @@ async fn work(
         parts,
         health,
         stop,
-        incarnation,
-        registered,
+        registered.incarnation,
+        registered.sent,
         settlements,
     );
-    let background = Background::start(&shared, heartbeat, listen_at);
+    let Registered {
+        every, reported, ..
+    } = registered;
+    let background = Background::start(&shared, every, reported, listen_at);
     let mut settler = SettlerTask::start(&shared, outcomes);
     let claiming = shared.clone();
     // The claimer runs in a task of its own, so that a panic in it does not end this task: the worker has to
@@ -340,12 +343,8 @@ async fn work(
     stopped
 }
 
-/// Registers the worker. Returns its incarnation, the interval of its heartbeats, and when the registration was sent.
-async fn register(
-    settings: &Settings,
-    parts: &Parts,
-    stop: &Stop,
-) -> anyhow::Result<(Incarnation, Duration, BootTime)> {
+/// Registers the worker.
+async fn register(settings: &Settings, parts: &Parts, stop: &Stop) -> anyhow::Result<Registered> {
     let Parts { store, catalog, .. } = parts;
     store
         .prepare_partitions()
@@ -362,7 +361,14 @@ async fn register(
         tries += 1;
         let sent = BootTime::now();
         match store.register(&registration).await {
-            Ok((incarnation, every)) => return Ok((incarnation, every, sent)),
+            Ok((incarnation, every)) => {
+                return Ok(Registered {
+                    incarnation,
+                    every,
+                    sent,
+                    reported: Reported::registered(&registration.capabilities),
+                });
+            }
             // The registration may have been committed. Without a key file, only this process has its key: for all
             // others, the id would be taken for 90 s.
             Err(error)

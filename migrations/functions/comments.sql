@@ -129,7 +129,7 @@ COMMENT ON FUNCTION rouse.unlock_history IS
 COMMENT ON FUNCTION rouse.register IS
     'Registers one incarnation of a worker id with its key and capabilities.';
 COMMENT ON FUNCTION rouse.heartbeat IS
-    'Renews the registration, updates capabilities and statistics, and expires workers without a heartbeat for 90 s.';
+    'Renews the registration, changes capabilities, updates statistics, and expires workers without a heartbeat for 90 s.';
 COMMENT ON FUNCTION rouse.outlived IS
     'Records that the host of an ended incarnation is alive, so that its lost attempts do not count as crashes.';
 COMMENT ON FUNCTION rouse.unregister IS

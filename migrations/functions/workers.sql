@@ -94,8 +94,20 @@ BEGIN
 END
 $$;
 
--- A host serves at most 10,000 handlers (host/src/sandbox/catalog), with names of up to 128 characters and less than
--- 400 bytes for each. The total is checked first, because the other checks read every handler.
+-- A host serves at most 10,000 handlers (host/src/sandbox/catalog).
+CREATE OR REPLACE FUNCTION rouse._check_handler_count(p_capabilities jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    count bigint := (SELECT count(*) FROM jsonb_object_keys(p_capabilities));
+BEGIN
+    IF count > 10000 THEN
+        RAISE EXCEPTION 'rouse.register: capabilities have % handlers; at most 10000 are allowed', count USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+END
+$$;
+
+-- The handlers of a host have names of up to 128 characters, and less than 400 bytes for each. The total is checked
+-- first, because the other checks read every handler.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -113,10 +125,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: capabilities: % is not a handler name', quote_literal(left(wrong, 140))
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Lower-case words (also with digits, - and _) joined by dots, at most 128 characters.';
     END IF;
-    IF (SELECT count(*) FROM jsonb_object_keys(p_capabilities)) > 10000 THEN
-        RAISE EXCEPTION 'rouse.register: capabilities have % handlers; at most 10000 are allowed', (SELECT count(*) FROM jsonb_object_keys(p_capabilities))
-            USING ERRCODE = 'program_limit_exceeded';
-    END IF;
+    PERFORM rouse._check_handler_count(p_capabilities);
     SELECT format('capabilities of handler %s: %s', c.key, of.wrong) INTO wrong
     FROM jsonb_each(p_capabilities) AS c
     CROSS JOIN LATERAL (SELECT CASE
@@ -139,6 +148,31 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
+END
+$$;
+
+-- An object without its keys whose value is null; any other value unchanged.
+CREATE OR REPLACE FUNCTION rouse._without_nulls(p_value jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE jsonb_typeof(p_value) WHEN 'object' THEN
+        (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(p_value) AS e WHERE jsonb_typeof(e.value) <> 'null')
+        ELSE p_value END
+$$;
+
+-- The capabilities of a worker after a heartbeat has reported these changes: by handler, null for one that the worker
+-- no longer has. Those that have not changed are not checked again, except for their number and their size.
+CREATE OR REPLACE FUNCTION rouse._change_capabilities(p_before jsonb, p_changes jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    changed jsonb;
+BEGIN
+    -- After a heartbeat that got no response, the changes are all capabilities, and names of handlers that may be gone.
+    PERFORM rouse._check_size('heartbeat', pg_column_size(p_changes), 16777216);
+    PERFORM rouse._check_capabilities(rouse._without_nulls(p_changes));
+    changed := rouse._without_nulls(p_before || p_changes);
+    PERFORM rouse._check_size('heartbeat', pg_column_size(changed), 8388608);
+    PERFORM rouse._check_handler_count(changed);
+    RETURN changed;
 END
 $$;
 
@@ -327,30 +361,32 @@ BEGIN
 END
 $$;
 
--- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is
--- draining; and expires workers without a heartbeat for 90 s. Returns the number of expired workers, and that of the
--- attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
+-- Reports that the worker is alive, the changes to its capabilities (rouse._change_capabilities; null: none), its
+-- statistics, and whether it is draining; and expires workers without a heartbeat for 90 s. Returns the number of
+-- expired workers, and that of the attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
 -- the worker. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A
 -- call that waited longer would still be waiting when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
-    p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
+    p_worker bigint, p_key bytea, p_changes jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
+    changed     jsonb;
     dead_worker bigint;
 BEGIN
     expired := 0;
     PERFORM rouse._known(p_worker, p_key);
-    IF p_capabilities IS NOT NULL THEN
-        PERFORM rouse._check_capabilities(p_capabilities);
-    END IF;
     PERFORM rouse._check_stats('heartbeat', p_stats);
+    IF p_changes IS NOT NULL THEN
+        SELECT w.capabilities INTO changed FROM rouse.worker AS w
+        WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL FOR NO KEY UPDATE;
+        changed := rouse._change_capabilities(changed, p_changes);
+        UPDATE rouse.worker AS w
+        SET handlers = ARRAY(SELECT jsonb_object_keys(changed)), parked = rouse._parked(changed), capabilities = changed
+        WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
+    END IF;
     UPDATE rouse.worker AS w
-    SET seen_at = at,
-        handlers = CASE WHEN p_capabilities IS NULL THEN w.handlers ELSE ARRAY(SELECT jsonb_object_keys(p_capabilities)) END,
-        parked = CASE WHEN p_capabilities IS NULL THEN w.parked ELSE rouse._parked(p_capabilities) END,
-        capabilities = coalesce(p_capabilities, w.capabilities),
-        stats = p_stats, stats_at = at,
+    SET seen_at = at, stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL
     RETURNING w.timeouts INTO timeouts;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rouse::job::FairPolicy;
 use rouse::store::{NewFairShare, WorkerKey};
 use rouse::worker::{Intervals, Settings};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::sandbox_guest::{echo, guest};
 use crate::support::TestDb;
@@ -74,6 +74,51 @@ async fn a_heartbeat_without_changes_keeps_the_workers_handlers() {
     worker.heartbeat(None, &stats, true).await.unwrap();
     let reported = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
     until_true(&client, reported).await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_reports_only_the_handlers_that_have_changed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let stats = Default::default();
+    for changes in [
+        json!({"mail.keep": {"version": "1"}, "mail.send": {"version": "1"}, "mail.drop": {"version": "1"}}),
+        json!({"mail.send": {"version": "2", "parked": "no table"}, "mail.drop": null, "mail.new": {"version": "1"}}),
+    ] {
+        let beat = worker.heartbeat(Some(&changes), &stats, false).await;
+        beat.unwrap();
+    }
+    until_true(
+        &client,
+        r#"SELECT handlers @> '{mail.keep,mail.send,mail.new}' AND cardinality(handlers) = 3 AND parked = '{mail.send}'
+               AND capabilities = '{"mail.keep": {"version": "1"}, "mail.send": {"version": "2", "parked": "no table"}, "mail.new": {"version": "1"}}'
+           FROM rouse.worker"#,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_limits_of_capabilities_apply_to_those_of_all_heartbeats_together() {
+    let db = TestDb::new().await;
+    let worker = db.worker().await;
+    let stats = Default::default();
+    let handlers = |prefix: &str, capability: &Value| {
+        let handler = |n| (format!("{prefix}.{n}"), capability.clone());
+        (0..6_000).map(handler).collect::<Map<_, _>>()
+    };
+    let first = Value::Object(handlers("first", &json!({})));
+    worker.heartbeat(Some(&first), &stats, false).await.unwrap();
+    let mut second = handlers("second", &json!({}));
+    let changes = Value::Object(second.clone());
+    let refused = worker.heartbeat(Some(&changes), &stats, false).await;
+    let refused = refused.expect_err("too many together");
+    assert!(refused.is_about_data(), "{refused}");
+    assert!(refused.to_string().contains("12000 handlers"), "{refused}");
+    second.extend(handlers("first", &Value::Null));
+    let changes = Value::Object(second);
+    let beat = worker.heartbeat(Some(&changes), &stats, false).await;
+    beat.unwrap();
 }
 
 #[tokio::test]

@@ -221,15 +221,15 @@ impl Store {
         Ok((incarnation, Duration::from_millis(every)))
     }
 
-    /// Reports that the worker is alive, which handlers it can run (`None`: unchanged), its statistics, and whether it
-    /// is draining. Returns the number of workers that were found dead, and the number of attempts for which the worker
-    /// has its timeout flag.
+    /// Reports that the worker is alive, the changes to the handlers that it can run (null for one that it no longer
+    /// has), its statistics, and whether it is draining. Returns the number of workers that were found dead, and the
+    /// number of attempts for which the worker has its timeout flag.
     ///
     /// # Errors
     /// [`StoreError::is_about_data`] if the database rejects what the worker reports; nothing of it is stored then.
     pub async fn heartbeat(
         &self,
-        capabilities: Option<&Value>,
+        changes: Option<&Value>,
         stats: &Stats,
         draining: bool,
     ) -> Result<Heartbeat, StoreError> {
@@ -240,7 +240,7 @@ impl Store {
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
-                    (&capabilities.map(Json), Type::JSONB),
+                    (&changes.map(Json), Type::JSONB),
                     (&Json(stats), Type::JSONB),
                     (&draining, Type::BOOL),
                 ],

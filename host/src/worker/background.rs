@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::error;
 
+use super::heartbeat::Reported;
 use super::{Shared, Stop};
 use super::{
     challenges, cron, database_metrics, deadlines, declared, direct, heartbeat, leases, logs,
@@ -24,8 +25,13 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Starts all of them. `heartbeat`: the interval of the heartbeats.
-    pub(super) fn start(shared: &Arc<Shared>, heartbeat: Duration, listen_at: Connector) -> Self {
+    /// Starts all of them. `heartbeat`: the interval of the heartbeats. `reported`: what the worker has registered.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        heartbeat: Duration,
+        reported: Reported,
+        listen_at: Connector,
+    ) -> Self {
         let background = Self::default();
         background.stop_after_a_panic(shared.stop.clone());
         background.spawn(leases::renew_forever(shared.clone()));
@@ -46,7 +52,7 @@ impl Background {
         background.spawn(slots::release_late_claims(shared.clone()));
         background.spawn(maintenance::run_forever(shared.clone()));
         background.spawn(database_metrics::run_forever(shared.clone()));
-        background.spawn(heartbeat::run_forever(shared.clone(), heartbeat));
+        background.spawn(heartbeat::run_forever(shared.clone(), heartbeat, reported));
         background.spawn(challenges::answer_forever(shared.clone()));
         background.spawn(wakeups::listen_forever(shared.clone(), listen_at));
         background

@@ -1,5 +1,7 @@
 //! Keeps this worker registered: the registration, the heartbeats, and a new incarnation if the old one has ended.
 
+mod reported;
+
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use metrics::gauge;
 use rustix::time::{ClockId, clock_gettime};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
+pub(super) use self::reported::Reported;
 use super::audit_outbox::AuditOutbox;
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
@@ -35,7 +38,7 @@ pub(super) fn registration(
         hostname: settings.hostname.clone(),
         platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         version: env!("CARGO_PKG_VERSION").into(),
-        capabilities: capabilities(settings, handlers, sql),
+        capabilities: Value::Object(capabilities(settings, handlers, sql)),
         slots: settings.slots,
         queues: settings.queues.clone(),
         tags: settings.tags.clone(),
@@ -51,7 +54,11 @@ const KEYS_BYTES_MAX: usize = 256 << 10;
 
 /// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule":
 /// {…}, "parked": …}, …}`
-fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -> Value {
+fn capabilities(
+    settings: &Settings,
+    handlers: &HandlerSet,
+    sql: Option<&Sql>,
+) -> Map<String, Value> {
     let mut keys_bytes = 0;
     let capability = |name: &String| {
         let handler = handlers.get(name)?;
@@ -80,7 +87,17 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet, sql: Option<&Sql>) -
         }
         Some((name.clone(), capability))
     };
-    Value::Object(handlers.names().iter().filter_map(capability).collect())
+    handlers.names().iter().filter_map(capability).collect()
+}
+
+/// A registration that the database has accepted.
+pub(super) struct Registered {
+    pub(super) incarnation: Incarnation,
+    /// The interval of the heartbeats.
+    pub(super) every: Duration,
+    /// When it was sent.
+    pub(super) sent: BootTime,
+    pub(super) reported: Reported,
 }
 
 /// The state of this worker's registration.
@@ -205,8 +222,8 @@ fn cpu_time() -> Duration {
 
 /// Sends heartbeats until the worker ends, and registers it again if the database reports that its incarnation has
 /// ended.
-pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
-    let mut heartbeats = Heartbeats::new(&shared, every);
+pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration, reported: Reported) {
+    let mut heartbeats = Heartbeats::new(&shared, every, reported);
     // Logs admin actions that were taken while no host was running.
     heartbeats.outbox.log_all(&shared).await;
     loop {
@@ -230,13 +247,11 @@ struct Heartbeats<'a> {
     failures: u32,
     /// The time since which the database has not known the worker; `None` while it does.
     unknown_since: Option<Instant>,
-    /// The capabilities that the database has. They are sent only after a change, because they may be several
-    /// megabytes.
-    reported: Option<Value>,
+    reported: Reported,
 }
 
 impl<'a> Heartbeats<'a> {
-    fn new(shared: &'a Arc<Shared>, every: Duration) -> Self {
+    fn new(shared: &'a Arc<Shared>, every: Duration, reported: Reported) -> Self {
         Self {
             shared,
             every,
@@ -247,7 +262,7 @@ impl<'a> Heartbeats<'a> {
             draining: false,
             failures: 0,
             unknown_since: None,
-            reported: None,
+            reported,
         }
     }
 
@@ -270,25 +285,26 @@ impl<'a> Heartbeats<'a> {
     async fn send(&mut self) {
         let shared = self.shared;
         let stats = shared.presence.tally.stats(shared, Some(self.cpu_cores()));
-        let capabilities = Some(capabilities(
+        let current = capabilities(
             &shared.settings,
             &shared.catalog.current(),
             Some(&shared.sql),
-        ));
+        );
         self.draining = shared.stop.is_stopping();
         let sent = BootTime::now();
-        let changed = capabilities
-            .as_ref()
-            .filter(|_| capabilities != self.reported);
-        match shared.store.heartbeat(changed, &stats, self.draining).await {
+        let changes = self.reported.changes(&current);
+        let beat = shared
+            .store
+            .heartbeat(changes.as_ref(), &stats, self.draining);
+        match beat.await {
             Ok(Heartbeat { expired, timeouts }) => {
                 let is_in_time = shared.leases.heartbeat_answered(sent, BootTime::now());
                 self.failures = 0;
                 self.unknown_since = None;
-                if changed.is_some() {
+                if changes.is_some() {
+                    self.reported.accepted(current);
                     shared.capabilities_sent.notify_one();
                 }
-                self.reported = capabilities;
                 show_timeouts(timeouts);
                 if expired > 0 {
                     warn!(
@@ -306,12 +322,13 @@ impl<'a> Heartbeats<'a> {
                 self.replace(&error).await;
             }
             // The capabilities are informational. The heartbeat itself protects the jobs.
-            Err(error) if error.is_about_data() && changed.is_some() => {
+            Err(error) if error.is_about_data() && changes.is_some() => {
                 error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
-                self.reported = capabilities;
+                self.reported.refused(current);
                 shared.presence.heartbeat_now.notify_one();
             }
             Err(error) => {
+                self.reported.lost(current);
                 if self.failures == 0 {
                     warn_unless_unreachable!(
                         error,
@@ -348,7 +365,6 @@ impl<'a> Heartbeats<'a> {
     /// host has taken its id.
     async fn replace(&mut self, why: &StoreError) {
         let shared = self.shared;
-        self.reported = None;
         if why.is_unknown() && self.unknown_since.is_none() {
             self.unknown_since = Some(Instant::now());
         }
@@ -392,7 +408,8 @@ impl<'a> Heartbeats<'a> {
             Ok((incarnation, _)) => {
                 self.failures = 0;
                 self.unknown_since = None;
-                self.reported = None;
+                self.reported = Reported::registered(&registration.capabilities);
+                shared.capabilities_sent.notify_one();
                 shared.leases.registered(sent);
                 info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
                 shared.presence.incarnation.send_replace(incarnation);

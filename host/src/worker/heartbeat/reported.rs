@@ -1,0 +1,137 @@
+//! Decides which capabilities a heartbeat sends: all of them may be several megabytes, and while modules load, each
+//! heartbeat adds a few.
+
+use serde_json::{Map, Value};
+
+/// The capabilities of this worker that the database has, by handler.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct Reported {
+    /// Null: unknown, because a heartbeat got no response.
+    known: Map<String, Value>,
+    /// What the worker had when the database refused a change. The change is not sent again until something else
+    /// changes.
+    refused: Option<Map<String, Value>>,
+}
+
+impl Reported {
+    /// The capabilities with which the worker has registered.
+    pub(in crate::worker) fn registered(capabilities: &Value) -> Self {
+        Self {
+            known: capabilities.as_object().cloned().unwrap_or_default(),
+            refused: None,
+        }
+    }
+
+    /// The changes to report; null for a handler that the worker no longer has. `None` if there are none.
+    pub(super) fn changes(&self, current: &Map<String, Value>) -> Option<Value> {
+        if self.refused.as_ref() == Some(current) {
+            return None;
+        }
+        let changed = current
+            .iter()
+            .filter(|(name, capability)| self.known.get(*name) != Some(*capability))
+            .map(|(name, capability)| (name.clone(), capability.clone()));
+        let gone = self
+            .known
+            .keys()
+            .filter(|name| !current.contains_key(*name));
+        let gone = gone.map(|name| (name.clone(), Value::Null));
+        let changes: Map<String, Value> = changed.chain(gone).collect();
+        (!changes.is_empty()).then_some(Value::Object(changes))
+    }
+
+    /// Notes that the database has accepted the changes.
+    pub(super) fn accepted(&mut self, current: Map<String, Value>) {
+        self.known = current;
+        self.refused = None;
+    }
+
+    /// Notes that the database has refused the changes.
+    pub(super) fn refused(&mut self, current: Map<String, Value>) {
+        self.refused = Some(current);
+    }
+
+    /// Notes that a heartbeat got no response, or could not be sent: the database may have its changes or not, and after
+    /// an outage, it may have lost earlier ones. All are sent again.
+    pub(super) fn lost(&mut self, current: Map<String, Value>) {
+        self.known.extend(current);
+        self.known
+            .values_mut()
+            .for_each(|known| *known = Value::Null);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// This many handlers.
+    fn handlers(count: usize) -> Map<String, Value> {
+        let handler = |n| (format!("handler.{n}"), json!({"version": "1.0.0"}));
+        (0..count).map(handler).collect()
+    }
+
+    fn bytes(capabilities: &Value) -> usize {
+        capabilities.to_string().len()
+    }
+
+    #[test]
+    fn each_of_two_hundred_handlers_that_load_one_after_another_is_sent_once() {
+        let mut reported = Reported::default();
+        let mut sent = 0;
+        for count in 1..=200 {
+            let current = handlers(count);
+            let changes = reported.changes(&current).expect("one is new");
+            assert_eq!(changes.as_object().map(Map::len), Some(1));
+            sent += bytes(&changes);
+            reported.accepted(current);
+            assert_eq!(reported.changes(&handlers(count)), None);
+        }
+        let all = bytes(&Value::Object(handlers(200)));
+        assert!(sent <= all + 200, "{sent} bytes were sent for {all}");
+    }
+
+    #[test]
+    fn what_has_changed_or_is_gone_is_sent() {
+        let mut reported = Reported::registered(&json!({"a": {"version": "1"}, "b": {}, "c": {}}));
+        let Value::Object(current) = json!({"a": {"version": "2"}, "c": {}, "d": {}}) else {
+            unreachable!("it is an object");
+        };
+        let changes = reported.changes(&current);
+        assert_eq!(
+            changes,
+            Some(json!({"a": {"version": "2"}, "b": null, "d": {}}))
+        );
+        reported.accepted(current.clone());
+        assert_eq!(reported.changes(&current), None);
+    }
+
+    #[test]
+    fn after_a_lost_response_all_are_sent_again_and_those_that_may_be_gone_are_removed() {
+        let mut reported = Reported::registered(&json!({"handler.0": {}, "gone": {}}));
+        // The database may have these or not.
+        reported.lost(handlers(3));
+        let changes = reported.changes(&handlers(2));
+        let mut expected = handlers(2);
+        expected.insert("gone".into(), Value::Null);
+        expected.insert("handler.2".into(), Value::Null);
+        assert_eq!(changes, Some(Value::Object(expected)));
+        reported.accepted(handlers(2));
+        assert_eq!(reported.changes(&handlers(2)), None);
+    }
+
+    #[test]
+    fn refused_changes_are_sent_again_with_the_next_change() {
+        let mut reported = Reported::default();
+        reported.refused(handlers(3));
+        assert_eq!(reported.changes(&handlers(3)), None);
+        assert_eq!(
+            reported.changes(&handlers(2)),
+            Some(Value::Object(handlers(2)))
+        );
+        reported.accepted(handlers(2));
+        assert!(reported.changes(&handlers(3)).is_some());
+    }
+}
