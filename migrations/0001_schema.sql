@@ -215,6 +215,10 @@ CREATE TABLE rouse.worker (
     platform      text NOT NULL DEFAULT '',
     -- {"handler": {"version": …, "grants": […], "max_attempts": …}, …}; empty once the incarnation has ended.
     capabilities  jsonb NOT NULL DEFAULT '{}',
+    -- Those of handlers whose modules declare schedules, [{"key": handler, "value": {…}}, …]: the others may be
+    -- megabytes.
+    schedules     jsonb NOT NULL GENERATED ALWAYS AS (
+        jsonb_path_query_array(capabilities, '$.keyvalue() ? (exists (@.value.schedule))', '{}', true)) STORED,
     -- The maximum number of concurrent attempts.
     slots         integer NOT NULL DEFAULT 0,
     -- In the order in which they are served; empty means all.

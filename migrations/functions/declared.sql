@@ -7,33 +7,51 @@
 --   workers  the live workers that have the handler, [{"incarnation", "version", "schedule"}, …]; null: none
 --   current  its schedule, {"version", "cron", "time_zone"}; null: it has none
 --
--- Leaves out handlers for which a login has created a schedule. Reads the capabilities of all live workers.
+-- Leaves out handlers for which a login has created a schedule. Reads all capabilities, which may be megabytes, only of
+-- workers that have such a handler and declare no schedule for it: their module may have a newer version.
 CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) RETURNS TABLE (handler text, workers jsonb, current jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
-    WITH live AS MATERIALIZED (
-        SELECT w.incarnation, c.key AS handler, c.value ->> 'version' AS version, c.value -> 'schedule' AS schedule
-        FROM rouse.worker AS w CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
-        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
-          -- Workers of a limited login report only schedules of its own handlers.
-          AND (NOT w.limited OR EXISTS (
-              SELECT FROM rouse.worker_login AS l
-              WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(c.key, l.handlers) AND rouse._matches_any('default', l.queues)))
-          -- Decided once: these conditions do not depend on the row.
-          AND (EXISTS (SELECT FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
-               OR EXISTS (SELECT FROM rouse.worker AS o
-                          WHERE o.stopped_at IS NULL AND o.dead_at IS NULL AND jsonb_path_exists(o.capabilities, '$.*.schedule')))),
-    -- Read once for all handlers.
-    by_handler AS MATERIALIZED (
-        SELECT l.handler, bool_or(l.schedule IS NOT NULL) AS is_scheduled,
-               jsonb_agg(jsonb_build_object('incarnation', l.incarnation, 'version', l.version, 'schedule', l.schedule)) AS workers
-        FROM live AS l GROUP BY l.handler),
-    created AS MATERIALIZED (
+    WITH created AS MATERIALIZED (
         SELECT s.name, jsonb_build_object('version', s.module_version, 'cron', s.cron, 'time_zone', s.time_zone) AS current
-        FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL)
+        FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL),
+    live AS MATERIALIZED (
+        SELECT w.incarnation, w.limited, w.login, w.handlers, d.declared
+        FROM rouse.worker AS w
+        CROSS JOIN LATERAL (
+            SELECT coalesce(jsonb_object_agg(s.value ->> 'key', s.value -> 'value'), '{}') AS declared
+            FROM jsonb_array_elements(w.schedules) AS s) AS d
+        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL),
+    scheduled AS MATERIALIZED (
+        SELECT coalesce(jsonb_object_agg(n.name, true), '{}') AS names
+        FROM (SELECT k.name FROM live AS l CROSS JOIN LATERAL jsonb_object_keys(l.declared) AS k(name)
+              UNION SELECT c.name FROM created AS c) AS n),
+    reported AS MATERIALIZED (
+        SELECT l.incarnation, l.limited, l.login, d.key AS handler, d.value AS capability
+        FROM live AS l CROSS JOIN LATERAL jsonb_each(l.declared) AS d
+        UNION ALL
+        SELECT l.incarnation, l.limited, l.login, c.key, c.value
+        FROM scheduled AS s CROSS JOIN live AS l
+        CROSS JOIN LATERAL (
+            SELECT w.capabilities FROM rouse.worker AS w
+            WHERE w.incarnation = l.incarnation AND s.names <> '{}'
+              AND EXISTS (SELECT FROM unnest(l.handlers) AS h(name) WHERE s.names ? h.name AND NOT l.declared ? h.name)
+            OFFSET 0) AS its
+        CROSS JOIN LATERAL jsonb_each(its.capabilities) AS c
+        WHERE s.names ? c.key AND NOT l.declared ? c.key),
+    by_handler AS MATERIALIZED (
+        SELECT r.handler, bool_or(r.capability ? 'schedule') AS is_scheduled,
+               jsonb_agg(jsonb_build_object('incarnation', r.incarnation, 'version', r.capability ->> 'version',
+                                            'schedule', r.capability -> 'schedule')) AS workers
+        FROM reported AS r
+        -- Workers of a limited login report only schedules of its own handlers.
+        WHERE NOT r.limited OR EXISTS (
+            SELECT FROM rouse.worker_login AS l
+            WHERE l.login = to_regrole(quote_ident(r.login)) AND rouse._matches_any(r.handler, l.handlers) AND rouse._matches_any('default', l.queues))
+        GROUP BY r.handler)
     SELECT coalesce(h.handler, c.name), h.workers, c.current
     FROM by_handler AS h FULL JOIN created AS c ON c.name = h.handler
     WHERE (h.is_scheduled OR c.name IS NOT NULL)

@@ -381,6 +381,7 @@ BEGIN
         SELECT w.capabilities INTO changed FROM rouse.worker AS w
         WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL FOR NO KEY UPDATE;
         changed := rouse._change_capabilities(changed, p_changes);
+        -- Postgres computes `schedules` in each statement that sets `capabilities`.
         UPDATE rouse.worker AS w
         SET handlers = ARRAY(SELECT jsonb_object_keys(changed)), parked = rouse._parked(changed), capabilities = changed
         WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;

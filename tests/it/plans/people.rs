@@ -334,6 +334,68 @@ async fn the_schedules_of_two_thousand_handlers_on_a_hundred_workers_take_moment
     assert_eq!((handlers, workers, current), (2_000, 100, 0));
 }
 
+/// The capabilities of a worker may have megabytes.
+#[tokio::test]
+async fn declared_schedules_are_found_without_reading_all_capabilities() {
+    // Too large for the row itself.
+    const LARGE: &str = "'large', jsonb_build_object('parked', (SELECT string_agg(md5(m::text), '') FROM generate_series(1, 120) AS m))";
+    const LIST: &str = "SELECT handler, jsonb_array_length(workers), (SELECT max(w.value ->> 'version') FROM jsonb_array_elements(workers) AS w)
+         FROM rouse.module_schedules((SELECT max(incarnation) FROM rouse.worker), sha256('key'))";
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let register = |id: &str, handler: &str| {
+        format!(
+            "SELECT rouse.register('{id}', sha256('key'), 'here', 'linux', '0',
+                                   jsonb_build_object('report', '{handler}'::jsonb, {LARGE}), 1, '{{}}', '{{}}')"
+        )
+    };
+    // Without any schedule, nothing is read.
+    for id in ["w-1", "w-2"] {
+        let sql = register(id, r#"{"version": "1"}"#);
+        client.batch_execute(&sql).await.unwrap();
+    }
+    assert_eq!(parts_read(&mut client, LIST).await, 0);
+    assert!(client.query(LIST, &[]).await.unwrap().is_empty());
+
+    client
+        .batch_execute("UPDATE rouse.worker SET stopped_at = now()")
+        .await
+        .unwrap();
+    for id in ["w-3", "w-4", "w-5"] {
+        let sql = register(id, r#"{"version": "1", "schedule": {"cron": "0 3 * * *"}}"#);
+        client.batch_execute(&sql).await.unwrap();
+    }
+    let listed = async |client: &Client| -> (String, i32, String) {
+        let row = client.query_one(LIST, &[]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2))
+    };
+    let expected: (String, i32, String) = ("report".into(), 3, "1".into());
+    assert_eq!(parts_read(&mut client, LIST).await, 0);
+    assert_eq!(listed(&client).await, expected);
+    // Nor does a heartbeat without changes.
+    let beat = "SELECT rouse.heartbeat(max(incarnation), sha256('key'), NULL, '{}', false) FROM rouse.worker";
+    assert_eq!(parts_read(&mut client, beat).await, 0);
+
+    // A newer version without a schedule has to be found.
+    let newer = register("w-6", r#"{"version": "2"}"#);
+    client.batch_execute(&newer).await.unwrap();
+    assert!(parts_read(&mut client, LIST).await > 0);
+    let expected: (String, i32, String) = ("report".into(), 4, "2".into());
+    assert_eq!(listed(&client).await, expected);
+}
+
+/// The number of parts of large columns of `rouse.worker` that this statement reads.
+async fn parts_read(client: &mut Client, sql: &str) -> i64 {
+    const READ: &str = "SELECT coalesce(sum(idx_tup_fetch), 0)::bigint FROM pg_stat_xact_all_tables
+         WHERE relid = (SELECT c.reltoastrelid FROM pg_class AS c WHERE c.oid = 'rouse.worker'::regclass)";
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    transaction.query(sql, &[]).await.unwrap();
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    transaction.commit().await.unwrap();
+    after - before
+}
+
 /// Comparing each lane with each lane that has running jobs would take 20 s.
 #[tokio::test]
 async fn the_jobs_of_twenty_thousand_lanes_are_counted_in_moments_with_plans_made_for_few() {
