@@ -15,6 +15,7 @@ mod audit;
 mod audit_outbox;
 mod challenge;
 mod claim;
+mod conflicts;
 mod contract;
 mod database_metrics;
 mod deadlines;
@@ -81,12 +82,13 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedGate, ClosedLane,
     OverdueFilter, fills_a_response,
 };
+pub use conflicts::retry_conflicts;
 pub use contract::{Change, ContractChange, ContractError, delete_contracts, publish_contracts};
 pub use database_metrics::{COUNT_TIMEOUT, DatabaseMetrics, Depth, FairAge};
 pub use deadlines::{Enforcement, MissedDeadline};
 pub use declared::ModuleSchedule;
 pub use enqueue::{EnqueueRequest, EnqueueResult};
-pub use error::{CONFLICT_TRIES_MAX, StoreError};
+pub use error::StoreError;
 pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, ScheduleDecision};
 pub use flows::FlowPage;

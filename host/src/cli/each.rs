@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::text::{as_json, error_line, plain, without_prefix};
-use crate::store::{CONFLICT_TRIES_MAX, StoreError};
+use crate::store::{StoreError, retry_conflicts};
 
 /// An error that is not a refusal.
 const EXIT_ERROR: u8 = 1;
@@ -45,14 +45,8 @@ pub(super) async fn each<T: fmt::Display>(
     let (mut done, mut code) = (0, 0);
     let several = all.len() > 1;
     for item in all {
-        let mut tries = 1;
-        let acted = loop {
-            match act(item).await {
-                Err(error) if tries < CONFLICT_TRIES_MAX && is_conflict(&error) => tries += 1,
-                acted => break acted,
-            }
-        };
-        let refusal = match acted {
+        let acted = retry_conflicts(is_conflict, || async { act(item).await });
+        let refusal = match acted.await {
             Ok(Ok(Done { text, json })) => {
                 done += 1;
                 match in_json {

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::{CONFLICT_TRIES_MAX, JsonText, LockWait, Params, Store, StoreError};
+use super::{JsonText, LockWait, Params, Store, StoreError, retry_conflicts};
 use crate::job::JobId;
 
 /// When a job becomes ready.
@@ -64,13 +64,10 @@ impl Store {
         from: &str,
         params: Params<'_>,
     ) -> Result<Option<Row>, StoreError> {
-        let mut tries = 1;
-        loop {
-            match self.query(&waiting(wait, call, from), params).await {
-                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
-                rows => return Ok(rows?.pop()),
-            }
-        }
+        let rows = retry_conflicts(StoreError::is_conflict, || async {
+            self.query(&waiting(wait, call, from), params).await
+        });
+        Ok(rows.await?.pop())
     }
 
     /// True if the job is cancelled now; false if it has already ended or does not exist.

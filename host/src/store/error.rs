@@ -94,9 +94,6 @@ const AWAITED: [(&str, &[&str]); 8] = [
 /// quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
-/// The maximum number of tries of a call, if concurrent transactions make Postgres roll its changes back.
-pub const CONFLICT_TRIES_MAX: u32 = 3;
-
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
-use super::{CONFLICT_TRIES_MAX, EXAMINED_MAX, JsonText, LockWait, Store, StoreError};
+use super::{EXAMINED_MAX, JsonText, LockWait, Params, Store, StoreError, retry_conflicts};
 
 /// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,24 +59,14 @@ impl Store {
     ) -> Result<FoundJobs, StoreError> {
         let sql = "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
         let filter = JsonText(filter.to_string());
-        let mut tries = 1;
-        let rows = loop {
-            let found = self
-                .query(
-                    sql,
-                    &[
-                        (&filter, Type::JSONB),
-                        (&before, Type::INT8),
-                        (&limit, Type::INT4),
-                        (&max_examined, Type::INT4),
-                    ],
-                )
-                .await;
-            match found {
-                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
-                found => break found?,
-            }
-        };
+        let params: Params<'_> = &[
+            (&filter, Type::JSONB),
+            (&before, Type::INT8),
+            (&limit, Type::INT4),
+            (&max_examined, Type::INT4),
+        ];
+        let found = retry_conflicts(StoreError::is_conflict, || self.query(sql, params));
+        let rows = found.await?;
         let row = rows.first().expect("the function returns one row");
         Ok(FoundJobs {
             ids: row.get(0),

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use serde_json::Value;
 
-use super::{CONFLICT_TRIES_MAX, LockWait, RetriedJobs, Store, StoreError};
+use super::{LockWait, RetriedJobs, Store, StoreError, retry_conflicts};
 
 /// The number of new jobs that are remembered.
 pub const NEW_JOBS_MAX: usize = 20;
@@ -84,17 +84,14 @@ impl RetryAll {
             return Ok(false);
         };
         let filter = &self.filter;
-        let mut tries = 1;
-        let batch = loop {
-            let done = match call {
-                Call::Range { before, .. } => store.retry_jobs(filter, before, self.limit).await,
-                Call::One(id) => store.retry_job_if_matching(filter, id, self.wait).await,
-            };
-            match done {
-                Err(error) if tries < CONFLICT_TRIES_MAX && error.is_conflict() => tries += 1,
-                done => break done?,
+        let (limit, wait) = (self.limit, self.wait);
+        let batch = retry_conflicts(StoreError::is_conflict, || async {
+            match call {
+                Call::Range { before, .. } => store.retry_jobs(filter, before, limit).await,
+                Call::One(id) => store.retry_job_if_matching(filter, id, wait).await,
             }
-        };
+        });
+        let batch = batch.await?;
         self.note(&batch, call);
         Ok(!self.calls.is_empty())
     }
