@@ -411,26 +411,31 @@ BEGIN
     FOR job IN
         SELECT e.job
         FROM (
-            -- The latest job of each name, as in rouse.flow.
-            SELECT DISTINCT ON (e.name) e.job, e.finished_at, e.state, min(e.chain) OVER (PARTITION BY e.name) AS chain
+            SELECT e.job
             FROM (
-                SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.state, NULL::timestamptz AS finished_at
-                FROM rouse.job AS j WHERE j.flow = retry_flow.id
-                UNION ALL
-                SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.state, f.finished_at FROM rouse.finished AS f WHERE f.flow = retry_flow.id) AS e
-            ORDER BY e.name, e.job DESC) AS e
-        WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
-        ORDER BY e.chain
+                -- The latest job of each name, as in rouse.flow.
+                SELECT DISTINCT ON (e.name) e.job, e.finished_at, e.state, min(e.chain) OVER (PARTITION BY e.name) AS chain
+                FROM (
+                    SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.state, NULL::timestamptz AS finished_at
+                    FROM rouse.job AS j WHERE j.flow = retry_flow.id
+                    UNION ALL
+                    SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.state, f.finished_at FROM rouse.finished AS f WHERE f.flow = retry_flow.id) AS e
+                ORDER BY e.name, e.job DESC) AS e
+            WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
+            ORDER BY e.chain OFFSET 0) AS e
+        -- If such a job was retried, the retry is no longer kept, and may have succeeded: failed jobs may be kept for
+        -- longer than others. OFFSET 0 (twice): looked up for one job after another, as far as the loop gets.
+        WHERE NOT EXISTS (SELECT FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' OFFSET 0)
     LOOP
         EXIT WHEN count >= max OR clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
-        -- Its retry is no longer kept, and may have succeeded: failed jobs may be kept for longer than others.
-        PERFORM FROM rouse.record AS r WHERE r.job = was.id AND r.event = 'retried' LIMIT 1;
-        CONTINUE WHEN FOUND;
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;
             EXIT WHEN NOT FOUND;
         END IF;
+        -- Another transaction may have retried it since the loop began, and its retry may have ended.
+        PERFORM FROM rouse.record AS r WHERE r.job = was.id AND r.event = 'retried' LIMIT 1;
+        CONTINUE WHEN FOUND;
         IF was.after IS NOT NULL AND was.attempt = 0 THEN
             -- Without a lock; rouse._retry decides.
             SELECT array_agg(DISTINCT d.live) FILTER (WHERE d.live IS NOT NULL) AS live,

@@ -133,6 +133,38 @@ async fn a_job_whose_retry_has_succeeded_and_is_no_longer_kept_is_not_retried_ag
 }
 
 #[tokio::test]
+async fn jobs_whose_retries_are_no_longer_kept_are_left_out_without_a_call_for_each() {
+    const CALLS: &str = "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_xact_user_functions WHERE schemaname = 'rouse' AND funcname = '_ended_job'";
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let jobs: Value = (0..50)
+        .map(|n| json!({"name": n.to_string(), "handler": "x"}))
+        .collect();
+    let flow = enqueue_flow(&client, jobs).await;
+    assert_eq!(act(&client, "cancel_flow", flow).await, 50);
+    client
+        .execute(
+            "INSERT INTO rouse.record (at, job, event, who) SELECT now(), job, 'retried', 'w' FROM rouse.flow($1) WHERE name <> '49'",
+            &[&flow],
+        )
+        .await
+        .unwrap();
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .batch_execute("SET LOCAL track_functions = 'all'")
+        .await
+        .unwrap();
+    let retried = transaction
+        .query_one("SELECT rouse.retry_flow($1)", &[&flow])
+        .await
+        .unwrap();
+    assert_eq!(retried.get::<_, i32>(0), 1);
+    let calls: i64 = transaction.query_one(CALLS, &[]).await.unwrap().get(0);
+    assert_eq!(calls, 1);
+    transaction.commit().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_flow_has_not_failed_because_a_failed_job_is_kept_longer_than_its_retry() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
