@@ -81,7 +81,8 @@ END
 $$;
 
 -- Before partitions of rouse.finished are dropped: keeps the ends of chains that live jobs have waited for, with
--- `after` or in a call, and deletes those that no live job needs any more. Reads all live jobs once.
+-- `after` or in a call, and deletes those that no live job needs any more. An older job of a chain is not its end, even
+-- if the end is no longer kept (rouse._last_ended). Reads all live jobs once.
 CREATE OR REPLACE FUNCTION rouse._keep_ends(p_partitions text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -117,6 +118,7 @@ BEGIN
             'SELECT DISTINCT ON (e.chain) e.chain, e.id, e.state, e.result, e.error '
             'FROM (SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.id = n.chain '
             '      UNION ALL SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.chain = n.chain) AS e '
+            'WHERE e.id = (rouse._last_ended(e.chain)).id '
             'ORDER BY e.chain, e.id DESC '
             'ON CONFLICT (chain) DO UPDATE SET job = excluded.job, state = excluded.state, result = excluded.result, error = excluded.error '
             'WHERE k.job < excluded.job', name) USING needed;
@@ -239,6 +241,7 @@ DECLARE
     kinds  text[] := '{}';
     waits  boolean[] := '{}';
     twice  text;
+    ended  rouse.finished;
 BEGIN
     PERFORM rouse._check_after(p_after);
     FOR parent IN
@@ -259,10 +262,15 @@ BEGIN
         IF NOT locked.waits THEN
             -- The partition of its end may be dropped as soon as this transaction has committed: until then, _keep_ends
             -- does not see the dependency. A row that already exists is locked: _keep_ends may be about to delete it.
-            WHILE (rouse._last_ended(locked.chain)).finished_at < clock_timestamp() - interval '1 hour' LOOP
-                INSERT INTO rouse.kept_end AS k (chain, job, state, result, error)
-                SELECT locked.chain, f.id, f.state, f.result, f.error FROM rouse._last_ended(locked.chain) AS f WHERE f.id IS NOT NULL
+            LOOP
+                ended := rouse._last_ended(locked.chain);
+                EXIT WHEN (ended.finished_at < clock_timestamp() - interval '1 hour') IS NOT TRUE;
+                INSERT INTO rouse.kept_end (chain, job, state, result, error)
+                VALUES (locked.chain, ended.id, ended.state, ended.result, ended.error)
                 ON CONFLICT (chain) DO NOTHING;
+                -- The end of a job that was retried since. Not DO UPDATE, which would always lock the row.
+                UPDATE rouse.kept_end AS k SET job = ended.id, state = ended.state, result = ended.result, error = ended.error
+                WHERE k.chain = locked.chain AND k.job < ended.id;
                 PERFORM FROM rouse.kept_end AS k WHERE k.chain = locked.chain FOR KEY SHARE;
                 EXIT WHEN FOUND;
             END LOOP;

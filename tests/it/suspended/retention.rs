@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::{call, promote, settle, suspend, suspended};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, result};
-use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, show, until_true};
+use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, forget, show, until_true};
 
 /// Moves ended jobs to a day of 2020.
 async fn make_old(client: &Client, day: u8, ids: &[i64]) {
@@ -108,7 +108,7 @@ async fn the_ends_of_calls_outlive_their_partition_until_the_caller_ends() {
     settle(&store, &job, result("7"), Vec::new()).await;
 
     drop_history(&client, &store, 11, &[called[0].id.0, other]).await;
-    assert_eq!(kept(&client).await, [called[0].id.0]);
+    assert!(kept(&client).await.is_empty(), "the last job is kept");
     drop_history(&client, &store, 12, &[last.id.0]).await;
     assert_eq!(kept(&client).await, [called[0].id.0]);
 
@@ -270,6 +270,63 @@ async fn a_call_whose_unique_key_leads_to_a_retry_returns_the_end_of_its_chain()
     // Older jobs of the chain are still in the history.
     let end = returned(&store, &caller, "call:c").await;
     assert_eq!(end, json!({"output": "final"}));
+}
+
+/// A job that has failed, and its retry.
+async fn retried(client: &Client, store: &Store) -> (i64, i64) {
+    let id = enqueue(client, "x", json!(1)).await;
+    let job = claim_one(store).await;
+    let failed = crate::support::claims::error(rouse::job::ErrorKind::GuestError);
+    settle(store, &job, Outcome::Failed(failed), Vec::new()).await;
+    let sql = "SELECT rouse.retry($1)";
+    (id, client.query_one(sql, &[&id]).await.unwrap().get(0))
+}
+
+/// Failed jobs may be kept for longer than others.
+#[tokio::test]
+async fn a_failed_job_is_not_kept_as_the_end_of_a_chain_whose_last_job_is_no_longer_kept() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let (parent, retry) = retried(&client, &store).await;
+    settle(&store, &claim_one(&store).await, result("7"), Vec::new()).await;
+    let sum: i64 = client.query_one(SUM, &[&parent]).await.unwrap().get(0);
+    assert!(cancel(&client, sum).await);
+    // No live job needs its end.
+    forget(&client, retry).await;
+    client
+        .query_one("SELECT rouse.retry($1)", &[&sum])
+        .await
+        .unwrap();
+    drop_history(&client, &store, 11, &[parent]).await;
+    assert!(kept(&client).await.is_empty(), "the end is not known");
+    let sum = claim_one(&store).await;
+    let ends = store.parent_ends(sum.id, sum.fence, None, &[]).await;
+    let ends = ends.unwrap().unwrap().ends;
+    assert_eq!((ends.len(), ends[0].state.as_deref()), (1, None));
+}
+
+/// The end of the first job was kept while its retry was live. Maintenance does not see the enqueue yet.
+#[tokio::test]
+async fn an_enqueue_replaces_an_end_that_was_kept_before_a_retry() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let (parent, retry) = retried(&client, &store).await;
+    let earlier = client.query_one(SUM, &[&parent]).await.unwrap().get(0);
+    drop_history(&client, &store, 11, &[parent]).await;
+    assert_eq!(kept(&client).await, [parent]);
+    settle(&store, &claim_one(&store).await, result("7"), Vec::new()).await;
+    assert!(cancel(&client, earlier).await);
+    make_old(&client, 12, &[retry]).await;
+    let enqueuing = other.transaction().await.unwrap();
+    enqueuing.query_one(SUM, &[&parent]).await.unwrap();
+    as_owner(
+        &client,
+        "SELECT rouse._keep_ends(ARRAY['finished_20200112'])",
+    )
+    .await;
+    enqueuing.commit().await.unwrap();
+    as_owner(&client, "DROP TABLE rouse.finished_20200112").await;
+    assert_reads_parent(&store).await;
 }
 
 /// The chain's jobs were in queues with different retentions.
