@@ -239,9 +239,10 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
     CROSS JOIN LATERAL (
         SELECT (array_agg(d.chain ORDER BY d.chain))[1:100] AS chains, bool_or(d.chain IN (SELECT f.chain FROM failed AS f)) AS is_stuck
         FROM rouse.dependency AS d WHERE d.job = e.job AND e.blockers IS NOT NULL) AS w
-    -- Its successor is no longer kept (rouse._has_successor).
-    WHERE CASE WHEN e.state = 'succeeded' THEN e.continued
-               WHEN e.state > 'succeeded' AND (SELECT rouse._retentions_differ())
+    -- Its successor (rouse._has_successor), or its retry, is no longer kept.
+    WHERE CASE WHEN e.continued THEN true
+               WHEN CASE WHEN e.state = 'succeeded' THEN (SELECT rouse._drops_failed_first())
+                         WHEN e.state > 'succeeded' THEN (SELECT rouse._retentions_differ()) END
                THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
     ORDER BY e.chain
 $$;
@@ -256,9 +257,10 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at      timestamptz := clock_timestamp();
-    differ  boolean := rouse._retentions_differ();
-    blocked bigint[];
+    at           timestamptz := clock_timestamp();
+    differ       boolean := rouse._retentions_differ();
+    drops_failed boolean := rouse._drops_failed_first();
+    blocked      bigint[];
 BEGIN
     SELECT count(e.state), count(*) FILTER (WHERE e.is_blocked),
            count(*) FILTER (WHERE e.state = 'queued' AND NOT e.is_blocked AND e.available_at > at),
@@ -268,10 +270,10 @@ BEGIN
            CASE WHEN coalesce(bool_and(e.state > 'running'), true) THEN max(e.finished_at) END, array_agg(e.job) FILTER (WHERE e.is_blocked)
     INTO jobs, waiting, scheduled, ready, running, succeeded, failed, cancelled, finished_at, blocked
     FROM (
-        -- Without a state if its successor is no longer kept, as in rouse.flow.
+        -- Without a state if its successor or its retry is no longer kept, as in rouse.flow.
         SELECT e.job, e.is_blocked, e.available_at, e.finished_at,
-               CASE WHEN CASE WHEN e.state = 'succeeded' THEN e.continued
-                              WHEN e.state > 'succeeded' AND differ
+               CASE WHEN CASE WHEN e.continued THEN true
+                              WHEN CASE WHEN e.state = 'succeeded' THEN drops_failed WHEN e.state > 'succeeded' THEN differ END
                               THEN (SELECT true FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' LIMIT 1) END IS NOT TRUE
                     THEN e.state END AS state
         FROM (

@@ -39,6 +39,15 @@ LANGUAGE sql STABLE AS $$
     SELECT count(*) > 1 FROM pg_inherits AS i WHERE i.inhparent = 'rouse.finished'::regclass
 $$;
 
+-- True if a queue keeps failed jobs for a shorter time than others: then a failed retry of a job that has succeeded may
+-- be dropped before that job. Served by queue_keeps.
+CREATE OR REPLACE FUNCTION rouse._drops_failed_first() RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM rouse.queue AS q CROSS JOIN rouse.limits AS l
+        WHERE (q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL) AND q.keep_failed_days < coalesce(q.keep_days, l.keep_days))
+$$;
+
 -- The partition for jobs that end on this day, with this retention.
 CREATE OR REPLACE FUNCTION rouse._retention_partition(p_keep_days integer, p_day date) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$

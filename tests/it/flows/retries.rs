@@ -177,12 +177,7 @@ async fn a_flow_has_not_failed_because_a_failed_job_is_kept_longer_than_its_retr
     assert_eq!(retry(&client, flow, 9).await, 1);
     let again = job_of(&client, flow, "a").await;
     settle_ready(&store, &[]).await;
-    let counted = async || -> (String, i64, i64, bool) {
-        let sql =
-            "SELECT state, jobs, failed, finished_at IS NOT NULL FROM rouse.flows WHERE id = $1";
-        let row = client.query_one(sql, &[&flow]).await.unwrap();
-        (row.get(0), row.get(1), row.get(2), row.get(3))
-    };
+    let counted = async || counted(&client, flow).await;
     assert_eq!(counted().await, ("succeeded".into(), 2, 0, true));
     forget(&client, again).await;
     assert_eq!(counted().await, ("succeeded".into(), 1, 0, true));
@@ -190,6 +185,38 @@ async fn a_flow_has_not_failed_because_a_failed_job_is_kept_longer_than_its_retr
     let b = job_of(&client, flow, "b").await;
     forget(&client, b).await;
     assert_eq!(counted().await, ("succeeded".into(), 0, 0, true));
+}
+
+/// The state of a flow, the numbers of its jobs and of those that have failed, and whether it has ended.
+async fn counted(client: &Client, flow: i64) -> (String, i64, i64, bool) {
+    let sql = "SELECT state, jobs, failed, finished_at IS NOT NULL FROM rouse.flows WHERE id = $1";
+    let row = client.query_one(sql, &[&flow]).await.unwrap();
+    (row.get(0), row.get(1), row.get(2), row.get(3))
+}
+
+#[tokio::test]
+async fn a_job_has_not_succeeded_because_it_is_kept_longer_than_its_failed_retry() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let keep = "SELECT rouse.set_retention('default', keep_failed_days => 1)";
+    client.batch_execute(keep).await.unwrap();
+    let jobs = json!([{"name": "a", "handler": "x"}, {"name": "b", "handler": "x"}]);
+    let flow = enqueue_flow(&client, jobs).await;
+    settle_ready(&store, &[]).await;
+    let a = job_of(&client, flow, "a").await;
+    client
+        .query_one("SELECT rouse.retry($1)", &[&a])
+        .await
+        .unwrap();
+    let again = job_of(&client, flow, "a").await;
+    settle_ready(&store, &[again]).await;
+    assert_eq!(counted(&client, flow).await, ("failed".into(), 2, 1, true));
+    forget(&client, again).await;
+    assert_eq!(
+        counted(&client, flow).await,
+        ("succeeded".into(), 1, 0, true)
+    );
+    assert_eq!(states(&client, flow).await, ["b succeeded"]);
 }
 
 #[tokio::test]
