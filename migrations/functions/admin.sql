@@ -195,7 +195,8 @@ $$;
 -- of the chain is no longer kept, it is final, and the retry starts a chain of its own. If the job never ran, the retry
 -- waits for what it had waited for: `failed` is a chain that has failed, and prevents the retry. So does the chain
 -- whose failure has cancelled the job, if its end is no longer kept: otherwise, the retry would run although that chain
--- has failed.
+-- has failed. So does a live chain whose later jobs wait for the chain that the retry continues: none of them would ever
+-- run.
 CREATE OR REPLACE FUNCTION rouse._retry(
     p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean, OUT failed bigint)
 LANGUAGE plpgsql AS $$
@@ -251,6 +252,10 @@ BEGIN
             RETURN;
         END IF;
         blockers := nullif(cardinality(parents.chains), 0);
+        IF rouse._is_circle(continued, parents.chains) THEN
+            failed := (SELECT c.chain FROM unnest(parents.chains) AS c(chain) WHERE rouse._is_circle(continued, ARRAY[c.chain]) LIMIT 1);
+            RETURN;
+        END IF;
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, chain, flow, flow_name, requested_at, available_at,
@@ -294,6 +299,12 @@ BEGIN
 END
 $$;
 
+-- Why this chain prevents a retry (rouse._retry).
+CREATE OR REPLACE FUNCTION rouse._why_it_prevents(p_failed bigint) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN rouse._live_job(p_failed) IS NULL THEN 'has failed' ELSE 'waits for it' END
+$$;
+
 -- Creates a new job from an ended one (rouse._retry) and returns its id. While a retry of it is live, returns the id of
 -- that retry. Served by the primary key, finished_id and job_retry.
 CREATE OR REPLACE FUNCTION rouse.retry(id bigint) RETURNS bigint
@@ -324,9 +335,11 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that job, or cancel it first.';
     END IF;
     IF done.failed IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse: job % cannot be retried: it waits for job %, which has failed', was.id, done.failed
+        RAISE EXCEPTION 'rouse: job % cannot be retried: it waits for job %, which %', was.id, done.failed, rouse._why_it_prevents(done.failed)
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = CASE WHEN (rouse._last_ended(done.failed)).state <> 'succeeded' THEN 'Retry that job first.'
+                  HINT = CASE WHEN rouse._live_job(done.failed) IS NOT NULL
+                              THEN format('SELECT rouse.cancel_chain(%s) makes it possible. Or enqueue a new job with the payload of this one.', done.failed)
+                         WHEN (rouse._last_ended(done.failed)).state <> 'succeeded' THEN 'Retry that job first.'
                          ELSE 'That job is no longer kept. Enqueue a new job with the payload of this one.' END;
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN

@@ -98,17 +98,30 @@ BEGIN
 END
 $$;
 
--- Rejects a job that would wait for itself, because it waits for chains that wait for its own chain, p_chain. Served by
--- dependency_job.
-CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
+-- True if a job of the chain p_chain that waits for these chains would wait for itself: one of them is the same chain,
+-- or waits for it. Served by dependency_chain and dependency_job.
+CREATE OR REPLACE FUNCTION rouse._is_circle(p_chain bigint, p_chains bigint[]) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 BEGIN
-    IF EXISTS (
+    IF p_chain = ANY (p_chains) THEN
+        RETURN true;
+    END IF;
+    -- For most chains, no job waits.
+    PERFORM FROM rouse.dependency AS d WHERE d.chain = p_chain LIMIT 1;
+    RETURN FOUND AND EXISTS (
         WITH RECURSIVE waited_for(chain) AS (
             SELECT c.chain FROM unnest(p_chains) AS c(chain)
             UNION
             SELECT d.chain FROM waited_for AS w JOIN rouse.dependency AS d ON d.job = ANY (ARRAY[rouse._live_job(w.chain)]))
-        SELECT FROM waited_for AS w WHERE w.chain = p_chain) THEN
+        SELECT FROM waited_for AS w WHERE w.chain = p_chain);
+END
+$$;
+
+-- Rejects a job that would wait for itself (rouse._is_circle).
+CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF rouse._is_circle(p_chain, p_chains) THEN
         RAISE EXCEPTION 'rouse: chain % cannot wait for a job that waits for it', p_chain
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A unique key may have led to a job that is live already.';
     END IF;

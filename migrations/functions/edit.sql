@@ -96,8 +96,9 @@ BEGIN
     was.payload_at := NULL;
     SELECT * INTO done FROM rouse._retry(was, at);
     IF done.made IS NULL THEN
-        RAISE EXCEPTION 'rouse: job % cannot be given another payload: it waits for job %, which has failed', live.id, done.failed
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Retry that job first.';
+        RAISE EXCEPTION 'rouse: job % cannot be given another payload: it waits for job %, which %', live.id, done.failed, rouse._why_it_prevents(done.failed)
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = CASE WHEN rouse._live_job(done.failed) IS NULL THEN 'Retry that job first.' ELSE 'Let this job run as it is, or cancel it.' END;
     END IF;
     IF live.available_at > at AND live.wait IS NULL THEN
         UPDATE rouse.job AS j SET turn = NULL, available_at = live.available_at WHERE j.id = done.made;

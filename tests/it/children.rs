@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, error, lock_job, result, settlement_with};
 use crate::support::database::refusal;
-use crate::support::worker::{enqueue, enqueue_sql, forget};
+use crate::support::worker::{cancel, enqueue, enqueue_sql, forget};
 
 fn new(kind: NewJobKind, handler: &str, payload: Value, options: Option<Value>) -> NewJob {
     NewJob {
@@ -541,6 +541,63 @@ async fn a_retry_of_a_continued_job_keeps_chain_and_parent() {
         (row.get::<_, i64>(0), row.get::<_, i64>(1)),
         (first.id.0, parent)
     );
+}
+
+/// The second job waits for the chain of the first one, which later continues with a job that waits for the second one.
+#[tokio::test]
+async fn a_retry_is_refused_if_it_would_wait_for_a_job_that_waits_for_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let first = enqueue(&client, "x", json!(1)).await;
+    let after = json!({"first": {"job": first, "on_failure": "run"}});
+    let second = enqueue_sql(
+        &client,
+        &format!(
+            "'child', unique_key => 'k', run_at => now() + interval '1 hour', after => '{after}'"
+        ),
+    )
+    .await;
+    // The failure releases the second job, which is not due yet.
+    let failed = Outcome::Failed(error(ErrorKind::GuestError));
+    let settlement = settlement_with(&claim_one(&store).await, failed, Vec::new());
+    store.settle(&[settlement], Locked::Wait).await.unwrap();
+    let retry = |id: i64| format!("SELECT rouse.retry({id})");
+    client.batch_execute(&retry(first)).await.unwrap();
+    let unique = json!({"unique_key": "k"});
+    let waits = json!({"after": {"second": {"job": -1, "on_failure": "wait"}}});
+    let jobs = vec![
+        new(NewJobKind::Child, "child", json!(1), Some(unique)),
+        new(NewJobKind::Next, "x", json!(2), Some(waits)),
+    ];
+    let again = claim_one(&store).await;
+    assert_eq!(succeed(&store, &again, jobs).await, Ok(1));
+    // The payload of the second job cannot be replaced by a new job either.
+    let refused = refusal(
+        &client,
+        &format!("SELECT rouse.replace_payload({second}, '2')"),
+    )
+    .await;
+    assert_eq!(
+        refused,
+        format!(
+            "rouse: job {second} cannot be given another payload: it waits for job {first}, which waits for it / \
+             Let this job run as it is, or cancel it."
+        )
+    );
+    assert!(cancel(&client, second).await);
+    assert_eq!(
+        refusal(&client, &retry(second)).await,
+        format!(
+            "rouse: job {second} cannot be retried: it waits for job {first}, which waits for it / \
+             SELECT rouse.cancel_chain({first}) makes it possible. Or enqueue a new job with the payload of this one."
+        )
+    );
+    let by_filter = r#"SELECT refused FROM rouse.retry_jobs('{"state": ["cancelled"]}')"#;
+    let row = client.query_one(by_filter, &[]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [second]);
+    let cancel_first = format!("SELECT rouse.cancel_chain({first})");
+    client.batch_execute(&cancel_first).await.unwrap();
+    client.batch_execute(&retry(second)).await.unwrap();
 }
 
 #[tokio::test]
