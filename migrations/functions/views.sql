@@ -47,7 +47,8 @@ FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
 -- The maximum number of jobs that rouse.depth, rouse.fair_keys, rouse.gate_keys and rouse.remaining count in each of
--- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each.
+-- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each. rouse.depth passes the
+-- number of such lanes in the queue of a lane, times the number of queues that have any.
 CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(10000, greatest(100, 1000000 / greatest(p_lanes, 1)))
@@ -59,7 +60,8 @@ $$;
 -- is true. Served by job_ready, job_waiting and job_lease.
 --
 -- Each lane is counted up to 100 first. The number of lanes with more decides how far these are counted, so that 10,000
--- of them do not take minutes.
+-- of them do not take minutes. Each queue with such lanes gets the same share of the million: thousands of lanes of one
+-- queue do not hide the backlog of another (RouseBacklog in examples/monitoring).
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
                ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz, orphans bigint)
@@ -85,23 +87,26 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT count(*) AS jobs FROM (
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 101) AS j) AS waiting),
+    -- `jobs`: the number up to which the jobs of the lane are counted.
     counted AS MATERIALIZED (
-        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.ready > 100) + count(*) FILTER (WHERE l.waiting > 100)) AS jobs
+        SELECT l.*, rouse._counted_per_lane(
+                   (SELECT count(DISTINCT d.queue) FROM lanes AS d WHERE d.ready > 100 OR d.waiting > 100)
+                   * sum((l.ready > 100)::integer + (l.waiting > 100)::integer) OVER (PARTITION BY l.queue)) AS jobs
         FROM lanes AS l)
-    SELECT d.queue, d.handler, d.priority, d.tags, least(d.ready, c.jobs), least(d.waiting, c.jobs), coalesce(d.running, 0),
-           d.ready > c.jobs OR d.waiting > c.jobs OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), d.oldest,
+    SELECT d.queue, d.handler, d.priority, d.tags, least(d.ready, d.jobs), least(d.waiting, d.jobs), coalesce(d.running, 0),
+           d.ready > d.jobs OR d.waiting > d.jobs OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), d.oldest,
            coalesce(d.orphans, 0)
     FROM (
-        SELECT l.id, l.queue, l.handler, l.priority, l.tags, running.jobs AS running, running.orphans, oldest.available_at AS oldest,
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags, l.jobs, running.jobs AS running, running.orphans, oldest.available_at AS oldest,
                CASE WHEN l.ready <= 100 THEN l.ready ELSE (
                    SELECT count(*) FROM (
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS ready,
+                       ORDER BY j.turn LIMIT l.jobs + 1) AS j) END AS ready,
                CASE WHEN l.waiting <= 100 THEN l.waiting ELSE (
                    SELECT count(*) FROM (
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL
-                       LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS waiting
-        FROM lanes AS l
+                       LIMIT l.jobs + 1) AS j) END AS waiting
+        FROM counted AS l
         LEFT JOIN LATERAL (
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
@@ -109,7 +114,6 @@ BEGIN
         -- OFFSET 0 keeps the condition on its result outside, which would make it a left join again.
         FULL JOIN running ON running.lane = l.id
         OFFSET 0) AS d
-    CROSS JOIN counted AS c
     WHERE d.id IS NOT NULL;
 END
 $$;

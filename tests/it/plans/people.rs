@@ -499,6 +499,36 @@ async fn the_more_lanes_have_many_jobs_the_fewer_are_counted_in_each() {
     assert_eq!(depth().await, expected);
 }
 
+/// Otherwise, an alert about the backlog of a queue would depend on the lanes of others.
+#[tokio::test]
+async fn a_queue_with_many_lanes_does_not_hide_the_backlog_of_another() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(A_THOUSAND).await.unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('h' || h, queue => 'wide') FROM generate_series(1, 8) AS h, generate_series(1, 150);
+             SELECT rouse.enqueue('x', queue => 'deep') FROM generate_series(1, 450);
+             SELECT rouse.enqueue('x', queue => 'few') FROM generate_series(1, 50)",
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT queue, sum(ready)::bigint, bool_or(at_least) FROM rouse.depth() GROUP BY queue ORDER BY queue";
+    let rows = client.query(sql, &[]).await.unwrap();
+    let counted: Vec<(String, i64, bool)> = rows
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2)))
+        .collect();
+    // Each of the two large ones is counted up to 500.
+    let of = |queue: &str, ready: i64, at_least: bool| (queue.to_owned(), ready, at_least);
+    let expected = [
+        of("deep", 450, false),
+        of("few", 50, false),
+        of("wide", 8 * 62, true),
+    ];
+    assert_eq!(counted, expected);
+}
+
 #[tokio::test]
 async fn keys_and_remaining_jobs_are_counted_no_further_than_queues() {
     const FAIR_KEYS: &str = "SELECT key, ready, at_least FROM rouse.fair_keys() ORDER BY key";
