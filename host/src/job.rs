@@ -1,7 +1,7 @@
 //! The rules of jobs: states, outcomes, abort reasons, retry arithmetic.
 //!
-//! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions over values and get
-//! randomness as an argument, so they can be tested exhaustively.
+//! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions over values and get the
+//! time and randomness as arguments, so they can be tested exhaustively.
 
 mod abort;
 pub mod cron;

@@ -13,7 +13,7 @@ use jiff::{SignedDuration, Timestamp, Unit, Zoned};
 /// The maximum length of an expression, in characters, as in the database.
 pub(crate) const CHARS_MAX: usize = 200;
 
-/// A cron expression in English, as far as it can be described; empty if it cannot be parsed.
+/// A description of a cron expression in English; empty if the expression cannot be parsed.
 pub fn describe(expression: &str) -> String {
     let parser = CronParser::builder()
         .seconds(Seconds::Optional)
@@ -34,7 +34,7 @@ pub struct DueTimes {
 
 impl DueTimes {
     /// Reads an expression of five fields (minute, hour, day of the month, month, day of the week), or of six with
-    /// seconds first, in the time zone of this IANA name.
+    /// seconds first, in the time zone with this IANA name.
     ///
     /// # Errors
     /// A sentence that describes the problem.
@@ -60,7 +60,7 @@ impl DueTimes {
             .parse(&fields.join(" "))
             .map_err(|why| format!("the cron expression is wrong: {why}"))?;
         let zone = TimeZone::get(time_zone)
-            .map_err(|_| format!("the time zone {time_zone:?} is unknown to this host; names are like Europe/Berlin or UTC"))?;
+            .map_err(|_| format!("the time zone {time_zone:?} is unknown to this host; use a name such as Europe/Berlin or UTC"))?;
         let times_of_day = &fields[..fields.len() - 3];
         Ok(Self {
             cron,
@@ -71,9 +71,9 @@ impl DueTimes {
         })
     }
 
-    /// The first due time after this one; `None` if there is none.
+    /// The first due time after this time; `None` if there is none.
     ///
-    /// When the clock goes forward or back, there are two kinds of schedules. If second, minute and hour are numbers or
+    /// A change of the clock affects two kinds of schedules differently. If second, minute and hour are numbers or
     /// lists of numbers (`30 2 * * *`, `0 2,14 * * *`), the schedule has fixed times of day, and each has one due time
     /// a day: times that are skipped are due at the moment at which the clock goes forward, and times that are repeated
     /// are due only the first time. Any other schedule (`*/15 * * * *`, `0 1-5 * * *`) follows elapsed time: skipped
@@ -92,7 +92,7 @@ impl DueTimes {
                 .search(&after.to_zoned(self.zone.clone()))
                 .filter(|next| *next > after);
         }
-        // The search is in UTC, which has no daylight saving time. It finds the due times in order.
+        // Local times are searched as if they were UTC, which has no daylight saving time: none is skipped or repeated.
         let mut date = self.zone.to_datetime(after);
         loop {
             let found = self.search(&date.to_zoned(TimeZone::UTC).ok()?)?;
@@ -130,8 +130,8 @@ impl DueTimes {
             .take_while(move |at| *at <= until)
     }
 
-    /// The last due time after one time and up to another. It looks back in spans that double, so it does not search
-    /// the whole range.
+    /// The last due time after one time and up to another. Looks back from the end in spans that double, so that the
+    /// whole range is searched only if there is none.
     pub fn last_between(&self, after: Timestamp, until: Timestamp) -> Option<Timestamp> {
         let mut span = SignedDuration::from_mins(1);
         loop {
@@ -146,7 +146,7 @@ impl DueTimes {
         }
     }
 
-    /// The next due times after this one, at most `count`.
+    /// The next due times after this time, at most `count`.
     pub fn upcoming(&self, after: Timestamp, count: usize) -> Vec<Timestamp> {
         self.between(after, Timestamp::MAX).take(count).collect()
     }

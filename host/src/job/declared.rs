@@ -24,7 +24,7 @@ pub struct Declaring {
     pub incarnation: i64,
     /// The version of its module.
     pub version: Option<String>,
-    /// The schedule that its module declares, if its operator allows it.
+    /// The schedule that its module declares, if the worker's operator allows it.
     pub schedule: Option<DeclaredSchedule>,
 }
 
@@ -49,9 +49,9 @@ pub enum Change {
     Delete,
 }
 
-/// Decides by the newest version of the module among the live workers: if the operator of one of them allows its
-/// schedule, the handler gets that schedule; otherwise it gets none. If several workers have that version, the one that
-/// registered last decides. While no worker has the handler, nothing changes: its hosts may be restarting.
+/// Decides by the newest version of the module among the live workers: if the operator of a worker with that version
+/// allows its schedule, the handler gets that schedule; otherwise it gets none. Among several such workers, the one
+/// that registered last decides. While no worker has the handler, nothing changes: its hosts may be restarting.
 pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
     let newest = workers.iter().map(|worker| key(&worker.version)).max();
     let Some(newest) = newest else {
@@ -79,7 +79,7 @@ pub fn change(workers: &[Declaring], current: Option<&Current>) -> Change {
     }
 }
 
-/// Versions in order; a string that is not a version is older than any version.
+/// The sort key of a version; a string that is not a version is older than any version.
 fn key(version: &Option<String>) -> (Option<Version>, &str) {
     let text = version.as_deref().unwrap_or_default();
     (Version::parse(text).ok(), text)

@@ -2,14 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A gate, with the keys of a manifest and of `rouse.declare_gates`.
+/// A gate. It is serialized with the keys of a manifest, which `rouse.declare_gates` takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeclaredGate {
     /// The limit.
     #[serde(flatten)]
     pub limit: GateLimit,
-    /// The values that have a limit of their own: `tenant`, `source`, `handler`, `queue`, or a path in the payload such
-    /// as `$.customer.id`. If empty, there is one limit for all jobs of the handler.
+    /// The values that divide jobs, so that each combination has a limit of its own: `tenant`, `source`, `handler`,
+    /// `queue`, or a path in the payload such as `$.customer.id`. If empty, there is one limit for all jobs of the
+    /// handler.
     pub key: Vec<String>,
 }
 
@@ -36,7 +37,7 @@ pub enum GateLimit {
     Batch {
         /// The maximum size of a batch.
         max: u32,
-        /// The time that the first one waits for others, in milliseconds. `None`: it does not wait.
+        /// The time that the first job waits for others, in milliseconds. `None`: it does not wait.
         #[serde(skip_serializing_if = "Option::is_none")]
         period_ms: Option<u64>,
     },

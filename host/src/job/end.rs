@@ -8,7 +8,7 @@ use super::{AbortReason, SqlFailure, Suspension};
 /// [`Outcome`](super::Outcome).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunEnd {
-    /// The handler returned these bytes: supposedly UTF-8 JSON, not checked yet.
+    /// The handler returned these bytes. They should be UTF-8 JSON, but are not checked yet.
     Returned(Vec<u8>),
     /// The handler waits: the host stopped it until the wait ends.
     Suspended(Suspension),
@@ -20,24 +20,24 @@ pub enum RunEnd {
         message: String,
         /// `file:line:column`.
         location: String,
-        /// One frame a line, innermost first.
+        /// Frames, innermost first.
         backtrace: Vec<String>,
     },
     /// WebAssembly trapped (unreachable, out of bounds …).
     Trapped {
         /// Wasmtime's message.
         message: String,
-        /// One frame a line, innermost first.
+        /// Frames, innermost first.
         backtrace: Vec<String>,
         /// The last lines that the guest wrote to standard error: most languages print the reason there.
         stderr: Vec<String>,
     },
     /// Calls went deeper than the stack.
     StackOverflow {
-        /// One frame a line, innermost first.
+        /// Frames, innermost first.
         backtrace: Vec<String>,
     },
-    /// The guest used a capability that it is not granted, and failed afterwards.
+    /// The guest used a capability that it had not been granted, and failed afterwards.
     Denied {
         /// The denial, and how the operator can grant the capability.
         denial: String,
@@ -65,7 +65,7 @@ pub enum RunEnd {
     PayloadRefused(String),
     /// The result does not match the handler's schema.
     ResultRefused(String),
-    /// The handler returned, and Postgres cannot store its result, or the jobs that it enqueues: nothing was committed.
+    /// The handler returned, but Postgres cannot store its result, or the jobs that it enqueues: nothing was committed.
     SettlementRefused(String),
     /// The attempt was aborted: it stopped after the signal, was stopped, or was aborted before it started.
     Aborted(AbortReason),
@@ -76,7 +76,7 @@ pub enum RunEnd {
     NoHandler,
     /// The attempt never started: this host does not understand the attenuation of the job's grants.
     GrantsRefused(String),
-    /// The handler returned, and Postgres refused one of its effects: nothing was committed.
+    /// The handler returned, but Postgres refused one of its effects: nothing was committed.
     EffectFailed(SqlFailure),
     /// A statement of the handler does not fit the database, and the handler is parked; or a new version of the module
     /// has replaced the statement.
@@ -92,7 +92,7 @@ pub struct Failure {
     pub kind: String,
     /// What went wrong.
     pub message: String,
-    /// Any details: supposedly UTF-8 JSON, not checked yet.
+    /// Any details. They should be UTF-8 JSON, but are not checked yet.
     pub details: Option<Vec<u8>>,
     /// True if the job must not be tried again.
     pub permanent: bool,

@@ -115,7 +115,8 @@ impl AttemptError {
     }
 }
 
-/// The handler's details in a form that Postgres can store. `None` if they are not JSON, or JSON that cannot be stored.
+/// The handler's details in a form that Postgres can store. `None` if they are not JSON, or are JSON that cannot be
+/// stored.
 pub(super) fn details_from(bytes: Vec<u8>) -> Option<JsonText> {
     storable_json(String::from_utf8(bytes).ok()?)
 }

@@ -84,8 +84,8 @@ pub struct FairShare {
 }
 
 impl FairShare {
-    /// The key of the jobs of a lane, from its handler and its values. Empty for jobs without tenant or source, and for
-    /// those in a lane that is divided in a different way.
+    /// The key of the jobs of a lane, from its handler and its values. A missing tenant or source counts as empty, also
+    /// in a lane that is divided in a different way.
     pub fn key_of(&self, handler: &str, values: &BTreeMap<String, String>) -> String {
         let value = |by: &str| values.get(by).map_or("", String::as_str);
         match self.key {

@@ -1,4 +1,4 @@
-//! Decides the outcome of each due time of a schedule, including missed ones and those whose previous job is live.
+//! Decides what happens at each due time of a schedule, also if it was missed, or if the previous job is live.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -12,10 +12,11 @@ const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// The maximum number of due times of one schedule that are handled at once; the rest follow.
 const FIRED_MAX: usize = 100;
 
-/// The time after which a schedule that no host can compute is tried again: a newer host may know its time zone.
+/// The time after which a schedule is tried again whose due times this host cannot compute: a newer host may know its
+/// time zone.
 const WRONG_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-/// The number of due times that a schedule shows.
+/// The number of upcoming due times that are shown for a schedule.
 pub const UPCOMING: usize = 5;
 
 /// The maximum number of due times of a backfill.
@@ -57,7 +58,7 @@ pub enum Previous {
     Running,
 }
 
-/// The part of a schedule that decides the outcomes of its due times.
+/// The part of a schedule that decides what happens at its due times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     /// Its name.
@@ -66,7 +67,7 @@ pub struct Schedule {
     pub overlap: Overlap,
     /// The missed due times that get a job.
     pub catch_up: CatchUp,
-    /// Missed due times that are older get no job.
+    /// Missed due times that are older than this get no job. `None` means no limit.
     pub window: Option<SignedDuration>,
     /// Jobs start up to this much later.
     pub jitter: SignedDuration,
@@ -76,7 +77,7 @@ pub struct Schedule {
     pub previous: Option<Previous>,
 }
 
-/// The outcome of one due time.
+/// What happens at a due time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// A job is enqueued.
@@ -87,29 +88,30 @@ pub enum Action {
     Replace,
     /// No job: the previous one is live.
     Skip,
-    /// No job: it is too old, and so are earlier ones, if there are any.
+    /// No job: the due time was missed, and so were all earlier ones without an action of their own.
     Miss,
 }
 
-/// A due time and its outcome.
+/// A due time, and what happens at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firing {
     /// The due time.
     pub due_at: Timestamp,
-    /// Its outcome.
+    /// What happens at it.
     pub action: Action,
     /// The time at which its job starts, if that is later than now.
     pub run_at: Option<Timestamp>,
 }
 
-/// The outcome for a schedule, which a host writes.
+/// The decision about a schedule, which a host writes to the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// Its due times, in order.
     pub firings: Vec<Firing>,
     /// All due times up to this one are handled.
     pub handled_until: Timestamp,
-    /// The next due time that is not handled. It is in the past if there were too many due times to handle at once.
+    /// The next due time that is not handled. It is in the past if there were too many due times to handle at once. If
+    /// the due times cannot be computed, the time at which the schedule is tried again.
     pub next_at: Option<Timestamp>,
     /// The next due times after now.
     pub upcoming: Vec<Timestamp>,
@@ -117,7 +119,7 @@ pub struct Decision {
     pub error: Option<String>,
 }
 
-/// Decides the outcomes of the due times of a schedule up to now, by the database's clock.
+/// Decides what happens at the due times of a schedule up to now, by the database's clock.
 pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp) -> Decision {
     let due = match due {
         Ok(due) => due,
@@ -150,8 +152,8 @@ fn wrong(schedule: &Schedule, why: &str, now: Timestamp) -> Decision {
     }
 }
 
-/// The due times up to now that get a job unless the previous one prevents it, a record of those that are missed, and
-/// the time up to which all due times are then handled.
+/// Returns a record of the missed due times, the due times up to now that get a job unless the previous job prevents
+/// it, and the time up to which all due times are then handled.
 fn handled(
     schedule: &Schedule,
     due: &DueTimes,
@@ -159,7 +161,7 @@ fn handled(
 ) -> (Vec<Firing>, Vec<Timestamp>, Timestamp) {
     let since = schedule.handled_until;
     let back = |span| now.checked_sub(span).unwrap_or(Timestamp::MIN);
-    // Missed up to here.
+    // Due times up to this one are missed.
     let missed = back(MISSED_AFTER).max(since);
     let window = schedule.window.map_or(since, back).clamp(since, missed);
     let start = match schedule.catch_up {
@@ -169,7 +171,7 @@ fn handled(
     let mut times: Vec<Timestamp> = due.between(start, now).take(FIRED_MAX).collect();
     let mut dropped = due.last_between(since, start);
     if schedule.catch_up == CatchUp::One && times.is_empty() {
-        // The latest one is recent enough, or none is.
+        // If the latest one is not within the window, no other is.
         times.extend(dropped.take_if(|last| *last > window));
     }
     let handled_until = match times.last() {
@@ -184,7 +186,7 @@ fn handled(
     (missed.into_iter().collect(), times, handled_until)
 }
 
-/// Decides about each due time by the job before it.
+/// Decides about each due time from the state of the job before it.
 fn overlap(schedule: &Schedule, times: Vec<Timestamp>, now: Timestamp, firings: &mut Vec<Firing>) {
     let mut previous = schedule.previous;
     let last = times.last().copied();
@@ -230,8 +232,8 @@ fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Tim
         .ok()
 }
 
-/// The next due times of a backfill from `since` up to, but not including, `before`, after those up to `handled_until`,
-/// which are already handled; and whether these are the last ones.
+/// The next due times of a backfill, and whether they are the last ones. The backfill covers the due times from `since`
+/// up to, but not including, `before`; those up to `handled_until` have already been handled.
 ///
 /// # Errors
 /// If there are too many, or the expression is wrong.

@@ -16,7 +16,7 @@ pub struct ClaimGate {
     pub key: Vec<String>,
     /// The limit.
     pub limit: ClaimLimit,
-    /// All of its settings, as text: if they change, closed lanes may be open.
+    /// All of its settings, as text: if they change, closed lanes may open.
     pub settings: String,
 }
 
@@ -32,7 +32,7 @@ pub enum ClaimLimit {
 }
 
 impl ClaimGate {
-    /// The key of the jobs of a lane, or `None` if they do not pass this gate. Jobs without its values have the same
+    /// The key of the jobs of a lane, or `None` if this gate does not apply to them. Jobs without its values share a
     /// key.
     pub fn key_of(
         &self,

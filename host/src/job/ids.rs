@@ -34,6 +34,6 @@ number! {
     Incarnation(i64)
 }
 number! {
-    /// A lane's id. A lane has the jobs of one (queue, handler, priority, required tags).
+    /// A lane's id: a hash of what its jobs have in common.
     LaneId(i64)
 }

@@ -3,7 +3,7 @@
 use serde::ser::{Error as _, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// The text of a JSON value. The host does not parse payloads and results.
+/// The text of a JSON value, which the host passes on as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonText(pub String);
 

@@ -26,7 +26,7 @@ pub enum AfterLoss {
 /// Decides what happens to a job that was lost with its worker.
 ///
 /// `crashes`: how many of its lost attempts crashed their worker, including the latest. A loss that the worker survived
-/// (an outage of the server, a freeze) is not a crash. `crashes_max`: the number of crashes that fails the job.
+/// (an outage of the server, a freeze) is not a crash. `crashes_max`: the number of crashes at which the job fails.
 ///
 /// | Crashes | What happens to the job |
 /// |---|---|

@@ -34,7 +34,7 @@ pub enum Outcome {
     Released,
 }
 
-/// The number of tries of this job, and the maximum.
+/// The tries of this job so far, and the limits on further ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tries {
     /// Attempts that ended in an error, including this one. Lost attempts are counted separately.
@@ -67,11 +67,11 @@ pub struct OwnLimits {
 ///
 /// | How the attempt ended | Next attempt, while tries are left |
 /// |---|---|
-/// | an error of the handler | after the backoff, or at the handler's time; never if it is permanent |
+/// | an error of the handler | after the backoff, or when the handler requests it; never if it is permanent |
 /// | a panic, a trap, a stack overflow | after the backoff |
 /// | out of memory | once, immediately, with twice the memory |
 /// | out of CPU time | after the backoff |
-/// | something that is not granted | never |
+/// | a denied capability | never |
 /// | a payload that does not match the schema | never |
 /// | a result that is too large or invalid | after the backoff |
 /// | the run timeout | after the backoff; the last attempt ends the job as `timed_out` |

@@ -2,7 +2,8 @@
 
 use super::LaneId;
 
-/// The shard of a lane, if its queue has this many. The same as `rouse._shard_of`. Ids of lanes are hashes.
+/// The shard of a lane in a queue with this many shards, as in `rouse._shard_of`. Ids of lanes are hashes, so the
+/// shards get about the same number of lanes.
 pub fn shard_of(lane: LaneId, shards: u32) -> u32 {
     let shard = lane.0.unsigned_abs() % u64::from(shards.max(1));
     u32::try_from(shard).expect("the remainder is less than the number of shards")

@@ -94,7 +94,7 @@ impl SqlCall {
     }
 }
 
-/// A refusal of one statement.
+/// The failure of a statement, or of the transaction that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlFailure {
     /// The name of the statement, or [`SqlFailure::NO_STATEMENT`].
@@ -103,7 +103,7 @@ pub struct SqlFailure {
     pub code: String,
     /// The Postgres message, in one line.
     pub message: String,
-    /// True if another attempt would fail in the same way, by the statement's declaration.
+    /// True if the job must not be tried again, by the statement's declaration.
     pub permanent: bool,
 }
 
@@ -111,8 +111,8 @@ impl SqlFailure {
     /// The code of a statement whose number of rows differs from its declaration.
     pub const ROWS: &str = "rows";
 
-    /// The name in a failure that is not that of a statement: of the session, or of the settlement with which the
-    /// statements are committed.
+    /// Replaces the name of the statement if the session failed, or the settlement with which the statements are
+    /// committed.
     pub const NO_STATEMENT: &str = "(none)";
 }
 
@@ -134,7 +134,7 @@ pub enum SqlErrorClass {
 
 impl SqlErrorClass {
     /// The class of a SQLSTATE (<https://www.postgresql.org/docs/current/errcodes-appendix.html>). `routine`: the
-    /// function of the server that has raised it, if known.
+    /// server's function that raised it, if known.
     pub fn from_code(code: &str, routine: Option<&str>) -> Self {
         match code {
             // Serialization failure, deadlock, lock not available.

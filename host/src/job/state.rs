@@ -4,18 +4,19 @@ use serde::{Deserialize, Serialize};
 
 /// The state of a job.
 ///
-/// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry
-/// or a released claim, `queued → cancelled`. The last four are final.
+/// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry, a suspension or a
+/// released claim, `queued → succeeded | failed | cancelled` by an admin action or at a deadline. The last four states
+/// are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Waits for a worker or for its time.
+    /// It waits for a worker, its time, a signal or other jobs.
     Queued,
-    /// Claimed by a worker.
+    /// A worker has claimed it.
     Running,
     /// Its handler returned a result.
     Succeeded,
-    /// Its handler failed permanently.
+    /// It failed, and is not tried again.
     Failed,
     /// Its last attempt ran longer than its run timeout.
     TimedOut,

@@ -9,7 +9,7 @@ use super::{JobId, JsonText};
 /// Why an attempt is suspended: a step that waits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Suspension {
-    /// The name of the step; the first one of several calls.
+    /// The name of the step; of several calls, that of the first.
     pub step: String,
     /// What it waits for.
     pub wait: Wait,
@@ -20,7 +20,7 @@ pub struct Suspension {
 /// What a suspended job waits for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wait {
-    /// This time, by the database's clock.
+    /// A time, by the database's clock.
     Sleep {
         /// The end of the wait.
         until: SystemTime,
@@ -124,14 +124,14 @@ pub enum RecordedStep {
     Done {
         /// The size of its result.
         bytes: usize,
-        /// Its result, as JSON. `None` if it is too large to be read with all others.
+        /// Its result, as JSON. `None` if it is too large to be read together with the others.
         result: Option<Vec<u8>>,
     },
     /// It waits.
     Waits(RecordedWait),
 }
 
-/// The end of a call.
+/// The state of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReturnedCall {
     /// The called job has not ended.

@@ -21,7 +21,7 @@ fn due(expression: &str) -> Result<DueTimes, String> {
     DueTimes::parse(expression, "UTC")
 }
 
-/// The outcomes of the due times of every hour, as `hour action`.
+/// What happens at the due times of every hour, as `hour action`.
 fn hourly(schedule: &Schedule, now: &str) -> Vec<String> {
     let decision = fire(schedule, &due("0 * * * *"), at(now));
     shown(&decision)
@@ -45,7 +45,7 @@ fn a_due_time_is_fired_once_it_is_reached_and_the_next_five_are_shown() {
     let hours = [2, 3, 4, 5, 6].map(|hour| at(&format!("{hour:02}:00:00")));
     assert_eq!(decision.upcoming, hours);
     assert_eq!(decision.error, None);
-    // A minute late is not missed yet.
+    // Not missed yet, almost a minute late.
     assert_eq!(hourly(&of, "01:00:59"), ["01:00 Enqueue"]);
 }
 
