@@ -116,7 +116,7 @@ pub(super) struct Claims<'a> {
     orphans_left: bool,
     /// True if slots wait after some attempts, so jobs claimed ahead would have to be given back.
     slots_wait: bool,
-    /// The time that the response to the last claim of jobs whose rate is limited took.
+    /// How long the response to the last claim of jobs whose rate is limited took.
     throttled_response: Duration,
 }
 
@@ -255,7 +255,7 @@ impl<'a> Claims<'a> {
             let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
             found += claimed;
             finds_closed = claimed.closed > 0 && claimed.jobs == 0;
-            // The next look follows at once. This cannot go on forever, because each such claim closes a lane.
+            // If so, the next look follows at once. This cannot go on forever, because each such claim closes a lane.
             has_others = claimed.closed > 0 && is_partial;
             if !is_partial || claimed.is_cut || found.orphans.is_some() {
                 break;

@@ -42,7 +42,7 @@ pub(super) struct Lanes {
     probed: Option<LaneId>,
     /// The last lane of a later class that was searched for overdue jobs.
     behind_after: Option<LaneId>,
-    /// The numbers of the catalog rows in the window.
+    /// The known positions of the catalog that the next reading covers again.
     newest: BTreeSet<i64>,
     catalog_end: i64,
     queue_order: QueueOrder,

@@ -24,7 +24,7 @@ impl Claims<'_> {
     /// `until`; the next claims check those that end later.
     ///
     /// It adopts no more jobs than can run at once: if one of them kills this host too, all jobs in line behind it are
-    /// lost once more, and a job may be lost only a few times.
+    /// lost once more, and a job fails after a few such losses.
     pub(in crate::worker) async fn adopt(
         &mut self,
         wanted: usize,

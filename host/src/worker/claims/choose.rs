@@ -44,7 +44,8 @@ impl Claims<'_> {
             .iter()
             .filter_map(|(source, name)| Some((source, served(name)?)))
             .collect();
-        // The handler that will run is not known before the claim.
+        // The handler that will run is not known before the claim, so lanes that are served by source get the longest
+        // of these leases.
         let bound_lease_ms = bound
             .iter()
             .map(|(_, handler)| lease_ms(&policy(handler)))
@@ -104,7 +105,8 @@ impl Claims<'_> {
         self.chosen_by = Some((handlers, sql, me));
     }
 
-    /// Sets the queues whose shards are leased: the sharded queues that are served, if there is a handler for any job.
+    /// Sets the queues whose shards are leased: the sharded queues that are served, if this worker has any handler for
+    /// their jobs.
     fn lease_shards(&self, handlers: &[&str], bound: &[(&String, &Arc<Handler>)]) {
         let settings = &self.shared.settings;
         let sharded = self.lanes.sharded().iter();
@@ -116,7 +118,7 @@ impl Claims<'_> {
             queues.clear();
         }
         queues.sort_unstable();
-        // No handler, tag or source has an empty name.
+        // Empty strings separate the three lists: no handler, source or tag has an empty name.
         let mut sources: Vec<&str> = bound.iter().map(|(source, _)| source.as_str()).collect();
         let mut tags: Vec<&str> = settings.tags.iter().map(String::as_str).collect();
         sources.sort_unstable();
@@ -133,7 +135,7 @@ impl Claims<'_> {
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
         }
-        // All of them, regardless of what the first returns.
+        // `|` makes all of these calls, regardless of what the first returns.
         let is_new = self.lanes.set_fair(catalog.fair)
             | self.lanes.set_gates(catalog.gates)
             | self.lanes.set_sharded(catalog.sharded);

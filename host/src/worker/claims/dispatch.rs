@@ -72,7 +72,7 @@ impl Claims<'_> {
                     .lanes
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
-                // As in rouse.claim, the job's own lease precedes that of its lane.
+                // As in rouse.claim, the job's own lease takes precedence over that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
                     is_charged: served.is_charged,

@@ -28,7 +28,7 @@ impl Lanes {
         self.catalog_end - CATALOG_WINDOW
     }
 
-    /// The sum of the known positions of the catalog after that one.
+    /// The sum of the known positions of the catalog after [`Self::read_after`].
     pub(in crate::worker) fn read_sum(&self) -> i64 {
         self.newest.iter().sum()
     }
@@ -91,7 +91,7 @@ impl Lanes {
     /// Like [`Self::serve`], but for new lanes only: the others stay as they are.
     pub(in crate::worker) fn serve_new(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         let mut new = std::mem::take(&mut self.unchosen);
-        // The last ones go first.
+        // The lane that is inserted last goes first, so the oldest does.
         new.sort_unstable_by_key(|id| Reverse(self.known.get(id).map(|known| known.lane.seq)));
         for id in new {
             let Some(known) = self.known.get_mut(&id) else {
@@ -150,7 +150,7 @@ impl Lanes {
         for id in gone {
             self.active.remove(id);
         }
-        // The last ones go first.
+        // The lane that is inserted last goes first, so the oldest does.
         active.sort_unstable_by(|left, right| right.cmp(left));
         for (_, id) in active {
             self.active.insert(id, known[&id].place.clone());

@@ -14,7 +14,7 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: resets every cursor to its position two sweeps ago, which is the start of lanes that were not
+    /// The short sweep: resets every cursor to its position two sweeps ago, or to the start in lanes that were not
     /// served then. In a lane that has jobs, or was not read, the cursor never moves forward: the jobs may be before
     /// that position. `paused`: the queues whose lanes the last sweep has not read.
     pub(in crate::worker) fn rewind(&mut self, paused: &HashSet<String>) {

@@ -5,7 +5,7 @@
 //! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
 //! died, the sweep opens some of the lanes of each limit, and if these have free capacity or no more jobs, the others
 //! follow. The order is decided in `host/turns/src/closings.rs`. Lanes without known jobs are closed like the others,
-//! so that claims through other gates do not read them, but they open beside them.
+//! so that claims through other gates do not read them, but they open in addition to those.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -142,8 +142,8 @@ impl Lanes {
         self.open_instead(&closed, &HashSet::new())
     }
 
-    /// The limits that have no room after a claim that has closed these lanes. Lanes that had their turn earlier may
-    /// have found room, which the last ones have used up.
+    /// The limits that have no free capacity after a claim that has closed these lanes. Lanes that had their turn
+    /// earlier may have found some, which the last ones have used up.
     pub(super) fn used_up_limits(&self, closed: &[ClosedLane]) -> HashSet<Limit> {
         let of_lane = |closed: &ClosedLane| {
             let known = self.known.get(&closed.lane).into_iter();
@@ -362,7 +362,8 @@ impl Lanes {
     }
 
     /// Notes which lanes of a claim are closed, first those from which it has taken nothing. `with_jobs`: the lanes
-    /// that are known to have jobs. `used_up`: the limits that have no room. True if others were opened instead.
+    /// that are known to have jobs. `used_up`: the limits that have no free capacity. True if others were opened
+    /// instead.
     pub(super) fn note_closed(
         &mut self,
         closed: &[ClosedLane],

@@ -8,7 +8,7 @@ use crate::sandbox::BootTime;
 use crate::store::{ClaimOrder, ClaimedJob, ClosedLane, OverdueFilter};
 use crate::worker::turns::{Class, Part};
 
-/// Sorts lanes by id, and starts with the one after this one.
+/// Sorts lanes by id, and rotates them so that the one that follows `after` goes first.
 pub(super) fn rotate_after(lanes: &mut Vec<&Known>, after: Option<LaneId>) {
     lanes.sort_unstable_by_key(|lane| lane.lane.id);
     let next = lanes.partition_point(|lane| Some(lane.lane.id) <= after);

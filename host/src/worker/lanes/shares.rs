@@ -89,8 +89,8 @@ impl Lanes {
         self.shares.fairness.report(&self.active)
     }
 
-    /// Divides the next claims by the cost of a job of this lane. Called when the lane has not taken turns in a claim
-    /// that is not settled yet.
+    /// Divides the next claims by the cost of a job of this lane. Called when no claim that is under way has taken
+    /// turns of the lane.
     pub(super) fn divide_by_cost(&mut self, lane: LaneId) {
         if let Some(known) = self.known.get(&lane) {
             self.active.set_cost(lane, known.cost);
@@ -103,7 +103,7 @@ impl Lanes {
         Some(&known.lane.queue)
     }
 
-    /// Sets the cost of a job of this lane, in turns. Others cost 1.
+    /// Sets the cost of a job of this lane, in turns. By default, a job costs 1.
     pub(in crate::worker) fn set_cost(&mut self, lane: LaneId, cost: f64) {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cost = cost;

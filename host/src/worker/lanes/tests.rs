@@ -37,7 +37,7 @@ fn paused() -> HashSet<String> {
     ["default".to_owned()].into()
 }
 
-/// The lanes that a sweep finds empty, if those with jobs and the paused queues are these.
+/// The lanes that a sweep finds empty, given the lanes with jobs and the paused queues.
 fn found_empty(lanes: &Lanes, ready: &[i64], paused: HashSet<String>) -> Vec<LaneId> {
     let peek = Peek {
         ready: ready.iter().copied().map(LaneId).collect(),
@@ -63,7 +63,7 @@ const SERVED: Serving = Serving {
     max_at_once: None,
 };
 
-/// Lanes that consist of these, all of which are served.
+/// These lanes, all of which are served.
 fn serving(lanes: Vec<Lane>) -> Lanes {
     let mut serving = Lanes::default();
     serving.learn(lanes);

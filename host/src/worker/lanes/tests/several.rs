@@ -136,7 +136,7 @@ impl Server {
                 let wait = self.wait(number, order.lane, now);
                 match self.gates[number].is_rate() {
                     true => by.extend(wait.map(|wait| (name, Some(wait)))),
-                    // As for each lane at its turn.
+                    // Decided with the room that the lane found at its turn.
                     false => by.extend((taken >= rooms[number]).then_some((name, None))),
                 }
             }
@@ -160,7 +160,7 @@ struct Run {
     /// The claims, and those that have taken no job.
     claims: usize,
     empty: usize,
-    /// The lanes that these have read.
+    /// The number of lanes that the claims have read.
     read: usize,
 }
 
@@ -267,14 +267,14 @@ impl Run {
     }
 }
 
-/// As many lanes, each with a backlog.
+/// This many lanes, each with a backlog.
 fn backlogs(lanes: usize) -> impl Iterator<Item = usize> {
     std::iter::repeat_n(1_000_000, lanes)
 }
 
 /// A claim takes the only job that may run, and with that the only start of a period. Its response reports both gates:
-/// the lanes wait for the end of the job, and the start of the rate is known. If they had one wait for both, which is
-/// until an end, the end would open two lanes, and a claim would find them closed by the rate.
+/// the lanes wait for the end of the job, and the start of the rate is known. If they waited only for the end, it would
+/// open two lanes, and a claim would find them closed by the rate.
 #[test]
 fn the_end_of_a_job_opens_no_lane_whose_rate_is_known_to_be_used_up() {
     let gates = || vec![Gate::running(1), Gate::rate("rate", 1, 100)];
@@ -289,7 +289,8 @@ fn the_end_of_a_job_opens_no_lane_whose_rate_is_known_to_be_used_up() {
     assert_eq!(run.lanes.next_opening(), Some(at));
     assert!(run.lanes.open_due(at));
     assert_eq!(open(&run.lanes).len(), 2);
-    // 60 jobs of 5 ms: 60 claims and some that close the lanes at the start. With one wait, an empty one for each job.
+    // 60 jobs of 5 ms: 60 claims and some that close the lanes at the start. If they waited only for the end, each job
+    // would cost an empty claim.
     for (lanes, at_start) in [(10, 0), (1_000, 6)] {
         let mut run = Run::new(gates(), backlogs(lanes));
         run.until_started(60, |_| 5 * MS);
