@@ -79,7 +79,7 @@ fn capabilities(
             capability["parked"] = json!(printable(&why, PARKED_BYTES_MAX));
         }
         if let Some(keys) = &handler.manifest.payload_keys {
-            // Each key is counted with its quotes and a comma.
+            // Each key is counted with its quotes, a comma and a space.
             keys_bytes += keys.iter().map(|key| key.len() + 4).sum::<usize>();
             if keys_bytes <= KEYS_BYTES_MAX {
                 capability["payload_keys"] = json!(keys);
@@ -276,7 +276,8 @@ impl<'a> Heartbeats<'a> {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = shared.presence.heartbeat_now.notified() => {}
-            // The fleet learns at once which handlers this worker has. The catalog outlives the worker.
+            // The fleet learns at once which handlers this worker has. There is no error: the catalog outlives the
+            // worker.
             _ = self.changes.changed() => shared.wakeups.notify(None),
             () = shared.stop.drain.cancelled(), if !self.draining => {}
         }
@@ -321,7 +322,7 @@ impl<'a> Heartbeats<'a> {
             Err(error) if error.is_incarnation_ended() || error.is_superseded() => {
                 self.replace(&error).await;
             }
-            // The capabilities are informational. The heartbeat itself protects the jobs.
+            // The capabilities are informational, so the next heartbeat, which protects the jobs, is sent without them.
             Err(error) if error.is_about_data() && changes.is_some() => {
                 error!(%error, "the database refused the capabilities of this worker; the fleet still shows the previous ones");
                 self.reported.refused(current);
@@ -340,9 +341,9 @@ impl<'a> Heartbeats<'a> {
         }
     }
 
-    /// Called when the worker has been silent for so long that it no longer trusts its claims, but the database does
-    /// not count it as dead. It frees the claims, because their leases may be long, and continues under a new
-    /// incarnation.
+    /// Frees all claims, because their leases may be long, and continues under a new incarnation. Called when the
+    /// worker has been silent for so long that it no longer trusts its claims, but the database does not count it as
+    /// dead.
     async fn start_over(&mut self) {
         let shared = self.shared;
         lose_claims(shared, &"no heartbeat was answered for too long").await;
@@ -369,7 +370,7 @@ impl<'a> Heartbeats<'a> {
             self.unknown_since = Some(Instant::now());
         }
         lose_claims(shared, why).await;
-        // This host has not crashed, so its losses must not count as crashes of its jobs.
+        // This host has not crashed, so its lost attempts must not count as crashes.
         if let Err(error) = shared.store.outlived().await {
             warn_unless_unreachable!(
                 error,
@@ -448,8 +449,8 @@ impl<'a> Heartbeats<'a> {
     }
 }
 
-/// The wait after this many failed heartbeats: at most half of the silence after which the last loss of a job counts as
-/// a crash. While the server is unreachable, the store fails at once without trying it.
+/// The wait after this many failed heartbeats: at most half of [`SILENT_FOR`], so that the host reports in time that it
+/// has not crashed. While the server is unreachable, the store fails at once without trying it.
 fn repeat_after(failures: u32, every: Duration) -> Duration {
     let longest = every.min(SILENT_FOR / 2);
     backoff(failures - 1, rand::random()).min(longest)

@@ -5,8 +5,8 @@
 //!
 //! The worker counts from just before it sent a claim or a renewal, so that it stops trusting a lease before the
 //! database does. In the same way it counts from just before it sent its last heartbeat: without another one it is
-//! declared dead, which frees its claims regardless of their leases. So it does not trust any lease for longer than
-//! that.
+//! declared dead, which frees its claims regardless of their leases. So it does not trust any lease beyond the time at
+//! which it may be declared dead.
 
 mod lease;
 mod renewal;
@@ -93,8 +93,8 @@ impl Inner {
         if let Some(reason) = self.all_aborted {
             lease.abort.abort(reason, lease.grace());
         }
-        // This worker has adopted its own job before it noticed that it had lost it, for instance after a suspension.
-        // This is the last chance to stop the earlier attempt.
+        // This worker has adopted its own job before it noticed that it had lost it, for instance after the machine was
+        // suspended. This is the last chance to stop the earlier attempt.
         if let Some(before) = self.held.insert(id, lease) {
             before
                 .abort
@@ -358,7 +358,7 @@ impl Leases {
         };
         lease.over = true;
         let grace = match reason {
-            // Its new owner may be running already.
+            // The new owner may already run the job.
             AbortReason::TakenByAnotherWorker => Duration::ZERO,
             AbortReason::AlreadyCompleted
             | AbortReason::NotFound

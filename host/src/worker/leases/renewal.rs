@@ -17,7 +17,7 @@ use crate::worker::reach::warn_unless_unreachable;
 /// How often the leases are checked.
 const TICK: Duration = Duration::from_millis(250);
 
-/// The additional time for a server that needs longer: this part of the longest lease, and at most 3 s.
+/// The additional time for a server that needs longer: the longest lease divided by this number, at most 3 s.
 const EXTRA_SHARE: u32 = 8;
 const EXTRA_MAX: Duration = Duration::from_secs(3);
 
@@ -121,7 +121,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal], patience: &mut Patience) -
             if error.is_silence() {
                 patience.was_silent();
             }
-            // A renewal leaves a record.
+            // A renewal writes a record, so a partition may be missing.
             shared.note_missing_partition(&error);
             if !shared.has_incarnation_ended(&error) {
                 warn_unless_unreachable!(error, "could not renew leases; trying again");

@@ -321,7 +321,7 @@ fn no_claim_starts_once_the_incarnation_has_ended() {
 fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
     let (now, leases) = (BootTime::now(), Leases::new_live());
     let abort = leases.runs(JOB, FENCE, now);
-    // An earlier timeout hides neither.
+    // An earlier run timeout prevents neither renewals nor the loss.
     abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
     let later = now.plus(LEASE);
     assert_eq!(leases.due(later).len(), 1);
