@@ -44,10 +44,11 @@ pub(super) const LOOKUPS_MAX: usize = 2;
 /// The time that the first try of an outcome waits for the lock of its job.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
 
-/// The time that each further try waits if no other outcome waits for its turn.
+/// The time that each further try waits for the lock if no other outcome waits for its turn.
 const LOCK_WAIT_LONG: Duration = Duration::from_millis(250);
 
-/// The time that it waits if others do: a lock that is held for long would delay them, although theirs may be free.
+/// The time that it waits for the lock if others wait for their turns: a lock that is held for long would delay them,
+/// although theirs may be free.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(1);
 
 /// The consequence of a failure.
@@ -97,8 +98,8 @@ async fn after_failure(
     }
 }
 
-/// The statements of calls, in order. `granted`: those of the attempt. `None` if one of them is not what the attempt's
-/// version of the module declares: a new version has replaced the file of the module.
+/// The statements of calls, in order. `granted`: the statements of the attempt's version of the module. `None` if one
+/// of them is not what the attempt's version of the module declares: a new version has replaced the file of the module.
 fn checked<'a>(
     statements: &'a Statements,
     granted: &Arc<GrantedSql>,
@@ -110,8 +111,8 @@ fn checked<'a>(
     checked.collect()
 }
 
-/// Waits for the turn of an outcome whose job was locked. Once the worker stops, its lease is no longer renewed. `None`
-/// if the worker has been stopping for `drain_timeout`: nothing waits for its turn then.
+/// Waits for the turn of an outcome whose job was locked. Once the worker stops, the job's lease is no longer renewed.
+/// `None` if the worker has been stopping for `drain_timeout`: nothing waits for its turn then.
 async fn turn<'a>(
     shared: &Shared,
     statements: &'a Statements,
@@ -230,7 +231,7 @@ async fn commit(
             }
             CommitError::Refused(why) => {
                 return Err(RunEnd::SettlementRefused(format!(
-                    "Postgres cannot store its result, or the jobs that it enqueues: {why}"
+                    "Postgres cannot store the job's result, or the jobs that it enqueues: {why}"
                 )));
             }
             // As in the settler, the lock is not the fault of the attempt.

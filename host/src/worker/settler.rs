@@ -3,8 +3,8 @@
 //! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch
 //! waits 2 ms for attempts that are about to end. If Postgres cannot store an outcome, only that outcome fails. An
 //! outcome whose settlement never gets a response is retried in parallel with the others. Outcomes that are blocked by
-//! locks of other transactions are tried again between batches: those whose own job is locked together, because
-//! Postgres skips locked jobs, and all others a few at a time.
+//! locks of other transactions are tried again between batches: those whose own job is locked are tried together,
+//! because Postgres can skip locked jobs; all others are tried a few at a time.
 
 mod alone;
 mod batch;
@@ -57,7 +57,7 @@ const BLOCKED_MIN: Duration = Duration::from_secs(1);
 
 /// Why an outcome is given up if others need its space.
 pub(super) const NO_SPACE: &str =
-    "other transactions block so many outcomes that there is no space for others";
+    "other transactions block so many outcomes that there is no space for more";
 
 /// An outcome that is not settled yet.
 pub(super) struct Unsettled {
@@ -148,7 +148,7 @@ impl Unsettled {
         self.blocked_at.get_or_insert_with(Instant::now);
     }
 
-    /// True if a lock has blocked it for so long.
+    /// True if a lock has blocked it for at least this long.
     pub(super) fn is_blocked_for(&self, min: Duration) -> bool {
         self.blocked_at.is_some_and(|at| at.elapsed() >= min)
     }
@@ -273,12 +273,12 @@ struct Settler<'a> {
     /// Outcomes that could not be settled and do not block others: the database refuses them, or it has no space for
     /// them.
     later: Vec<Unsettled>,
-    /// Outcomes whose jobs another open transaction has locked, in the order in which this was noticed. A producer that
-    /// has named a job locks it against its end, but not against renewals of its lease.
+    /// Outcomes whose jobs another open transaction has locked, in the order in which this was noticed. The lock of a
+    /// producer that has named a job prevents its end, but not the renewal of its lease.
     locked: Vec<Unsettled>,
-    /// The time of the next retry of these.
+    /// The time of the next retry of the locked ones.
     retry_locked_at: Instant,
-    /// Outcomes, some of which are blocked by another lock of an open transaction.
+    /// Outcomes, some of which are blocked by a lock other than that of their job.
     held_up: HeldUp<Unsettled>,
     /// Outcomes whose settlement got no response although it was the only row. Each try waits for up to 15 s, so they
     /// are retried in parallel with the others, one at a time. A task returns an outcome that the database has refused.
@@ -286,7 +286,7 @@ struct Settler<'a> {
     one_at_a_time: Arc<Semaphore>,
     /// The number of consecutive failures to settle anything.
     failures: u32,
-    /// True if something was settled after the last outcome for which there was no space.
+    /// True if something was settled since the start of the last batch other than [`Tried::Again`].
     has_space: bool,
 }
 
@@ -393,8 +393,8 @@ impl<'a> Settler<'a> {
         self.held_up.retain(|one| !give_up_if_lost(shared, one));
     }
 
-    /// Gives up outcomes that locks have blocked for long, while these take more than three quarters of the space:
-    /// otherwise, attempts would keep their slots until the leases end, and nothing would be claimed.
+    /// Gives up outcomes that locks have blocked for a long time, while these take more than three quarters of the
+    /// space: otherwise, attempts would keep their slots until the leases end, and nothing would be claimed.
     fn make_space(&mut self) {
         let shared = self.shared;
         if shared.stop.is_stopping() {
@@ -454,7 +454,7 @@ impl<'a> Settler<'a> {
                 .slots
                 .have_waiting_claims()
                 .then_some(GATHERED_FOR),
-            // Each batch is one more try.
+            // While settlements fail, each batch is one more try.
             _ => Some(RETRY_AFTER),
         }
     }

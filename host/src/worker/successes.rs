@@ -22,8 +22,8 @@ const WAITING_KIB_MAX: u32 = 64 << 10;
 /// take half of them.
 const WAITING_KIB_MIN: u32 = 128;
 
-/// The largest number of successes in one transaction. At this size, the cost of the transaction itself is small for
-/// each of them.
+/// The largest number of successes in one transaction. At this size, the share of each in the cost of the transaction
+/// itself is small.
 const BATCH_MAX: usize = 64;
 
 /// The maximum number of successes in the first transaction.
@@ -96,7 +96,7 @@ impl Drop for Success {
 pub(super) struct Waiting {
     gathered: Mutex<Gathered>,
     space: Arc<Semaphore>,
-    /// The part of the space that successes take whose jobs are locked, in KiB.
+    /// The part of the space that is taken by successes whose jobs are locked, in KiB.
     locked_kib: Arc<AtomicUsize>,
     /// Held by one success at a time, of those whose jobs were locked.
     turn: Semaphore,
@@ -154,7 +154,7 @@ impl Drop for InLine<'_> {
 pub(super) struct Gathered {
     pub(super) successes: VecDeque<Success>,
     pub(super) committers: usize,
-    /// The number that fit into a transaction. It grows by one after each full transaction. It is halved after a
+    /// The maximum number in one transaction. It grows by one after each full transaction. It is halved after a
     /// transaction with several successes that fails or takes too long.
     batch_max: usize,
 }
@@ -202,7 +202,7 @@ impl Waiting {
         self.locked_kib.load(Ordering::Relaxed) > (WAITING_KIB_MAX / 2) as usize
     }
 
-    /// True if they take more than three quarters of the space.
+    /// True if successes whose jobs are locked take more than three quarters of the space.
     pub(super) fn is_full(&self) -> bool {
         self.locked_kib.load(Ordering::Relaxed) > (WAITING_KIB_MAX / 4 * 3) as usize
     }

@@ -174,7 +174,8 @@ impl Committer {
         self.statements.waiting.gathered().learn(count, is_good);
     }
 
-    /// Commits a success in its own transaction. Returns whether it has already been committed.
+    /// Commits a success in its own transaction. Returns whether it was committed before the committer stopped waiting
+    /// for it.
     async fn commit_alone(&self, only: Success) -> bool {
         let is_locked = Arc::new(Notify::new());
         let committing = only.commit_alone(is_locked.clone());

@@ -66,7 +66,7 @@ impl Batch {
 
 /// Divides outcomes into parts with at most one of each job, in their order. A worker that has lost a job during an
 /// outage may adopt it, and end its next attempt, before the outcome of the previous attempt was refused. The jobs that
-/// an attempt enqueues refer to its job, and not to the fence of that job.
+/// an attempt enqueues refer to its job, not to the fence, so two outcomes of a job must not share a statement.
 fn one_of_each_job<T>(outcomes: Vec<T>, job: impl Fn(&T) -> JobId) -> VecDeque<Vec<T>> {
     let mut parts = VecDeque::from([Vec::with_capacity(outcomes.len())]);
     let mut part_indices: HashMap<JobId, usize> = HashMap::with_capacity(outcomes.len());
@@ -283,11 +283,13 @@ impl Settler<'_> {
         let Settlement { id, fence, .. } = one.settlement;
         let value = match &one.settlement.outcome {
             Outcome::Succeeded(_) if !one.settlement.jobs.is_empty() => {
-                Some("its result, or the jobs that it enqueues")
+                Some("the job's result, or the jobs that it enqueues")
             }
-            Outcome::Succeeded(_) => Some("its result"),
-            Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => Some("its error"),
-            Outcome::Suspended(_) => Some("its wait, or the jobs that it calls"),
+            Outcome::Succeeded(_) => Some("the job's result"),
+            Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => {
+                Some("the job's error")
+            }
+            Outcome::Suspended(_) => Some("the job's wait, or the jobs that it calls"),
             Outcome::Released => None,
         };
         match value {

@@ -21,7 +21,7 @@ pub(super) struct HeldUp<T> {
     parts: Vec<Part<T>>,
 }
 
-/// Outcomes that are tried together, never none.
+/// One or more outcomes that are tried together.
 pub(super) struct Part<T> {
     pub(super) outcomes: Vec<T>,
     /// The number of times that its only outcome was blocked alone.
