@@ -515,8 +515,8 @@ fn unsettled(
     let trace = details
         .as_ref()
         .map_or_else(AttemptTrace::default, |details| details.trace.clone());
-    // The success of a guest becomes a failure if its result is not JSON, or if a middleware changes the end of the
-    // run.
+    // A guest that has succeeded may still fail, without its jobs: its result may not be JSON, or a middleware may have
+    // changed the end of the run.
     let jobs = details
         .as_mut()
         .filter(|_| outcome.enqueues())

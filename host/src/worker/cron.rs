@@ -1,8 +1,7 @@
 //! Fires schedules: enqueues their jobs when they are due.
 //!
-//! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets one of them
-//! write the outcome of a due time. Only hints are kept in memory in between: if a host dies, the others handle the due
-//! time.
+//! No host has a special role. Each knows when the next schedule is due, and looks then; the database lets only one of
+//! them fire a due time. Only hints are kept in memory in between: if a host dies, the others handle the due time.
 
 mod postponed;
 
@@ -31,14 +30,14 @@ const FIRED_MAX: usize = 500;
 /// The time between two looks for all due schedules. The others leave out those that were due long before the last look
 /// that found none: while a transaction is open all day, the index keeps an entry for each firing.
 const ALL_EVERY: Duration = Duration::from_secs(600);
-/// The margin before that look: a schedule that was due within it may not have been visible, because its transaction
-/// was open.
+/// The margin before the last look that found none: a schedule that was due within it may not have been visible,
+/// because its transaction was open.
 const LATE: Duration = Duration::from_secs(60);
 /// The wait after an error.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The time that a call of a round waits for a lock.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
-/// The time that it waits once another call of the round has waited until its timeout.
+/// The time that a call waits once another call of the round has waited until its timeout.
 const LOCK_WAIT_SHORT: Duration = Duration::from_millis(1);
 
 /// Fires schedules until the worker ends.
@@ -265,7 +264,7 @@ impl NotFired {
 /// transactions wait for each other.
 ///
 /// # Errors
-/// If none of the rest can be written.
+/// If the remaining decisions cannot be written either.
 async fn fire_all(
     shared: &Shared,
     decided: &[(DueSchedule, Decision)],
@@ -391,7 +390,7 @@ fn is_refusal(error: &StoreError) -> bool {
 /// Continues backfills. Notes those that could not be continued.
 ///
 /// # Errors
-/// If none of the rest can be continued.
+/// If the remaining backfills cannot be continued either.
 async fn continue_backfills(
     shared: &Shared,
     steps: Vec<BackfillStep>,

@@ -28,7 +28,7 @@ pub(super) struct Waiting(Mutex<Vec<Question>>);
 
 struct Question {
     job: (JobId, Fence),
-    /// Dropped if the call fails: the attempt then asks again.
+    /// Dropped if the call fails: the attempt then adds the question again.
     response: oneshot::Sender<Steps>,
 }
 
@@ -49,7 +49,7 @@ impl Waiting {
             return Vec::new();
         };
         let mut taken = vec![waiting.swap_remove(index)];
-        // The requests of attempts that have been aborted since are dropped.
+        // The questions of attempts that have been aborted since are dropped.
         waiting.retain(|question| !question.response.is_closed());
         let others = waiting.len().min(JOBS_MAX - 1);
         taken.extend(waiting.drain(..others));

@@ -86,8 +86,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
     delay
 }
 
-/// Checks the payload of a job. Returns the end of the job if the handler does not accept it, and the usage of the
-/// check, which is limited for each job alone.
+/// Checks the payload of a job. Returns the end of the job if the handler does not accept the payload, and the usage of
+/// the check, which has its own limit for each job.
 async fn check_payload(
     shared: &Shared,
     claim: &Claim,
@@ -206,14 +206,15 @@ async fn settle_ended(
             handler = first.started.terms.handler.manifest.name,
             job.id = first.claim.job.id.0,
             jobs = left.len(),
-            "a batch ended before all of its jobs had an outcome; they are run again"
+            "a batch ended before all of its jobs had an outcome; the jobs without one are run again"
         );
     }
     *members = left;
     delay
 }
 
-/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt, and its own check.
+/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt, and that of its own
+/// check.
 async fn settle_end(
     shared: &Shared,
     claim: Claim,

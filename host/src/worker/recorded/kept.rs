@@ -24,14 +24,14 @@ pub(in crate::worker) struct Kept(Mutex<Jobs>);
 struct Jobs {
     by_id: HashMap<JobId, Job>,
     bytes: usize,
-    /// The number of jobs that were ever kept.
+    /// The number of times that steps were kept.
     count: u64,
 }
 
 struct Job {
     steps: RecordedSteps,
     bytes: usize,
-    /// Its number in the order of keeping: the first one was number 1.
+    /// Its number in the order in which steps were kept, from 1.
     number: u64,
 }
 
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::job::RecordedStep;
 
-    /// So many steps with results of a kilobyte.
+    /// This many steps with results of a kilobyte.
     fn steps(count: usize) -> RecordedSteps {
         let step = |n: usize| {
             let done = RecordedStep::Done {
