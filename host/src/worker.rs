@@ -132,7 +132,7 @@ struct Shared {
     recorded: recorded::Waiting,
     /// The steps of jobs that were suspended here.
     kept: recorded::Kept,
-    /// The shards of sharded queues that it has leased.
+    /// The shards of sharded queues that this worker has leased.
     shards: shards::Shards,
     /// Notified when there are releases to continue.
     releases: Notify,
@@ -142,7 +142,7 @@ struct Shared {
     schedules: Notify,
     /// Notified when a write has found that today's partition of the history is missing.
     missing_partitions: Notify,
-    /// Notified when the database has new capabilities of this worker.
+    /// Notified when new capabilities of this worker have reached the database.
     capabilities_sent: Notify,
     health: Health,
     stop: Stop,
@@ -264,7 +264,7 @@ pub struct Health {
 }
 
 /// Runs a worker until `stop`. Returns when all outcomes are settled and the worker is unregistered; after an error,
-/// when it is unregistered, or cannot be.
+/// when it is unregistered, or cannot be unregistered.
 pub async fn run(
     settings: Settings,
     parts: Parts,
@@ -343,7 +343,6 @@ async fn work(
     stopped
 }
 
-/// Registers the worker.
 async fn register(settings: &Settings, parts: &Parts, stop: &Stop) -> anyhow::Result<Registered> {
     let Parts { store, catalog, .. } = parts;
     store

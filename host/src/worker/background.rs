@@ -25,7 +25,7 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Starts all of them. `heartbeat`: the interval of the heartbeats. `reported`: what the worker has registered.
+    /// Starts the tasks. `heartbeat`: the interval of the heartbeats. `reported`: what the worker has registered.
     pub(super) fn start(
         shared: &Arc<Shared>,
         heartbeat: Duration,
@@ -46,7 +46,7 @@ impl Background {
         background.spawn(cron::run_forever(shared.clone()));
         background.spawn(declared::run_forever(shared.clone()));
         background.spawn(progress::run_forever(shared.clone()));
-        // It ends on its own, so that a stop does not interrupt a write.
+        // This task notices the stop itself, so that the stop does not interrupt a write.
         background.spawn_to_its_end(logs::run_until(shared.clone(), background.stop.clone()));
         background.spawn(usage::run_forever(shared.clone()));
         background.spawn(slots::release_late_claims(shared.clone()));

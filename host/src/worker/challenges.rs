@@ -1,8 +1,8 @@
 //! Proves to operators that this worker has the handlers that it has registered.
 //!
 //! A registration alone proves nothing. A challenged worker calls the module's `describe` in a throwaway instance, and
-//! hashes the nonce of the challenge with the bytes of the module's file, so it has to have the file. An operator who
-//! also has the file compares the hash.
+//! hashes the nonce of the challenge with the bytes of the module's file, which is possible only with the file. An
+//! operator who also has the file compares the hash.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
 //! Decides when to look for jobs.
 //!
-//! Correctness depends only on the poll: waits of 5, 10, 20 … ms up to the maximum, which start over after every find.
-//! A notification only ends a wait early. The claimer requests notifications before its last look, and then polls at
-//! short intervals: a job that is committed in between waits for milliseconds, not for the longest wait.
+//! Correctness depends only on the poll: waits of 5, 10, 20 … ms up to the maximum, which start over after every look
+//! that finds a job. A notification only ends a wait early. The claimer requests notifications before its last look,
+//! and then polls at short intervals: a job that is committed in between waits for milliseconds, not for the longest
+//! wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +28,7 @@ const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(50);
 const HEARTBEAT_CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// The longest pause after a claim that has waited for a lock until its timeout. The next claim waits for the lock in
-/// the database, and continues as soon as it is free.
+/// the database, and continues as soon as the lock is free.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 struct Claimer<'a> {
@@ -185,7 +186,7 @@ impl Claimer<'_> {
             .database_answers
             .store(true, Ordering::Relaxed);
         if is_extra {
-            // The line is full: nothing is known about other lanes.
+            // This look read only lanes that had no jobs before: nothing is known about the others.
             return Some(Trigger::More);
         }
         if found.jobs > 0 {

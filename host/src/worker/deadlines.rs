@@ -1,8 +1,8 @@
 //! Ends jobs whose job timeout has expired.
 //!
-//! Any host does it, whether or not it serves the job: when the next deadline that it knows of passes, and every 15 s
-//! (`Intervals::deadlines`). The looks of an idle host also notice that a new one has passed. The task in `releases.rs`
-//! cannot do this: it acts only on request.
+//! Any host does this, whether or not it serves the job: when the next deadline that it knows of passes, and every 15 s
+//! (`Intervals::deadlines`). The looks of an idle host also notice that another deadline has passed. The task in
+//! `releases.rs` cannot do this: it acts only on request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -65,7 +65,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// The time after which the deadlines to look for passed. `None` means any time.
+    /// A look considers only deadlines that passed after this time; `None`: all deadlines.
     fn since(&self, now: Instant) -> Option<SystemTime> {
         let (for_all, last) = (self.for_all?, self.last?);
         (now.duration_since(for_all) < ALL_EVERY).then(|| last - LATE)
@@ -90,7 +90,7 @@ async fn enforce(shared: &Shared, looks: &mut Looks) -> Result<Option<Duration>,
             events::missed_deadline(&shared.settings.worker_id, missed);
         }
         if enforced.handled > 0 {
-            // Jobs may wait for those that it has ended, including those that a limited login cannot see.
+            // Jobs may wait for those that the call has ended, including those that a limited login cannot see.
             shared.releases.notify_one();
         }
         if enforced.handled == 0 {

@@ -43,7 +43,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         failures = if has_failed { failures + 1 } else { 0 };
         let wait = match failures {
             0 => LOOK_EVERY,
-            // Until then, jobs of these handlers start without their gates.
+            // Until the gates are set, jobs of these handlers start without them.
             _ => backoff(failures - 1, rand::random()),
         };
         tokio::select! {

@@ -45,7 +45,7 @@ async fn recover(shared: &Shared) {
     if moved > 0 {
         info!(
             jobs = moved,
-            "moved jobs from inboxes of workers that no longer take them to their shared lanes"
+            "moved jobs to their shared lanes from inboxes of workers that no longer take them"
         );
     }
     if late > 0 {

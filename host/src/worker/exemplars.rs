@@ -8,7 +8,7 @@ use std::time::SystemTime;
 /// The exemplars of `rouse_attempt_seconds`, by handler. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Exemplars {
-    /// The upper bounds of the buckets but the last, which has none.
+    /// The upper bounds of all buckets except the last, which has none.
     bounds: &'static [f64],
     of: Arc<Mutex<HashMap<String, Vec<Option<Exemplar>>>>>,
 }

@@ -47,7 +47,7 @@ struct Queue {
 #[derive(Debug)]
 struct Key {
     counts: Counts,
-    /// When jobs of it were last claimed.
+    /// When its jobs were last claimed.
     selected_at: Instant,
     /// True if the metrics show it by name.
     is_shown: bool,

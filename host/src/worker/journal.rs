@@ -54,7 +54,7 @@ pub(super) struct AttemptJournal {
 /// The failed tries of one call.
 #[derive(Debug, Default)]
 pub(super) struct FailedTries {
-    /// How often it has met a lock.
+    /// The number of tries that a lock has blocked.
     locked: u32,
     /// The warnings about other errors, which may last until the lease ends.
     warnings: Repeats,
@@ -208,7 +208,8 @@ impl AttemptJournal {
     }
 }
 
-/// The wait before the next try of a call that has met a lock this many times before: 20, 40, 80 … ms, up to a second.
+/// The wait before the next try of a call that a lock has blocked this many times before: 20, 40, 80 … ms, up to a
+/// second.
 fn after_lock(times: u32) -> Duration {
     (LOCKED_RETRY_AFTER * (1 << times.min(8))).min(LOCKED_RETRY_MAX)
 }

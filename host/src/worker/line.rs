@@ -99,7 +99,7 @@ impl Line {
 
     /// Takes the claims that arrived up to `then` out of the line.
     pub(super) fn take_late(&mut self, then: Instant) -> VecDeque<Claim> {
-        // The claims in line are nearly in their order of arrival.
+        // The claims in line are not exactly in their order of arrival.
         let all = std::mem::take(&mut self.waiting);
         let (late, rest): (VecDeque<Claim>, _) =
             all.into_iter().partition(|claim| claim.received <= then);

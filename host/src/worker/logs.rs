@@ -27,7 +27,7 @@ const PENDING_BYTES_MAX: usize = 8 << 20;
 /// The memory of a pending line apart from its text, in bytes.
 const LINE_BYTES: usize = 96;
 
-/// The time that a worker that stops waits for the last lines to be stored.
+/// How long a worker that stops waits for its last lines to be stored.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lines of one worker's attempts that are not stored yet.
@@ -105,7 +105,7 @@ impl Logs {
         taken
     }
 
-    /// Puts back as many of the lines that may not have been written as fit.
+    /// Puts back lines that may not have been written, as many as fit.
     fn put_back(&self, mut taken: Vec<PendingLine>) {
         for line in &mut taken {
             line.was_sent = true;

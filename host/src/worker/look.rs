@@ -103,7 +103,7 @@ impl<'a> Looks<'a> {
         Ok(self.claims.lanes.woken().count())
     }
 
-    /// Claims the first jobs of at most `wanted` such lanes.
+    /// Claims the first jobs of at most `wanted` lanes that had none until a moment ago.
     pub(super) async fn claim_first(&mut self, wanted: usize) -> Result<Found, StoreError> {
         self.prepare(Instant::now());
         self.claims.claim_first(wanted).await
@@ -233,7 +233,7 @@ impl<'a> Looks<'a> {
             let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
-        // The filled claims may skip lanes for a long time; so may a gate, whose capacity goes to earlier lanes.
+        // Filled claims may skip lanes for a long time; so may a gate, whose capacity goes to earlier lanes.
         if (found.fills(wanted) || self.claims.lanes.has_closed())
             && let Some(after) = self.plan.checks_overdue(Instant::now(), sweep)
         {
@@ -247,7 +247,7 @@ impl<'a> Looks<'a> {
     async fn find_overdue(&mut self, after: After) {
         let started = Instant::now();
         if let Err(error) = self.claims.find_overdue(after).await {
-            error!(%error, "cannot find overdue jobs; they keep their place in line until the next try");
+            error!(%error, "cannot find overdue jobs; they do not go ahead of others until the next try");
         }
         self.plan.checked_overdue(started, Instant::now());
     }

@@ -8,7 +8,7 @@ use super::lanes::After;
 /// The trigger of a look.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trigger {
-    /// The last look found as many jobs as it wanted.
+    /// The last look has left jobs, or may have.
     More,
     /// A notification, or an event in this host.
     Wakeup,
@@ -220,7 +220,7 @@ impl LookPlan {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// Records that a look at this time of the database found no due job.
+    /// Records that a look at this time (database clock) found no due job.
     pub(super) fn found_none_due(&mut self, at: SystemTime) {
         self.none_due_at = Some(at);
     }

@@ -22,8 +22,8 @@ const MISSING_PAUSE: Duration = Duration::from_secs(1);
 
 /// The time for which signals, flows, or keys of gates are examined in each round. The next round continues.
 const EXAMINED_FOR: Duration = Duration::from_secs(10);
-/// A call that has deleted this many of them is followed by another one, regardless of the time: otherwise there could
-/// be more new ones than can be deleted.
+/// A call that has deleted this many rows is followed by another one, regardless of the time: otherwise, rows could be
+/// added faster than they are deleted.
 const MANY: i32 = 100;
 
 /// Maintains the partitions and the catalog until the worker ends.
@@ -45,8 +45,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// Waits for a notification until this time. A notification that is there only then does not count: otherwise, writes
-/// that fail again and again would delay the next round for as long as they do.
+/// Waits for a notification until this time. A notification that is noticed only at that time does not count:
+/// otherwise, writes that fail again and again would delay the next round for as long as they do.
 async fn notified_before(at: Instant, notify: &Notify) -> bool {
     Instant::now() < at
         && tokio::time::timeout_at(at.into(), notify.notified())

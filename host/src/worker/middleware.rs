@@ -19,9 +19,9 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = RunReport> + Send + 'a>>;
 /// Middlewares nest in the order of [`Parts::middlewares`](super::Parts::middlewares), the first one outermost. Rouse's
 /// own middlewares, for traces and metrics, wrap all of them. The run timeout and the abort signal act on the sandbox,
 /// inside all middlewares. A middleware that calls [`Next::instead`] decides how the attempt ends, without a guest. If
-/// it panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they must not
-/// block. The lease is renewed while they run, so one that never ends keeps its slot forever, and a host that stops
-/// waits for it until a second signal.
+/// a middleware panics, the attempt is lost, as if its host had died. Middlewares run on the guest threads, so they
+/// must not block. The lease is renewed while they run, so one that never ends keeps its slot forever, and a host that
+/// stops waits for it until a second signal.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};
@@ -66,7 +66,7 @@ pub struct AttemptInfo<'a> {
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
-    /// When the job became ready: when it was enqueued, when it was due, or for its retry. `None` if it was taken over
+    /// When the job became ready: when it was enqueued, or when it or its retry became due. `None` if it was taken over
     /// from another worker.
     pub ready_at: Option<SystemTime>,
     /// When this worker claimed it.

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-/// A worker that receives no notifications looks at the shortest interval for this long after its last find.
+/// A worker that receives no notifications looks at the shortest interval for this long after it last found jobs.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Waits that double from `min` up to `max`. A find resets them. Jitter prevents hosts that became idle at the same
-/// time from looking at the same moments.
+/// Waits that double from `min` up to `max`, and start over when a look finds jobs. Jitter prevents hosts that became
+/// idle at the same time from looking at the same moments.
 #[derive(Debug)]
 pub(super) struct Poll {
     min: Duration,
     max: Duration,
     next: Duration,
-    /// The sum of all waits since the last find.
+    /// The sum of all waits since jobs were last found.
     waited: Duration,
 }
 
@@ -27,7 +27,7 @@ impl Poll {
         }
     }
 
-    /// Makes the next wait the shortest again, after a find.
+    /// Makes the next wait the shortest again, after a look that found jobs.
     pub(super) fn reset(&mut self) {
         self.next = self.min;
         self.waited = Duration::ZERO;

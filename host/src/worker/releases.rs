@@ -1,7 +1,8 @@
 //! Continues releases that a settlement could not finish.
 //!
-//! A settlement releases the jobs that wait for its own in the same transaction, except those that are locked or too
-//! many. It requests that the rest be released at once; a peek finds what another worker has left.
+//! A settlement releases the jobs that wait for those that it ends, in the same transaction, except locked ones and
+//! those beyond a maximum number. It requests that the rest be released at once; a peek finds what another worker has
+//! left.
 
 use std::sync::Arc;
 

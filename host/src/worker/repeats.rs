@@ -1,4 +1,4 @@
-//! Decides which warnings are logged, of those that repeat for as long as a problem lasts.
+//! Decides which of the warnings that repeat for as long as a problem lasts are logged.
 
 use std::time::{Duration, Instant};
 

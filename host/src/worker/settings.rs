@@ -36,7 +36,7 @@ pub struct Settings {
     pub poll_max: Duration,
     /// A job that has waited this long goes ahead of newer jobs that would otherwise be first. `None` means never.
     pub promote_after: Option<Duration>,
-    /// The share of each claim for such jobs, percent: 1 to 100.
+    /// The share of each claim for such jobs, in percent: 1 to 100.
     pub promote_share: u8,
     /// The number of crashes of its workers after which a job fails.
     pub lost_max: u32,
@@ -92,7 +92,7 @@ impl Settings {
 
 impl Default for Settings {
     /// All queues, 4 slots per core, notifications on, polls from 5 ms to 2 s, 100 % of each claim for jobs that have
-    /// waited for 15 minutes, 3 losses, no delay between jobs, 300 s to drain.
+    /// waited for 15 minutes, 3 crashes, no delay between jobs, 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {
@@ -170,7 +170,7 @@ pub struct UnsettledLimits {
     /// The maximum number of bytes of all large outcomes that are not settled. A larger outcome waits until it is the
     /// only one.
     pub bytes: u32,
-    /// An outcome that locks of other transactions have blocked for so long is given up if others need its space.
+    /// An outcome that locks of other transactions have blocked for this long is given up if others need its space.
     pub blocked: Duration,
 }
 

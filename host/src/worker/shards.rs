@@ -96,7 +96,7 @@ impl Shards {
         });
     }
 
-    /// Notes the shards that were leased by a call that was sent at this time. True if others are served than before.
+    /// Notes the shards that were leased by a call that was sent at this time. True if the served shards have changed.
     fn note(&self, own: Own, sent: BootTime, lease: Duration) -> bool {
         let mut leased = self.leased();
         let was_over = leased.trusted_until <= sent && !own.0.is_empty();

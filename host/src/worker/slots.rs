@@ -48,7 +48,7 @@ struct Ended<'a> {
 }
 
 impl Inner {
-    /// Changes the number of taken slots.
+    /// Takes this many more slots.
     fn take(&mut self, more: usize) {
         self.count_taken(Instant::now());
         self.running += more;

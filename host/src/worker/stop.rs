@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-/// Signals everything that runs attempts to stop. Dropping it has no effect.
+/// The signal to stop, for everything that runs attempts. Dropping it has no effect.
 #[derive(Clone, Default)]
 pub struct Stop {
     pub(super) drain: CancellationToken,
@@ -10,12 +10,12 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Stop claiming, and finish the running attempts.
+    /// Signals to stop claiming, and to finish the running attempts.
     pub fn drain(&self) {
         self.drain.cancel();
     }
 
-    /// An immediate stop: also abort running attempts (with `shutdown`), and give their jobs back.
+    /// Signals an immediate stop: running attempts are also aborted (with `shutdown`), and their jobs given back.
     pub fn now(&self) {
         self.drain.cancel();
         self.now.cancel();

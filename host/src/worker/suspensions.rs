@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(after(Some("a")), "b \u{e9}");
         assert_eq!(after(Some("az")), "b \u{e9}");
         assert_eq!(after(Some("\u{e9}")), "");
-        // Others may lie between.
+        // Other names may lie between.
         assert_eq!(after(Some("A")), "");
         assert_eq!(after(None), "");
         assert!(NextParents::default().after(None).is_empty());

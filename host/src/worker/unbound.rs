@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::job::{JobId, LaneId};
 use crate::store::ClaimedJob;
 
-/// The time for which nothing is claimed from such a lane. After that, other jobs may have been enqueued, or the host
+/// The time for which nothing is claimed from a paused lane. After that, other jobs may have been enqueued, or the host
 /// that ran them may have stopped.
 const PAUSED_FOR: Duration = Duration::from_secs(10);
 /// A lane is paused after this many jobs in any case: each costs a claim and a settlement.

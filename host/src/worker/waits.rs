@@ -1,4 +1,4 @@
-//! Histograms of the waits of jobs for this worker, by queue.
+//! Histograms of how long jobs waited before this worker claimed them, by queue.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};

@@ -85,7 +85,7 @@ impl Wakeups {
         }
     }
 
-    /// Takes the lanes behind limits of which a job has ended, and the number of ended attempts of each limited
+    /// Takes the lanes behind limits in which a job has ended, and the number of ended attempts of each limited
     /// handler.
     pub(super) fn take_freed(&self) -> (HashSet<LaneId>, HashMap<Arc<str>, usize>) {
         let mut pending = self.pending();
