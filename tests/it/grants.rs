@@ -260,7 +260,7 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
     for remark in [
-        "# handlers.\"mail.send\".dirs is already in the file, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
+        "# handlers.\"mail.send\".dirs is already in the file, on line 4: add this at the start of its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is already in the file, on line 5: add these lines to that table",
         "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",

@@ -4,7 +4,7 @@ use super::{HttpScheme, Mode, StateQuota, annotated};
 use crate::sanitize::is_unsafe;
 
 /// The placeholder for a value that only the operator knows.
-const UNKNOWN: &str = "…";
+pub(super) const UNKNOWN: &str = "…";
 
 /// A value on one line, in quotes. A value that needs an escape is left to the operator: guests choose most of these
 /// values, and the operator should see at a glance what a line grants.

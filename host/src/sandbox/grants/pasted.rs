@@ -1,113 +1,181 @@
 //! Adapts suggested lines to a `rouse.toml` that may already have some of their tables.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use toml::de::DeTable;
+use toml::{Spanned, Table, Value};
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use toml::Spanned;
+use super::lines::UNKNOWN;
 
-/// Adds a comment above each table that cannot be appended to this file, or that would replace something there, and
-/// drops lines that the file already has. `wider`: returns the table of the file from which a handler currently
-/// inherits a key.
+/// Drops lines that the file already has, and adds a comment above all that cannot be appended to the file, or that
+/// would replace something there. `wider`: returns the table of the file from which a handler currently inherits a key.
 pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
-    let lines = lines.split("\n\n");
-    let annotated = lines.filter_map(|table| match remark(table, file, &wider) {
-        Some(Remark::Existing) => None,
-        Some(Remark::Above(remark)) => Some(format!("# {remark}\n{table}")),
-        Some(Remark::Keys(remark)) => Some(format!("# {remark}\n{}", keys(table).join("\n"))),
-        Some(Remark::Element(remark)) => {
-            Some(format!("# {remark}\n{{ {} }},", keys(table).join(", ")))
-        }
-        None => Some(table.to_owned()),
-    });
-    annotated.collect::<Vec<_>>().join("\n\n")
+    let file = File::read(file);
+    let tables = lines.split("\n\n");
+    let adapted = tables.flat_map(|table| adapted(table, &file, &wider));
+    adapted.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The positions of handler tables and their keys in a file.
-#[derive(Default, Deserialize)]
-struct Positions {
-    #[serde(default)]
-    handlers: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, IgnoredAny>>,
-    #[serde(default)]
-    secrets: BTreeMap<String, IgnoredAny>,
+/// The operator's file.
+struct File<'a> {
+    text: &'a str,
+    /// Its contents, with the position of each key.
+    keys: DeTable<'a>,
+    values: Table,
 }
 
-impl Positions {
-    fn read(text: &str) -> Self {
+impl<'a> File<'a> {
+    fn read(text: &'a str) -> Self {
         // A file that does not parse was refused earlier, with the reason.
-        toml::from_str(text).unwrap_or_default()
-    }
-
-    /// The position of a handler's table.
-    fn handler(&self, handler: &str) -> Option<Range<usize>> {
-        Some(self.handlers.get_key_value(handler)?.0.span())
-    }
-
-    /// The position of a key in a handler's table.
-    fn key(&self, handler: &str, key: &str) -> Option<Range<usize>> {
-        let keys = self.handlers.get(handler)?;
-        keys.get_key_value(key).map(|(found, _)| found.span())
-    }
-}
-
-/// The way in which a table has to be adapted.
-#[derive(Debug, PartialEq)]
-enum Remark {
-    /// The file already has it.
-    Existing,
-    /// Keep the table, with this comment.
-    Above(String),
-    /// The file has the table: add only the keys, with this comment.
-    Keys(String),
-    /// The file has a list: add an element, with this comment.
-    Element(String),
-}
-
-/// The lines below the header of a table.
-fn keys(table: &str) -> Vec<&str> {
-    table.lines().skip(1).collect()
-}
-
-fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> Option<Remark> {
-    let (added, existing) = (Positions::read(table), Positions::read(file));
-    if let Some(secret) = added.secrets.keys().next() {
-        return existing
-            .secrets
-            .contains_key(secret)
-            .then_some(Remark::Existing);
-    }
-    let (handler, keys) = added.handlers.first_key_value()?;
-    let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
-    let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
-    if together.is_err() {
-        let (table_name, at) = match existing.key(handler, key) {
-            Some(at) => (format!("handlers.\"{handler}\".{key}"), Some(at)),
-            None => (
-                format!("[handlers.\"{handler}\"]"),
-                existing.handler(handler),
-            ),
-        };
-        let line = at.map(|at| format!(", on line {}", file[..at.start].matches('\n').count() + 1));
-        let line = line.unwrap_or_default();
-        if table.starts_with("[[") && existing.key(handler, key).is_some() {
-            return Some(Remark::Element(format!(
-                "{table_name} is already in the file{line}: add this element to its list"
-            )));
+        let keys = DeTable::parse(text).map(Spanned::into_inner);
+        Self {
+            text,
+            keys: keys.unwrap_or_default(),
+            values: toml::from_str(text).unwrap_or_default(),
         }
-        return Some(Remark::Keys(format!(
-            "{table_name} is already in the file{line}: add these lines to that table"
-        )));
     }
-    let replaces = matches!(key.as_str(), "env" | "settings");
-    let wider = replaces.then(|| wider(handler, key)).flatten()?;
-    Some(Remark::Above(format!(
-        "this replaces all of {wider} for {handler}: repeat here the keys that it still needs"
-    )))
+
+    /// True if this table can be appended.
+    fn can_end_with(&self, table: &str) -> bool {
+        toml::from_str::<Table>(&format!("{}\n{table}", self.text)).is_ok()
+    }
+
+    fn value(&self, path: &[&str]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        let first = self.values.get(*first)?;
+        rest.iter().try_fold(first, |value, key| value.get(*key))
+    }
+
+    /// A comment about a key: it is already in the file.
+    fn remark(&self, path: &[&str], name: &str, advice: &str) -> String {
+        let line = self.position(path).map(|at| {
+            let line = self.text[..at].matches('\n').count() + 1;
+            format!(", on line {line}")
+        });
+        let line = line.unwrap_or_default();
+        format!("# {name} is already in the file{line}: {advice}")
+    }
+
+    /// The position of a key.
+    fn position(&self, path: &[&str]) -> Option<usize> {
+        let (key, tables) = path.split_last()?;
+        let mut table = &self.keys;
+        for name in tables {
+            table = table.get(*name)?.get_ref().as_table()?;
+        }
+        Some(table.get_key_value(*key)?.0.span().start)
+    }
+}
+
+/// A table, adapted to the file: blocks of lines, each with a comment if it cannot be appended.
+fn adapted(
+    table: &str,
+    file: &File<'_>,
+    wider: impl Fn(&str, &str) -> Option<String>,
+) -> Vec<String> {
+    let unchanged = || vec![table.to_owned()];
+    let Ok(added) = toml::from_str::<Table>(table) else {
+        return unchanged();
+    };
+    if let Some(secret) = first_key(added.get("secrets")) {
+        return match file.value(&["secrets", secret]) {
+            Some(_) => Vec::new(),
+            None => unchanged(),
+        };
+    }
+    let Some(handler) = first_key(added.get("handlers")) else {
+        return unchanged();
+    };
+    let own = format!("[handlers.\"{handler}\"]");
+    let header = table.lines().next().unwrap_or_default();
+    let keys = added["handlers"].get(handler);
+    let inner = first_key(keys).filter(|_| header != own);
+    if file.can_end_with(table) {
+        let replaces = inner.filter(|inner| matches!(*inner, "env" | "settings"));
+        let Some(wider) = replaces.and_then(|inner| wider(handler, inner)) else {
+            return unchanged();
+        };
+        let remark = format!(
+            "# this replaces all of {wider} for {handler}: repeat here the keys that it still needs"
+        );
+        return vec![format!("{remark}\n{table}")];
+    }
+
+    let lines: Vec<&str> = table.lines().skip(1).collect();
+    let path = ["handlers", handler];
+    let Some(inner) = inner else {
+        return with_keys(&lines, &path, &own, file);
+    };
+    let in_line = format!("{{ {} }}", lines.join(", "));
+    let is_list = header.starts_with("[[");
+    let inner_path = ["handlers", handler, inner];
+    let name = format!("handlers.\"{handler}\".{inner}");
+    match (file.value(&inner_path), is_list) {
+        (Some(_), true) => {
+            let remark = file.remark(&inner_path, &name, ADD_ELEMENTS);
+            vec![format!("{remark}\n{in_line},")]
+        }
+        (Some(_), false) => with_keys(&lines, &inner_path, &name, file),
+        // The handler's table is an inline table, which cannot be continued elsewhere.
+        (None, _) => {
+            let line = match is_list {
+                true => format!("{inner} = [{in_line}]"),
+                false => format!("{inner} = {in_line}"),
+            };
+            with_keys(&[line.as_str()], &path, &own, file)
+        }
+    }
+}
+
+const ADD_ELEMENTS: &str = "add this at the start of its list";
+
+/// Lines for a table that the file has. `path` and `name` are those of the table.
+fn with_keys(lines: &[&str], path: &[&str], name: &str, file: &File<'_>) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut changes = Vec::new();
+    for line in lines {
+        let pair = toml::from_str::<Table>(line).ok();
+        let Some((key, added)) = pair.and_then(|pair| pair.into_iter().next()) else {
+            continue;
+        };
+        let path = [path, &[key.as_str()]].concat();
+        let Some(existing) = file.value(&path) else {
+            missing.push(*line);
+            continue;
+        };
+        if let Some((advice, change)) = change(existing, &added, line) {
+            let name = format!("{}.{key}", name.trim_matches(['[', ']']));
+            changes.push(format!("{}\n{change}", file.remark(&path, &name, advice)));
+        }
+    }
+    let missing = (!missing.is_empty()).then(|| {
+        let remark = file.remark(path, name, "add these lines to that table");
+        format!("{remark}\n{}", missing.join("\n"))
+    });
+    missing.into_iter().chain(changes).collect()
+}
+
+/// How the value of a key has to change, with the new text; `None` if it can stay.
+fn change(existing: &Value, added: &Value, line: &str) -> Option<(&'static str, String)> {
+    match (existing, added) {
+        (Value::Array(existing), Value::Array(added)) => {
+            let new = added.iter().filter(|element| !existing.contains(element));
+            let new: Vec<String> = new.map(|element| format!("{element},")).collect();
+            (!new.is_empty()).then(|| (ADD_ELEMENTS, new.join(" ")))
+        }
+        // `statements = "all"` also grants these.
+        (Value::String(_), Value::Array(_)) => None,
+        _ if existing == added || line.contains(UNKNOWN) => None,
+        _ => Some(("replace it with this line", line.to_owned())),
+    }
+}
+
+fn first_key(table: Option<&Value>) -> Option<&str> {
+    let (key, _) = table?.as_table()?.iter().next()?;
+    Some(key)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::lines;
     use super::*;
 
     /// The wider table in `FILE`.
@@ -118,10 +186,6 @@ mod tests {
 
     fn annotated(lines: &str, file: &str) -> String {
         super::annotated(lines, file, wider)
-    }
-
-    fn remark(table: &str, file: &str) -> Option<Remark> {
-        super::remark(table, file, wider)
     }
 
     const FILE: &str = r#"
@@ -138,35 +202,144 @@ dirs = [
 name = "KEY"
 "#;
 
+    /// Does with a file what the annotated lines say, and parses it.
+    fn followed(file: &str, annotated: &str) -> Table {
+        let mut lines: Vec<String> = file.lines().map(str::to_owned).collect();
+        let mut changes = Vec::new();
+        for block in annotated.split("\n\n").filter(|block| !block.is_empty()) {
+            let Some((remark, text)) = block
+                .strip_prefix("# ")
+                .and_then(|block| block.split_once('\n'))
+            else {
+                lines.extend(block.lines().map(str::to_owned));
+                continue;
+            };
+            let (_, rest) = remark.split_once(", on line ").expect("a line");
+            let (line, advice) = rest.split_once(": ").expect("advice");
+            let line: usize = line.parse().expect("a number");
+            changes.push((line, advice, text));
+        }
+        // Changes from the end, so that numbers of other lines stay what they were.
+        changes.sort_by_key(|(line, ..)| std::cmp::Reverse(*line));
+        for (line, advice, text) in changes {
+            match advice {
+                "add this at the start of its list" => {
+                    let list = lines[line - 1].replacen('[', &format!("[{text} "), 1);
+                    lines[line - 1] = list;
+                }
+                "add these lines to that table" => lines.insert(line, text.to_owned()),
+                "replace it with this line" => lines[line - 1] = text.to_owned(),
+                _ => panic!("{advice}"),
+            }
+        }
+        let text = lines.join("\n");
+        toml::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// The elements of a list of strings.
+    fn elements(list: &Value) -> Vec<&str> {
+        let list = list.as_array().expect("a list");
+        list.iter().filter_map(Value::as_str).collect()
+    }
+
+    #[test]
+    fn an_existing_list_gets_the_elements_that_it_lacks() {
+        let lines = lines::enqueue("mail.send", Some("b"));
+        for file in [
+            "[handlers.\"mail.send\"]\nlease = \"5s\"\nenqueue = [\"a\"]\n",
+            "[handlers.\"mail.send\"]\nenqueue = [ # all of them\n    \"a\"\n]\n[handlers.\"mail.send\".env]\n",
+            "[handlers.\"mail.send\"]\nenqueue = []\n",
+            "[handlers.\"mail.send\"]\nlease = \"5s\"\n",
+            "handlers.\"mail.send\".enqueue = [\"a\"]",
+            "",
+        ] {
+            let followed = followed(file, &annotated(&lines, file));
+            let granted = elements(&followed["handlers"]["mail.send"]["enqueue"]);
+            assert!(granted.contains(&"b"), "{file}: {followed}");
+            assert_eq!(granted.contains(&"a"), file.contains("\"a\""), "{file}");
+        }
+        let file = "[handlers.\"mail.send\"]\nenqueue = [\"a\"]\n";
+        assert_eq!(
+            annotated(&lines, file),
+            "# handlers.\"mail.send\".enqueue is already in the file, on line 2: add this at the start of its list\n\"b\","
+        );
+        let both =
+            "[handlers.\"mail.send\"]\nmodule = \"mail.wasm\"\nenqueue = [\"a\", \"b\", \"c\"]";
+        let followed = followed(file, &annotated(both, file));
+        let handler = &followed["handlers"]["mail.send"];
+        assert_eq!(elements(&handler["enqueue"]), ["b", "c", "a"]);
+        assert_eq!(handler["module"].as_str(), Some("mail.wasm"));
+    }
+
+    #[test]
+    fn statements_are_added_to_those_that_the_file_grants() {
+        let lines = lines::sql("mail.send", Some("two"));
+        let file =
+            "[handlers.\"mail.send\".sql]\nlogin = { env = \"DB\" }\nstatements = [\"one\"]\n";
+        let followed_file = followed(file, &annotated(&lines, file));
+        let sql = &followed_file["handlers"]["mail.send"]["sql"];
+        assert_eq!(elements(&sql["statements"]), ["two", "one"]);
+        assert_eq!(sql["login"]["env"].as_str(), Some("DB"));
+        // All of them instead of one.
+        let all = lines::sql("mail.send", None);
+        let followed_file = followed(file, &annotated(&all, file));
+        let sql = &followed_file["handlers"]["mail.send"]["sql"];
+        assert_eq!(sql["statements"].as_str(), Some("all"));
+        // A file that grants all needs no line.
+        let file = file.replace("[\"one\"]", "\"all\"");
+        assert_eq!(annotated(&lines, &file), "");
+    }
+
+    #[test]
+    fn a_value_that_denies_is_replaced() {
+        let file = "[handlers.\"mail.send\"]\nschedule = false\n";
+        let annotated = annotated(&lines::schedule("mail.send"), file);
+        assert!(
+            annotated.starts_with(
+                "# handlers.\"mail.send\".schedule is already in the file, on line 2: replace it"
+            ),
+            "{annotated}"
+        );
+        let followed = followed(file, &annotated);
+        let handler = &followed["handlers"]["mail.send"];
+        assert_eq!(handler["schedule"].as_bool(), Some(true));
+    }
+
+    #[test]
+    fn an_inline_table_gets_an_inline_value() {
+        let file = "[handlers]\n\"mail.send\" = { lease = \"5s\" }\n";
+        let remark = "# [handlers.\"mail.send\"] is already in the file, on line 2: add these lines to that table\n";
+        assert_eq!(
+            annotated(&lines::sql("mail.send", None), file),
+            format!("{remark}sql = {{ login = {{ env = \"…\" }}, statements = \"all\" }}")
+        );
+        assert_eq!(
+            annotated(&lines::signing("mail.send", Some("KEY")), file),
+            format!("{remark}secrets = [{{ name = \"KEY\", sign = true }}]")
+        );
+    }
+
     #[test]
     fn name_the_line_of_an_existing_table() {
-        let remark_text = |table: &str, file: &str| match remark(table, file) {
-            Some(
-                Remark::Above(remark_text)
-                | Remark::Keys(remark_text)
-                | Remark::Element(remark_text),
-            ) => remark_text,
-            Some(Remark::Existing) | None => String::new(),
-        };
-        let remark = |table: &str| remark_text(table, FILE);
-        let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
+        let env = annotated("[handlers.\"mail.send\".env]\nLANG = \"…\"", FILE);
         assert!(
-            env.starts_with("handlers.\"mail.send\".env is already in the file, on line 5:"),
+            env.starts_with("# handlers.\"mail.send\".env is already in the file, on line 5:"),
             "{env}"
         );
-        let dirs = remark("[[handlers.\"mail.send\".dirs]]\ndir = \"…\"\nat = \"/out\"");
+        let dirs = "[[handlers.\"mail.send\".dirs]]\ndir = \"…\"\nat = \"/out\"";
+        let dirs = annotated(dirs, FILE);
         assert!(
             dirs.contains("dirs is already in the file, on line 8:"),
             "{dirs}"
         );
         let clocks = "[handlers.\"mail.send\"]\nfine_clocks = true";
-        let own = remark(clocks);
+        let own = annotated(clocks, FILE);
         assert!(
-            own.starts_with("[handlers.\"mail.send\"] is already in the file, on line 7:"),
+            own.starts_with("# [handlers.\"mail.send\"] is already in the file, on line 7:"),
             "{own}"
         );
         let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
-        let own = remark_text(clocks, first);
+        let own = annotated(clocks, first);
         assert!(own.contains("on line 1:"), "{own}");
     }
 
@@ -178,9 +351,9 @@ name = "KEY"
                      [[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nmethods = [\"GET\"]";
         assert_eq!(
             annotated(lines, file),
-            "# handlers.\"mail.send\".secrets is already in the file, on line 2: add this element to its list\n\
+            "# handlers.\"mail.send\".secrets is already in the file, on line 2: add this at the start of its list\n\
              { name = \"…\", sign = true },\n\n\
-             # handlers.\"mail.send\".http is already in the file, on line 3: add this element to its list\n\
+             # handlers.\"mail.send\".http is already in the file, on line 3: add this at the start of its list\n\
              { hosts = [\"a.example\"], methods = [\"GET\"] },"
         );
     }
@@ -207,7 +380,7 @@ name = "KEY"
             "[handlers.\"mail.send\".settings]\nwide = \"…\"",
             "[handlers.\"mail.read\"]\nfine_clocks = true",
         ] {
-            assert_eq!(remark(table, FILE), None, "{table}");
+            assert_eq!(annotated(table, FILE), table);
         }
         assert_eq!(
             annotated("[handlers.\"a\".env]\nA = \"…\"", ""),
