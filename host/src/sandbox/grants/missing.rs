@@ -1,5 +1,7 @@
 //! The capabilities that a handler declares and is not granted.
 
+use toml::{Table, Value};
+
 use super::{Granted, GrantedSql, HostPattern, Mode, StateQuota, lines};
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Capability, HttpScheme};
@@ -159,13 +161,46 @@ impl Missing {
                 tables.push(table.to_owned());
                 continue;
             };
-            for key in lines {
-                if same.lines().all(|existing| existing != key) {
-                    *same += &format!("\n{key}");
-                }
+            for line in lines {
+                *same = with_line(same, line);
             }
         }
         tables.join("\n\n")
+    }
+}
+
+/// Adds a line to a table, or its elements to a list that the table has under the same key.
+fn with_line(table: &str, added: &str) -> String {
+    let mut has_key = false;
+    let lines = table.lines().map(|line| {
+        let is_same = line.split_once(" = ").map(|(key, _)| key)
+            == added.split_once(" = ").map(|(key, _)| key);
+        has_key |= is_same;
+        match is_same {
+            true => with_elements(line, added),
+            false => line.to_owned(),
+        }
+    });
+    let mut lines: Vec<String> = lines.collect();
+    if !has_key {
+        lines.push(added.to_owned());
+    }
+    lines.join("\n")
+}
+
+/// One line for two lines with the same key.
+fn with_elements(line: &str, added: &str) -> String {
+    let pair = |line: &str| toml::from_str::<Table>(line).ok()?.into_iter().next();
+    match (pair(line), pair(added)) {
+        (Some((key, Value::Array(mut list))), Some((_, Value::Array(added)))) => {
+            let new = added.into_iter().filter(|element| !list.contains(element));
+            let new: Vec<Value> = new.collect();
+            list.extend(new);
+            format!("{key} = {}", Value::Array(list))
+        }
+        // All statements instead of some.
+        (Some((_, Value::Array(_))), Some(_)) => added.to_owned(),
+        _ => line.to_owned(),
     }
 }
 
@@ -184,6 +219,10 @@ mod tests {
             "settings",
             "sign",
             "sign:HOOK_KEY",
+            "enqueue:mail.archive",
+            "enqueue:audit.*",
+            "sql:insert",
+            "sql:delete",
             "of-the-future",
         ]
         .iter()
@@ -215,5 +254,26 @@ mod tests {
         assert!(handler["settings"].is_table());
         assert_eq!(handler["secrets"][1]["name"].as_str(), Some("HOOK_KEY"));
         assert_eq!(handler["secrets"][0]["sign"].as_bool(), Some(true));
+        let strings = |list: &str| format!("[{list}]").parse::<Value>().expect("a list");
+        assert_eq!(handler["enqueue"], strings(r#""mail.archive", "audit.*""#));
+        let statements = &handler["sql"]["statements"];
+        assert_eq!(statements, &strings(r#""insert", "delete""#));
+    }
+
+    #[test]
+    fn all_statements_replace_some() {
+        let lines = |words: [&str; 2]| {
+            let missing = words.map(|text| {
+                let what = text.parse().expect("a capability");
+                let lines = lines_for("mail.send", &what);
+                Missing { what, lines }
+            });
+            Missing::lines(&missing)
+        };
+        for words in [["sql", "sql:insert"], ["sql:insert", "sql"]] {
+            let lines = lines(words);
+            assert!(lines.ends_with("\nstatements = \"all\""), "{lines}");
+            assert_eq!(lines.matches("statements").count(), 1, "{lines}");
+        }
     }
 }
