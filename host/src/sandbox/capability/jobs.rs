@@ -148,9 +148,14 @@ impl NewJobs {
             let job = serde_json::from_str(entry.get())
                 .or_else(|_| serde_json::from_str(entry.get()).map(|After { job }| job));
             if !job.is_ok_and(|job| (-children..0).contains(&job)) {
+                let numbers: String = match children {
+                    0 => "it has enqueued none so far".into(),
+                    1 => "-1".into(),
+                    _ => format!("-1 to -{children}"),
+                };
                 let entry = printable(entry.get(), 200);
                 return Err(format!(
-                    "`after` of the options: {name:?} must be the number of a job that this attempt has enqueued (-1 to -{children}), not {entry}"
+                    "`after` of the options: {name:?} must be the number of a job that this attempt has enqueued ({numbers}), not {entry}"
                 ));
             }
         }
@@ -228,7 +233,15 @@ mod tests {
         fn child(jobs: &mut NewJobs, options: Option<&str>) -> Result<usize, String> {
             jobs.add(job("a", "{}", options), NewJobKind::Child)
         }
+        for early in ["1", "-1", "0"] {
+            let options = format!(r#"{{"after": {{"x": {early}}}}}"#);
+            let refused = child(&mut jobs, Some(&options)).unwrap_err();
+            let end = format!("(it has enqueued none so far), not {early}");
+            assert!(refused.ends_with(&end), "{refused}");
+        }
         assert_eq!(child(&mut jobs, None), Ok(1));
+        let refused = child(&mut jobs, Some(r#"{"after": {"x": -2}}"#)).unwrap_err();
+        assert!(refused.ends_with("(-1), not -2"), "{refused}");
         assert_eq!(child(&mut jobs, Some(r#"{"after": {"first": -1}}"#)), Ok(2));
         let both =
             r#"{"after": {"a": {"job": -1, "on_failure": "run"}, "b": -2}, "priority": "low"}"#;
