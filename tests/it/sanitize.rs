@@ -187,6 +187,34 @@ async fn json_that_only_postgres_can_hold_does_not_break_the_lists_that_contain_
     }
 }
 
+const RANDOM: &str =
+    r#"(import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))"#;
+
+/// Loads a module whose `describe` fails at random, and verifies it until that fails. All reasons have to start with
+/// these words.
+async fn is_refused_after_it_was_loaded(handler: &str, module: &[u8], words: &str) {
+    let mut loaded = None;
+    for _ in 0..TOSSES_MAX {
+        let handlers = Handlers::with(&[("moody.wasm", module)]).await;
+        loaded = handlers.catalog.current().get(handler).cloned();
+        if loaded.is_some() {
+            break;
+        }
+        let why = handlers.refusal("moody.wasm");
+        assert!(why.starts_with(words), "{why}");
+    }
+    let loaded = loaded.expect("a successful describe within the tosses");
+    let mut why = None;
+    for _ in 0..TOSSES_MAX {
+        why = sandbox().verify(&loaded).await.err();
+        if why.is_some() {
+            break;
+        }
+    }
+    let why = why.expect("a failed describe within the tosses");
+    assert!(why.starts_with(words), "{why}");
+}
+
 #[tokio::test]
 async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres_stores() {
     let manifest = manifest("test.moody", "1");
@@ -201,33 +229,30 @@ async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres
          (call $text (i32.const 4096) (i32.const {}))",
         manifest.len()
     );
-    let random = r#"(import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))"#;
     let module = assemble(
-        random,
+        RANDOM,
         &describe,
         &format!("{manifest}{panic}"),
         "unreachable",
     );
     let words = "it panicked while it described itself: no\\u{0}\\u{9b}more";
-    let mut loaded = None;
-    for _ in 0..TOSSES_MAX {
-        let handlers = Handlers::with(&[("moody.wasm", &module)]).await;
-        loaded = handlers.catalog.current().get("test.moody").cloned();
-        if loaded.is_some() {
-            break;
-        }
-        assert!(handlers.refusal("moody.wasm").starts_with(words));
-    }
-    let handler = loaded.expect("a successful describe within the tosses");
-    let mut why = None;
-    for _ in 0..TOSSES_MAX {
-        why = sandbox().verify(&handler).await.err();
-        if why.is_some() {
-            break;
-        }
-    }
-    let why = why.expect("a panic within the tosses");
-    assert!(why.starts_with(words), "{why}");
+    is_refused_after_it_was_loaded("test.moody", &module, words).await;
+}
+
+#[tokio::test]
+async fn a_module_whose_second_manifest_does_not_parse_is_reported_with_what_does_not() {
+    let manifest = manifest("test.terse", "1");
+    // `describe` returns half of the manifest at random.
+    let describe = format!(
+        "(drop (call $random (i32.const 0) (i32.const 1)))
+         (call $text (i32.const 4096) (select (i32.const {half}) (i32.const {whole})
+             (i32.and (i32.load8_u (i32.const 0)) (i32.const 1))))",
+        half = manifest.len() / 2,
+        whole = manifest.len()
+    );
+    let module = assemble(RANDOM, &describe, &manifest, "unreachable");
+    let words = "its manifest (describe) does not parse: ";
+    is_refused_after_it_was_loaded("test.terse", &module, words).await;
 }
 
 #[test]

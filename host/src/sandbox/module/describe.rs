@@ -120,12 +120,20 @@ impl Sandbox {
         ));
         let described = task.await.unwrap_or_else(|error| Err(could_not(&error)));
         let text = described.map_err(|failed| failed.why)?;
-        let manifest = Manifest::parse(&text)?;
+        let manifest = parsed(&text)?;
         match manifest.handlers.contains(&handler.manifest) {
             true => Ok(()),
             false => Err("its manifest has changed since it was loaded".into()),
         }
     }
+}
+
+/// The manifest that `describe` has returned.
+///
+/// # Errors
+/// A sentence that starts with "its manifest …".
+pub(super) fn parsed(described: &str) -> Result<Manifest, String> {
+    Manifest::parse(described).map_err(|why| format!("its manifest (describe) {why}"))
 }
 
 async fn call(

@@ -11,7 +11,6 @@ use super::compile::{Compiler, Try};
 use super::describe;
 use super::digest::Digest;
 use super::lines::Lines;
-use super::manifest::Manifest;
 use super::pin::PublicKey;
 use super::ready::{CodeFrom, Module};
 use super::refused::{NotLoaded, check_kind};
@@ -54,8 +53,7 @@ pub(in crate::sandbox) fn load(
 
     let lines = Arc::new(lines);
     let described = describe::describe(sandbox, pre.clone(), lines.clone(), which)?;
-    let manifest =
-        Manifest::parse(&described).map_err(|why| format!("its manifest (describe) {why}"))?;
+    let manifest = describe::parsed(&described)?;
     Ok(Module {
         file: file.to_owned(),
         digest,
