@@ -49,18 +49,18 @@ fn check(capability: &str) -> Result<(), String> {
     }
     let expected = match (word, detail) {
         ("http", Some(host)) if !is_host(host) => {
-            "a host such as `api.example.com` or `*.example.com`, without scheme and port"
+            "a host without scheme and port such as `api.example.com` or `*.example.com`"
         }
         ("secrets" | "sign" | "env" | "settings" | "sql", Some(name)) if !is_key(name) => {
             "a name of letters, digits, - and _"
         }
         ("enqueue", Some(pattern)) if !is_pattern(pattern) => {
-            "a handler name, or a pattern such as `photo.*`"
+            "a handler name or a pattern such as `photo.*`"
         }
         _ => return Ok(()),
     };
     Err(format!(
-        "`{capability}`: after the colon must be {expected}"
+        "`{capability}`: expected {expected} after the colon"
     ))
 }
 

@@ -440,12 +440,15 @@ fn capabilities_are_those_that_the_host_can_read() {
     for (wrong, part) in [
         (
             "http:https://a.example",
-            "a host such as `api.example.com` or",
+            "a host without scheme and port such as `api.example.com` or",
         ),
         ("http:a.example:8080", "without scheme and port"),
         ("secrets:a b", "a name of letters, digits, - and _"),
         ("env:A=B", "a name of letters, digits, - and _"),
-        ("enqueue:photo*", "a pattern such as `photo.*`"),
+        (
+            "enqueue:photo*",
+            "`enqueue:photo*`: expected a handler name or a pattern such as `photo.*` after the colon",
+        ),
         ("dirs:/a\nb", "followed by a colon"),
         (&*long, "a value of up to 256 characters"),
     ] {
