@@ -124,6 +124,7 @@ BEGIN
            count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains) AS staying,
            count(*) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains AND w.parked IS NULL) AS able,
            (array_agg(w.parked) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains))[1] AS parked,
+           (array_agg(w.parked_cause) FILTER (WHERE w.has AND w.serves AND w.tagged AND w.permitted AND NOT w.drains))[1] AS parked_cause,
            ARRAY(SELECT t.tag FROM unnest(p_tags) AS t(tag)
                  WHERE NOT EXISTS (SELECT FROM rouse._running_workers(p_handler, p_queue, p_tags, p_now) AS o WHERE o.has AND o.serves AND t.tag = ANY (o.tags))
                  ORDER BY 1) AS missing
@@ -156,9 +157,15 @@ BEGIN
             remedy := 'Start another host.';
         WHEN able.able = 0 THEN
             reason := 'parked';
-            sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements cannot run: %s', p_handler,
-                               left(able.parked, 500));
-            remedy := 'Run the GRANT or the migration that is missing. The hosts check again every 30 seconds.';
+            IF able.parked_cause = 'login' THEN
+                sentence := format('Handler %s is parked on all workers that could run it: %s.', p_handler, left(able.parked, 500));
+                remedy := 'Check whether the login of the handler (`login` in its `sql` table in rouse.toml) can connect to the database. '
+                          'The hosts keep trying, and notice within a minute that it responds.';
+            ELSE
+                sentence := format('Handler %s is parked on all workers that could run it, because its SQL statements cannot run: %s', p_handler,
+                                   left(able.parked, 500));
+                remedy := 'Run the GRANT or the migration that is missing. The hosts check again every 30 seconds.';
+            END IF;
         ELSE
             RETURN;
     END CASE;
@@ -179,13 +186,16 @@ END
 $$;
 
 -- The running workers, and which of the conditions of the jobs of a lane each meets. `parked`: the reason why the
--- handler is parked there.
+-- handler is parked there. `parked_cause`: `statements`, which do not fit the database, or `login`, which does not
+-- respond or has not done so yet.
 CREATE OR REPLACE FUNCTION rouse._running_workers(p_handler text, p_queue text, p_tags text[], p_now timestamptz)
-RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text)
+RETURNS TABLE (incarnation bigint, slots integer, tags text[], has boolean, serves boolean, tagged boolean, permitted boolean, drains boolean, parked text,
+               parked_cause text)
 LANGUAGE sql STABLE AS $$
     SELECT w.incarnation, w.slots, w.tags, p_handler = ANY (w.handlers), w.queues = '{}' OR p_queue = ANY (w.queues), w.tags @> p_tags,
            NOT w.limited OR rouse._login_takes(w.login, p_queue, p_handler, p_tags), w.draining_at IS NOT NULL,
-           CASE WHEN p_handler = ANY (w.parked) THEN coalesce(w.capabilities -> p_handler ->> 'parked', '') END
+           CASE WHEN p_handler = ANY (w.parked) THEN coalesce(w.capabilities -> p_handler ->> 'parked', '') END,
+           w.capabilities -> p_handler ->> 'parked_cause'
     FROM rouse.worker AS w
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > p_now - interval '90 seconds'
 $$;

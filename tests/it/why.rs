@@ -67,7 +67,17 @@ async fn for_a_job_that_no_worker_takes_why_names_what_the_workers_lack() {
         ),
         (
             r#"draining_at = NULL, parked = '{greet}', capabilities = '{"greet": {"parked": "permission denied for table orders"}}'"#,
-            ("parked", "permission denied for table orders"),
+            (
+                "parked",
+                "because its SQL statements cannot run: permission denied for table orders",
+            ),
+        ),
+        (
+            r#"capabilities = '{"greet": {"parked": "its login is gone", "parked_cause": "login"}}'"#,
+            (
+                "parked",
+                "is parked on all workers that could run it: its login is gone.",
+            ),
         ),
         (
             "parked = '{}', limited = true",

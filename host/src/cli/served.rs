@@ -130,11 +130,9 @@ impl<'a> Wanted<'a> {
         if let Some(first) = tagged.first() {
             let parked = |worker: &Value| worker["parked"][self.handler].as_str().map(plain);
             let is_parked = tagged.iter().all(|worker| parked(worker).is_some());
-            return parked(first).filter(|_| is_parked).map(|why| {
-                format!(
-                    "the handler {handler} is parked, because its SQL statements cannot run: {why}"
-                )
-            });
+            return parked(first)
+                .filter(|_| is_parked)
+                .map(|why| format!("the handler {handler} is parked: {why}"));
         }
         let tags = plain(&tags.join(", "));
         Some(format!(

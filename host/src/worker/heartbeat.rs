@@ -53,7 +53,7 @@ const PARKED_BYTES_MAX: usize = 1 << 10;
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
 /// `{"handler": {"version": …, "grants": […], "max_attempts": …, "concurrency": …, "payload_keys": […], "schedule":
-/// {…}, "parked": …}, …}`
+/// {…}, "parked": …, "parked_cause": …}, …}`
 fn capabilities(
     settings: &Settings,
     handlers: &HandlerSet,
@@ -75,8 +75,9 @@ fn capabilities(
         if let Some(schedule) = handler.schedule() {
             capability["schedule"] = json!(schedule);
         }
-        if let Some(why) = sql.and_then(|sql| sql.parked_because(handler)) {
+        if let Some((cause, why)) = sql.and_then(|sql| sql.parked_because(handler)) {
             capability["parked"] = json!(printable(&why, PARKED_BYTES_MAX));
+            capability["parked_cause"] = json!(cause.as_str());
         }
         if let Some(keys) = &handler.manifest.payload_keys {
             // Each key is counted with its quotes, a comma and a space.

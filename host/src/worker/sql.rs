@@ -72,6 +72,25 @@ enum FitState {
     Parked(Arc<str>),
 }
 
+/// What has to change before a parked handler can run. `rouse.why` chooses its remedy by this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ParkedCause {
+    /// Its statements do not fit the database, or its login may not run them.
+    Statements,
+    /// Its login does not respond, or could not be used for a check yet.
+    Login,
+}
+
+impl ParkedCause {
+    /// As workers register it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Statements => "statements",
+            Self::Login => "login",
+        }
+    }
+}
+
 /// The statements of a handler, which fit the database.
 pub(super) struct Statements {
     pub(super) login: Login,
@@ -220,19 +239,26 @@ impl Sql {
     }
 
     /// Why this handler is parked; `None` if it is not.
-    pub(super) fn parked_because(&self, handler: &Handler) -> Option<Arc<str>> {
+    pub(super) fn parked_because(&self, handler: &Handler) -> Option<(ParkedCause, Arc<str>)> {
         let table = &granted(handler)?.table;
         if !self.logins.contains_key(table) {
             let why = format!("[handlers.\"{table}\".sql] of rouse.toml names no login");
-            return Some(why.into());
+            return Some((ParkedCause::Login, why.into()));
         }
-        match &self.fits.load().get(&handler.manifest.name)?.state {
-            FitState::Parked(why) => Some(why.clone()),
-            FitState::Unavailable(_) => Some("its login does not answer".into()),
+        let (cause, why) = match &self.fits.load().get(&handler.manifest.name)?.state {
+            FitState::Parked(why) => (ParkedCause::Statements, why.clone()),
+            FitState::Unavailable(_) => (
+                ParkedCause::Login,
+                "the login of its SQL statements does not respond".into(),
+            ),
             // The cause, which may contain the address of the server, is logged.
-            FitState::Unchecked(_) => Some("its SQL statements cannot be checked now".into()),
-            FitState::Fits(_) => None,
-        }
+            FitState::Unchecked(_) => (
+                ParkedCause::Login,
+                "its SQL statements cannot be checked now".into(),
+            ),
+            FitState::Fits(_) => return None,
+        };
+        Some((cause, why))
     }
 
     /// Locks the state of all handlers, so that no change to it is lost.

@@ -32,6 +32,13 @@ async fn why(shop: &Shop, handler: &str) -> String {
         .get(0)
 }
 
+/// How `rouse.why` explains that the handler of a job is parked: the sentence and the remedy.
+async fn explained(shop: &Shop, job: i64) -> (String, String) {
+    let sql = "SELECT sentence, remedy FROM rouse.why($1) WHERE reason = 'parked'";
+    let row = shop.client.query_one(sql, &[&job]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
 #[tokio::test]
 async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers() {
     let shop = Shop::open().await;
@@ -92,6 +99,12 @@ async fn a_right_that_is_revoked_parks_the_handler_without_spending_the_attempt(
         "SELECT state = 'queued' AND attempt = uncounted FROM rouse.jobs WHERE id = {second}"
     ))
     .await;
+    let (sentence, remedy) = explained(&shop, second).await;
+    assert!(
+        sentence.contains("because its SQL statements cannot run: "),
+        "{sentence}"
+    );
+    assert!(remedy.starts_with("Run the GRANT"), "{remedy}");
     // A new worker finds the privilege again; the running one within 30 seconds.
     shop.grant().await;
     worker.drain().await;
@@ -373,10 +386,43 @@ async fn a_handler_whose_login_has_not_answered_since_the_start_is_shown_as_park
     shop.until(&parked("sql.run")).await;
     let message = why(&shop, "sql.run").await;
     assert_eq!(message, "its SQL statements cannot be checked now");
+    let waiting = shop.enqueue(json!([])).await;
+    let (sentence, remedy) = explained(&shop, waiting).await;
+    assert!(
+        sentence.ends_with("could run it: its SQL statements cannot be checked now."),
+        "{sentence}"
+    );
+    assert!(remedy.starts_with("Check whether the login"), "{remedy}");
     proxy.come_up();
     shop.until(&format!("SELECT NOT ({})", parked("sql.run")))
         .await;
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_login_no_longer_responds_waits_for_the_login_and_not_for_a_grant() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(&shop.db).await;
+    let login = connector(&shop.as_login(proxy.url()));
+    let worker = shop.start_with(login, Settings::default()).await;
+    assert_eq!(shop.run(json!([])).await.state, "succeeded");
+    proxy.go_down();
+    let paying = shop
+        .enqueue(json!([{"sql": call("add_order", json!([1]))}]))
+        .await;
+    shop.until(&parked("sql.run")).await;
+    let waiting = shop.enqueue(json!([])).await;
+    let (sentence, remedy) = explained(&shop, waiting).await;
+    assert!(
+        sentence.ends_with("could run it: the login of its SQL statements does not respond."),
+        "{sentence}"
+    );
+    assert!(remedy.starts_with("Check whether the login"), "{remedy}");
+    proxy.come_up();
+    for id in [paying, waiting] {
+        assert_eq!(shop.ended(id).await.state, "succeeded");
+    }
     worker.drain().await;
 }
 

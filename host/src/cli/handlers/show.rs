@@ -111,10 +111,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let parked: Vec<String> = on.iter().filter_map(parked).collect();
     if !parked.is_empty() {
-        parts.push(format!(
-            "parked, because its SQL statements cannot run\n{}",
-            parked.join("\n")
-        ));
+        parts.push(format!("parked\n{}", parked.join("\n")));
     }
     if !waiting.is_empty() {
         parts.push(format!("waiting\n{}", backlog(&waiting, now)));
