@@ -682,8 +682,8 @@ BEGIN
         IF gate.on_conflict = 'refuse' AND p_may_refuse THEN
             RAISE EXCEPTION 'rouse.enqueue: gate % is closed: it has let job % of handler % through', gate.name, held.job, p_handler
                 USING ERRCODE = 'RW009',
-                      HINT = CASE gate.during WHEN 'queued' THEN 'It opens when that job starts.' WHEN 'running' THEN 'It opens when that job has ended.'
-                             ELSE format('It opens at %s.', held.until) END;
+                      HINT = CASE gate.during WHEN 'queued' THEN 'It opens when that job starts or ends.'
+                             WHEN 'running' THEN 'It opens when that job has ended.' ELSE format('It opens at %s.', held.until) END;
         END IF;
         live := held.job;
         PERFORM rouse._open_gates(p_id, passed);

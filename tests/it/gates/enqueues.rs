@@ -131,6 +131,22 @@ async fn a_new_job_may_replace_what_waits_or_be_refused() {
     enqueue(&client, "a", "").await;
 }
 
+#[tokio::test]
+async fn a_refusal_says_when_the_gate_opens_and_a_cancelled_job_opens_it() {
+    let (_db, client) = gate("'one', 'singleton', handler => 'a', on_conflict => 'refuse'").await;
+    let first = enqueue(&client, "a", "").await;
+    let why = refusal(&client, "SELECT rouse.enqueue('a')").await;
+    assert!(
+        why.contains("It opens when that job starts or ends."),
+        "{why}"
+    );
+    client
+        .batch_execute(&format!("SELECT rouse.cancel({first})"))
+        .await
+        .unwrap();
+    assert_ne!(enqueue(&client, "a", "").await, first);
+}
+
 /// A job that a schedule would enqueue gives way without an error, and a chain continues in any case.
 #[tokio::test]
 async fn schedules_and_chains_are_never_refused() {
