@@ -2,7 +2,8 @@
 //!
 //! A handler with granted statements is served only after the database has accepted all of them in a session of the
 //! handler's login. A handler whose statements do not fit is parked: its jobs wait, for another host or until the next
-//! check. They also wait while the login does not answer. `check` finds this out, and `effects.rs` runs the statements.
+//! check. They also wait while the login does not respond. `check` finds this out, and `effects.rs` runs the
+//! statements.
 
 mod check;
 
@@ -334,13 +335,13 @@ fn report(handler: &str, before: Option<&FitState>, now: &FitState) {
             let login = statements.login.target();
             warn!(
                 handler,
-                login, "the login of the handler's SQL statements does not answer; its jobs wait"
+                login, "the login of the handler's SQL statements does not respond; its jobs wait"
             );
         }
         (Some(FitState::Unavailable(_)), FitState::Fits(_)) => {
             info!(
                 handler,
-                "the login of the handler's SQL statements answers again"
+                "the login of the handler's SQL statements responds again"
             );
         }
         (_, FitState::Unchecked(why)) => {

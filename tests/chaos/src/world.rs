@@ -19,8 +19,8 @@ use super::suspending::Suspending;
 const TRY: &str = "a connection did not open";
 /// The messages that a host logs when it stops serving a handler whose login does not respond, and when it serves the
 /// handler again (`host/src/worker/sql.rs`).
-const LOGIN_AWAY: &str = "the login of the handler's SQL statements does not answer";
-const LOGIN_BACK: &str = "the login of the handler's SQL statements answers again";
+const LOGIN_AWAY: &str = "the login of the handler's SQL statements does not respond";
+const LOGIN_BACK: &str = "the login of the handler's SQL statements responds again";
 
 /// A request with its response. The response to a request that never got one counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
@@ -215,7 +215,7 @@ pub(super) struct Try {
     pub(super) counted: bool,
 }
 
-/// A host does not serve a handler, because the handler's login does not answer. Read from the host's log.
+/// A host does not serve a handler, because the handler's login does not respond. Read from the host's log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LoginAway {
     pub(super) worker: String,
@@ -380,7 +380,7 @@ fn failed_try(worker: &str, line: &str) -> Result<Try> {
     })
 }
 
-/// The times in which hosts did not serve a handler, because its login did not answer.
+/// The times in which hosts did not serve a handler, because its login did not respond.
 fn logins_away(logs: &[(String, String)]) -> Result<Vec<LoginAway>> {
     let mut found: Vec<LoginAway> = Vec::new();
     for (worker, log) in logs {
@@ -525,10 +525,10 @@ mod tests {
     }
 
     #[test]
-    fn logins_that_do_not_answer_are_read_from_the_log() {
-        let log = "1970-01-01T00:00:02.000500Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not answer; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n\
-                   1970-01-01T00:00:03.000000Z  INFO rouse::worker::sql: the login of the handler's SQL statements answers again handler=\"chaos.pay\"\n\
-                   1970-01-01T00:00:04.000000Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not answer; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n";
+    fn logins_that_do_not_respond_are_read_from_the_log() {
+        let log = "1970-01-01T00:00:02.000500Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not respond; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n\
+                   1970-01-01T00:00:03.000000Z  INFO rouse::worker::sql: the login of the handler's SQL statements responds again handler=\"chaos.pay\"\n\
+                   1970-01-01T00:00:04.000000Z  WARN rouse::worker::sql: the login of the handler's SQL statements does not respond; its jobs wait handler=\"chaos.pay\" login=\"rouse as chaos_pay\"\n";
         let away = |from_us, until_us| LoginAway {
             worker: "host-0".into(),
             handler: "chaos.pay".into(),

@@ -377,7 +377,7 @@ async fn an_attempt_of_a_replaced_module_runs_only_the_statements_that_its_versi
 }
 
 #[tokio::test]
-async fn a_handler_whose_login_has_not_answered_since_the_start_is_shown_as_parked() {
+async fn a_handler_whose_login_has_not_responded_since_the_start_is_shown_as_parked() {
     let shop = Shop::open().await;
     let proxy = Proxy::start(&shop.db).await;
     proxy.go_down();
@@ -458,7 +458,7 @@ async fn the_metric_shows_a_handler_whose_statements_cannot_be_checked_as_parked
 }
 
 #[tokio::test]
-async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
+async fn a_login_that_does_not_respond_does_not_delay_the_check_of_another() {
     let shop = Shop::open().await;
     let (_worker, silent, _folder) = with_silent_login(&shop, shop.login()).await;
     let given_up = given_up(&silent).await;
@@ -470,7 +470,7 @@ async fn a_login_that_does_not_answer_does_not_delay_the_check_of_another() {
 }
 
 #[tokio::test]
-async fn a_login_that_does_not_answer_does_not_delay_the_next_try_of_another() {
+async fn a_login_that_does_not_respond_does_not_delay_the_next_try_of_another() {
     let shop = Shop::open().await;
     let proxy = Proxy::start(&shop.db).await;
     proxy.go_down();
@@ -527,7 +527,7 @@ async fn given_up(silent: &TcpListener) -> impl Future<Output = ()> {
 
 /// Its login has no connection left. More have succeeded than may wait for it, and they have no slots.
 #[tokio::test]
-async fn jobs_wait_for_a_login_that_does_not_answer_and_take_no_slots_of_others() {
+async fn jobs_wait_for_a_login_that_does_not_respond_and_take_no_slots_of_others() {
     let shop = Shop::open().await;
     let settings = Settings {
         slots: 4,

@@ -26,13 +26,13 @@ const UNCHECKED_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// without a free connection, does not matter.
 const UNAVAILABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// The maximum number of logins that are checked at the same time. A login that does not answer takes up to 15 s for
+/// The maximum number of logins that are checked at the same time. A login that does not respond takes up to 15 s for
 /// each step of a check; if there are more of these than this, the others wait for them.
 const LOGINS_AT_ONCE: usize = 16;
 
 /// Checks the statements of all handlers when the worker starts and after each change to the handlers, and rechecks
 /// those that do not fit at intervals, until the worker ends. Each login has checks of its own, so that one that does
-/// not answer does not delay those of others.
+/// not respond does not delay those of others.
 pub(in crate::worker) async fn run_forever(shared: Arc<Shared>) {
     let permits = Semaphore::new(LOGINS_AT_ONCE);
     let mut checks = Vec::new();
@@ -191,7 +191,7 @@ async fn check_due(shared: &Shared, login: &HandlerLogin, due: Due<'_>, next: &m
         if !responds {
             next.within(UNCHECKED_CHECK_EVERY);
             let (name, changing) = (&handler.manifest.name, shared.sql.changing());
-            let state = FitState::Unchecked("its login does not answer".into());
+            let state = FitState::Unchecked("its login does not respond".into());
             change(shared, &changing, name, granted, state);
             continue;
         }

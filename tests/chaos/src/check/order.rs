@@ -18,8 +18,8 @@ type Claim = (i64, i32, i64);
 
 /// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption, while it
 /// serves the orphan's handler: a handler with SQL statements is parked on a new worker until they have been checked,
-/// and on any worker while its login does not answer. Intervals with a crash of the server are left out: the server may
-/// have forgotten claims and adoptions.
+/// and on any worker while its login does not respond. Intervals with a crash of the server are left out: the server
+/// may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);

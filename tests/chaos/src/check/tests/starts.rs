@@ -64,7 +64,7 @@ fn a_queued_job_may_go_first_while_the_handler_of_an_orphan_is_not_served() {
 }
 
 #[test]
-fn a_queued_job_may_go_first_while_the_login_of_an_orphans_handler_does_not_answer() {
+fn a_queued_job_may_go_first_while_the_login_of_an_orphans_handler_does_not_respond() {
     let mut world = healthy();
     let lost = world.attempts.iter_mut().find(|a| a.job == ORPHAN);
     let lost = lost.expect("it was lost");
