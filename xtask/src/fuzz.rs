@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: thousands of hostile inputs. Each target runs in its own process (`tests/fuzz`): any failure of
-//! that process is a finding.
+//! that process during a case is a finding.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -110,23 +111,45 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
         let mut command = command(target, &input);
         command.args(["--seed", &seed.to_string()]);
         command.args(["--seconds", &seconds.to_string()]);
+        discard_case(&input)?;
         let status = command.status().context("start rouse-fuzz")?;
         if !status.success() {
             code = ExitCode::FAILURE;
             let kept = folder.join(format!("{}-{seed}.{}", target.name(), target.extension()));
-            std::fs::rename(&input, &kept).with_context(|| format!("keep {}", input.display()))?;
-            println!(
-                "{:<10} FAILED ({status}); to repeat the case:",
-                target.name()
-            );
-            println!("  cargo xtask fuzz --repeat {}", kept.display());
+            let name = target.name();
+            match keep_case(&input, &kept)? {
+                true => {
+                    println!("{name:<10} FAILED ({status}); to repeat the case:");
+                    println!("  cargo xtask fuzz --repeat {}", kept.display());
+                }
+                false => println!("{name:<10} FAILED ({status}) before its first case"),
+            }
         }
     }
     Ok(code)
 }
 
+/// Deletes the last case of an earlier run.
+fn discard_case(input: &Path) -> Result<()> {
+    match std::fs::remove_file(input) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("delete {}", input.display()))
+        }
+        Err(_) | Ok(()) => Ok(()),
+    }
+}
+
+/// Keeps the last case of a target that has failed. Returns false if there is none.
+fn keep_case(input: &Path, kept: &Path) -> Result<bool> {
+    match std::fs::rename(input, kept) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("keep {}", input.display())),
+    }
+}
+
 /// The target of a kept case, read from the start of its file name.
-fn target_of(file: &std::path::Path) -> Result<Target> {
+fn target_of(file: &Path) -> Result<Target> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let starts = |target: &&Target| name.starts_with(&format!("{}-", target.name()));
     match Target::value_variants().iter().find(starts) {
@@ -149,6 +172,19 @@ mod tests {
             assert_eq!(target_of(file.as_ref()).unwrap().name(), target.name());
         }
         assert!(target_of("target/fuzz/else-7.wasm".as_ref()).is_err());
+    }
+
+    #[test]
+    fn a_failure_before_the_first_case_keeps_no_case_of_an_earlier_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let [input, kept] = ["schemas.input", "schemas-7.json"].map(|it| folder.path().join(it));
+        std::fs::write(&input, "earlier").unwrap();
+        discard_case(&input).unwrap();
+        assert!(!keep_case(&input, &kept).unwrap() && !kept.exists());
+        discard_case(&input).unwrap();
+        std::fs::write(&input, "case").unwrap();
+        assert!(keep_case(&input, &kept).unwrap());
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "case");
     }
 
     #[test]
