@@ -15,9 +15,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use rouse_workbench::workspace::{self, Workspace};
 
+use crate::ci::is_ci;
+
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; implied if CI is set
+    /// Install missing tools (cargo-deny, mdBook) into ~/.cache/rouse/tools; implied by CI=true
     #[arg(long)]
     install: bool,
 }
@@ -37,7 +39,7 @@ struct Step<'a> {
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
-    let install = options.install || std::env::var_os("CI").is_some();
+    let install = options.install || is_ci();
     let steps = [
         step("format", || format(workspace)),
         step("conformance table", || {

@@ -16,6 +16,8 @@ mod program;
 
 mod tool;
 
+mod ci;
+
 mod other_guests;
 
 use std::path::PathBuf;

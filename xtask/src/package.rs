@@ -12,6 +12,7 @@ use clap::Args;
 use rouse_workbench::workspace::{self, Workspace};
 use sha2::{Digest as _, Sha256};
 
+use crate::ci::is_ci;
 use crate::tool::CARGO_DEB;
 
 pub(crate) use for_tests::prepare as prepare_for_tests;
@@ -24,7 +25,7 @@ pub(crate) struct Options {
     /// The cargo profile to compile `rouse` with; the tests use `dev`
     #[arg(long, default_value = "release")]
     profile: String,
-    /// Install cargo-deb into ~/.cache/rouse/tools if it is missing; implied if CI is set
+    /// Install cargo-deb into ~/.cache/rouse/tools if it is missing; implied by CI=true
     #[arg(long)]
     install: bool,
 }
@@ -42,7 +43,7 @@ const FILES: [(&str, &str, &str); 6] = [
 ];
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let install = options.install || std::env::var_os("CI").is_some();
+    let install = options.install || is_ci();
     // Fails before the build, which takes minutes.
     let cargo_deb = CARGO_DEB.find(install)?;
     let rouse = workspace.build_program_as("rouse", &options.profile)?;

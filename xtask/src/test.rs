@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use rouse_workbench::guests;
 use rouse_workbench::workspace::Workspace;
 
+use crate::ci::is_ci;
 use crate::{other_guests, package};
 
 /// Tests wait more than they compute, so a small machine runs more of them at once than it has cores.
@@ -246,11 +247,6 @@ impl Tests<'_> {
             .code()
             .map_or(1, |code| u8::try_from(code).unwrap_or(1)))
     }
-}
-
-/// As in tests/it/support/skip.rs: a test that cannot run fails in CI, and is skipped elsewhere.
-fn is_ci() -> bool {
-    std::env::var_os("CI").is_some_and(|ci| ci == "true")
 }
 
 fn test_threads() -> usize {
