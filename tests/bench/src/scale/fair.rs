@@ -1,6 +1,6 @@
 //! Fair queues: the cost of turns, the shares of the keys, and the delay of a tenant that had no jobs before.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rouse_workbench::percentiles::{Percentiles, median};
@@ -21,6 +21,8 @@ const WINDOW: i64 = 5_000;
 /// The number of jobs of tenants that had none before.
 const COLD: u32 = 200;
 const COLD_EVERY: Duration = Duration::from_millis(20);
+/// The time limit for the cold jobs to end after the last of them was enqueued.
+const COLD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of jobs of the tenant that floods the queue.
 const FLOOD: i64 = 400_000;
 
@@ -130,11 +132,17 @@ async fn cold(scale: &mut Scale<'_>) -> Result<()> {
                 let left: i64 = client.query_one(left, &[]).await?.get(0);
                 ensure!(flood == 0 || left > 0, "the flood ended before the last cold tenant");
                 let ended = "SELECT extract(epoch FROM f.started_at - f.requested_at)::float8 * 1000 FROM rouse.finished AS f WHERE f.tenant LIKE $1";
+                let enqueued = Instant::now();
                 loop {
                     let rows = client.query(ended, &[&format!("cold-{key}-%")]).await?;
                     if rows.len() == COLD as usize {
                         break Ok(rows.iter().map(|row| row.get(0)).collect::<Vec<f64>>());
                     }
+                    ensure!(
+                        enqueued.elapsed() < COLD_TIMEOUT,
+                        "{} of {COLD} cold jobs had ended after {COLD_TIMEOUT:?}",
+                        rows.len()
+                    );
                     tokio::time::sleep(COLD_EVERY).await;
                 }
             })
