@@ -23,6 +23,8 @@ const ALONE: Duration = Duration::from_secs(5);
 const CLAIMED: i32 = 1_000;
 /// The maximum number of jobs in a flow.
 const FLOW: i64 = 10_000;
+/// The maximum number of jobs that one statement enqueues to wait for another.
+const CHILDREN: i64 = 1_000;
 /// The number of jobs that each job of the retried flow waits for.
 const DEPENDENCIES: i64 = 20;
 const FENCE: i64 = 7;
@@ -154,8 +156,8 @@ pub(super) async fn run(
                     || CASE n WHEN 1 THEN '{\"run_at\": \"2999-01-01\"}' ELSE '{\"after\": [\"1\"]}'::jsonb END))
                 FROM generate_series(1, $1::bigint) AS n";
     let mut flows = Vec::new();
-    for _ in (0..jobs).step_by(10_000) {
-        let row = client.query_one(flow, &[&jobs.min(FLOW)]).await;
+    for size in parts(jobs, FLOW) {
+        let row = client.query_one(flow, &[&size]).await;
         flows.push(row.context("enqueue a flow")?.get::<_, i64>(0));
     }
     let cancel = async {
@@ -170,9 +172,9 @@ pub(super) async fn run(
     bench.progress.step("enqueueing jobs that wait for one");
     let parent = "SELECT rouse.enqueue('held-up.waits', run_at => '2999-01-01')";
     let parent: i64 = client.query_one(parent, &[]).await?.get(0);
-    let children = "SELECT count(rouse.enqueue('held-up.waits', after => jsonb_build_array($1::bigint))) FROM generate_series(1, 1000)";
-    for _ in (0..jobs).step_by(1_000) {
-        client.query_one(children, &[&parent]).await?;
+    let children = "SELECT count(rouse.enqueue('held-up.waits', after => jsonb_build_array($1::bigint))) FROM generate_series(1, $2::bigint)";
+    for count in parts(jobs, CHILDREN) {
+        client.query_one(children, &[&parent, &count]).await?;
     }
     let fail = async {
         client
@@ -207,8 +209,32 @@ pub(super) async fn run(
     Ok(())
 }
 
+/// Sizes of up to `max` that add up to `jobs`.
+fn parts(jobs: i64, max: i64) -> Vec<i64> {
+    let mut sizes = Vec::new();
+    let mut left = jobs;
+    while left > 0 {
+        sizes.push(left.min(max));
+        left -= max;
+    }
+    sizes
+}
+
 /// Repeats a change to a flow until nothing is left to change.
 async fn until_zero(client: &Client, sql: &str, flow: i64) -> Result<()> {
     while client.query_one(sql, &[&flow]).await?.get::<_, i32>(0) > 0 {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn the_parts_add_up_to_the_number_of_jobs() {
+        assert_eq!(parts(25_000, 10_000), [10_000, 10_000, 5_000]);
+        assert_eq!(parts(10_000, 10_000), [10_000]);
+        assert_eq!(parts(1_500, 1_000), [1_000, 500]);
+        assert_eq!(parts(3, 10_000), [3]);
+    }
 }
