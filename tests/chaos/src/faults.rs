@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rouse_workbench::database;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,6 +19,12 @@ use super::producers::Recent;
 use super::random::Random;
 use super::server::Server;
 use super::settings::LEASE;
+
+/// The pause before a queue that could not be resumed is resumed again.
+const RESUME_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// A queue that cannot be resumed in this many tries ends the run.
+const REFUSALS_MAX: u32 = 100;
 
 /// The targets of faults.
 pub(super) struct Faults {
@@ -169,18 +175,55 @@ impl Faults {
         self.resume(&queue).await
     }
 
-    /// Retries until there is a response: a queue that stays paused would be an error of this program.
+    /// Retries until the queue is resumed: a queue that stays paused would be an error of this program.
     pub(super) async fn resume(&self, queue: &str) -> Result<()> {
         let mut caller = Caller::new(&self.server.url, &self.ledger);
         let sql = "SELECT rouse.resume_queue($1)::int::bigint";
+        let mut refusals = 0;
         loop {
             let request = Request::Resume {
                 queue: queue.to_owned(),
             };
             let response = caller.call(request, sql, &[&queue]).await?;
-            if matches!(response, Some(Response::Ok(_))) {
+            if is_resumed(queue, response, &mut refusals)? {
                 return Ok(());
             }
+            tokio::time::sleep(RESUME_AGAIN_AFTER).await;
         }
+    }
+}
+
+/// True if the queue is resumed according to this response. Counts refusals, and fails after too many of them.
+fn is_resumed(queue: &str, response: Option<Response>, refusals: &mut u32) -> Result<bool> {
+    match response {
+        Some(Response::Ok(_)) => Ok(true),
+        Some(Response::Refused(why)) => {
+            *refusals += 1;
+            ensure!(*refusals < REFUSALS_MAX, "resume queue {queue}: {why}");
+            Ok(false)
+        }
+        // The server is down for a moment.
+        Some(Response::Unknown(_)) | None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_refused_again_and_again_ends_the_run() {
+        let mut refusals = 0;
+        let mut after = |response| is_resumed("q", response, &mut refusals);
+        let refused = || Some(Response::Refused("no".into()));
+        for _ in 1..REFUSALS_MAX {
+            assert!(!after(refused()).unwrap());
+            assert!(!after(None).unwrap());
+        }
+        assert!(after(Some(Response::Ok(1))).unwrap());
+        assert_eq!(
+            after(refused()).unwrap_err().to_string(),
+            "resume queue q: no"
+        );
     }
 }
