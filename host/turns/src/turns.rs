@@ -18,9 +18,9 @@ const CHEAP: f64 = 0.01;
 /// next claim has a newer one, from the jobs that have ended.
 const CHEAP_TURNS_MAX: usize = 100;
 
-/// If a claim is for more jobs than this, and more lanes have jobs, each takes several turns at once: 500 jobs from 64
-/// lanes cost Postgres much less than 500 jobs from 250 lanes, especially behind gates, which are counted for each
-/// lane.
+/// If a claim is for at least twice as many jobs, and at least twice as many lanes have jobs, each lane takes several
+/// turns at once: 500 jobs from 64 lanes cost Postgres much less than 500 jobs from 250 lanes, especially behind gates,
+/// which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
 /// The maximum credit that is lost by rounding.
@@ -200,9 +200,9 @@ impl<L: Copy + Eq + Hash> Turns<L> {
     /// Divides a claim of `wanted` jobs among the lanes of each class, the first class first: at most `room` lanes.
     /// This takes the turns; [`Self::settle`] gives back those that were not used.
     ///
-    /// If there are more than `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and then
-    /// waits for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the next one
-    /// continues.
+    /// If there are at least twice `SINGLE_TURNS_MAX` lanes, each takes several turns of a large claim at once, and
+    /// then waits for as many rounds. A claim ends early with the last turn that a lane of cheap jobs may take; the
+    /// next one continues.
     pub fn divide(&mut self, wanted: usize, room: usize) -> Vec<Part<L>> {
         let burst = (wanted.min(self.lanes.len()) / SINGLE_TURNS_MAX).clamp(1, BURST_MAX);
         self.divide_by(burst, wanted, room)
