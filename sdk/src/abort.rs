@@ -78,7 +78,7 @@ impl AbortSignal {
             return reason;
         }
         Wait::new(self.world.abort_source()).await;
-        // A grace without a reason means that the host has lost track of the job.
+        // A signal that is ready without a reason means that the host has lost track of the job.
         self.reason().unwrap_or(AbortReason::Error)
     }
 }

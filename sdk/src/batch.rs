@@ -36,7 +36,7 @@ pub struct BatchJob<T> {
     pub payload: T,
 }
 
-/// Runs a handler of batches, from JSON to JSON. It returns one outcome for each job, in their order.
+/// Runs a handler of batches, from JSON to JSON. `handler` returns one outcome for each job, in the order of the jobs.
 ///
 /// # Errors
 /// Errors of the handler that apply to all jobs of the batch; for an attempt at a single job, also the error of that
@@ -79,7 +79,7 @@ where
         }
         for (id, of_job) in ids.into_iter().zip(outcomes) {
             if let Err(refused) = ctx.world().settle(id, outcome(of_job)) {
-                // Together, the outcomes may have become too large. This error is small.
+                // The outcomes may be too large in total. In that case, this error still fits.
                 ctx.world().settle(id, Err(refused))?;
             }
         }
@@ -89,7 +89,7 @@ where
 
 fn wrong_number(outcomes: usize, jobs: usize) -> Error {
     let why = format!(
-        "a handler of batches has to return one outcome for each job: {outcomes}, not {jobs}"
+        "a handler of batches has to return one outcome for each job: expected {jobs}, got {outcomes}"
     );
     Error::permanent(why).kind("invalid_batch")
 }

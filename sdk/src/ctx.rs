@@ -22,8 +22,8 @@ use crate::{AbortSignal, Error, Level, Result, World};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobInfo {
-    /// The job's id, the same for all its attempts. Negative if the handler was invoked without the queue; each such
-    /// call has its own number.
+    /// The job's id, the same for all its attempts. Negative if the handler was invoked without the queue; each
+    /// invocation has its own number.
     pub id: i64,
     /// The name under which the job was enqueued.
     pub handler: String,

@@ -37,9 +37,9 @@ pub struct Error {
     pub details: Option<Value>,
     /// True: the job fails at once. False: it is retried while it has attempts left.
     pub permanent: bool,
-    /// Retry after this time, instead of the handler's own backoff.
+    /// Retry after this delay, instead of the handler's own backoff.
     pub retry_after: Option<Duration>,
-    /// Retry at this time, instead of after either of these delays.
+    /// Retry at this time, instead of after `retry_after` or the backoff.
     pub retry_at: Option<SystemTime>,
 }
 
@@ -80,7 +80,7 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt after this time; makes the error retryable.
+    /// Requests the next attempt after this delay; makes the error retryable.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.permanent = false;
@@ -99,7 +99,7 @@ impl Error {
         self
     }
 
-    /// If a next attempt was requested, limits its delay to this time from now. Use it for delays that a server
+    /// Limits a requested delay or time of the next attempt to this long from now. Use it for delays that a server
     /// requests.
     #[must_use]
     pub fn retry_within(mut self, longest: Duration) -> Self {

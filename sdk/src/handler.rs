@@ -45,7 +45,7 @@ pub struct Gate {
     /// What it limits.
     pub limit: GateLimit,
     /// The scope of each limit: up to two of `tenant`, `source`, `handler`, `queue` and paths of the payload such as
-    /// `$.customer.id`. Empty: there is one limit.
+    /// `$.customer.id`. Empty: one limit for all jobs of the handler.
     pub key: &'static [&'static str],
 }
 
@@ -68,14 +68,14 @@ pub enum GateLimit {
     },
     /// Jobs of a key start together: the handler takes batches ([`BatchJob`](crate::BatchJob)).
     Batch {
-        /// The maximum.
+        /// The maximum number of jobs in a batch.
         max: u32,
         /// The time for which the first job waits for others, in milliseconds. `None`: it does not wait.
         period_ms: Option<u64>,
     },
     /// While there is a job of a key, no other is enqueued.
     Singleton {
-        /// The time for which the job counts.
+        /// The time during which the job keeps out others.
         during: During,
         /// The period of [`During::Period`], in milliseconds.
         period_ms: Option<u64>,
@@ -225,8 +225,8 @@ pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
         .or_else(|_| decode_with_path(payload))
 }
 
-/// A job that was enqueued without a payload has `{}`. The host also accepts it for a handler that accepts `null`: one
-/// without input, `()`, or with an optional one, `Option<T>`.
+/// Reads `{}`, the payload of a job that was enqueued without one, as `null`. The host accepts it for each handler that
+/// accepts `null`: one without input (`()`), or with an optional input (`Option<T>`).
 fn decode_missing<T: DeserializeOwned>(payload: &[u8]) -> Option<T> {
     match payload.trim_ascii() {
         b"{}" => serde_json::from_str("null").ok(),

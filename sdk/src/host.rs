@@ -12,7 +12,7 @@ use crate::{AbortReason, JobInfo, Result};
 /// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Individual steps.
+    /// The finest details.
     Trace,
     /// Information for debugging.
     Debug,
@@ -68,7 +68,7 @@ pub(crate) trait Flow {
     fn sleep_until(&self, step: &str, unix_ms: i64) -> Result<()>;
     /// The payload, JSON; `None` after the timeout.
     fn signal(&self, step: &str, name: &str, timeout_ms: Option<u64>) -> Result<Option<Vec<u8>>>;
-    /// The results, or errors, of these jobs, each with its step: JSON.
+    /// Calls jobs, each with the name of its step. Returns their results or errors, JSON.
     fn call(&self, calls: Vec<(String, NewJob)>) -> Result<Vec<Result<Vec<u8>, Vec<u8>>>>;
 }
 
@@ -80,7 +80,7 @@ pub(crate) trait Batch {
     fn settle(&self, job: i64, outcome: Result<Vec<u8>>) -> Result<()>;
 }
 
-/// A call of a statement that the handler has declared.
+/// A call to a statement that the handler has declared.
 pub(crate) struct SqlCall {
     pub(crate) statement: String,
     /// A JSON array.

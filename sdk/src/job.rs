@@ -68,7 +68,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// of its result, for [`Ctx::call`](crate::Ctx::call).
 ///
 /// When the job is passed to `Ctx`, the host checks the grant (kind `denied`), the names of handler and queue,
-/// `max_attempts`, the unique key, tags, durations, that Postgres can store the payload, and the number and the size of
+/// `max_attempts`, the unique key, tags, durations, whether Postgres can store the payload, and the number and size of
 /// the attempt's jobs (kind `job_refused`). Postgres checks the rest when the attempt is settled, after the handler has
 /// returned: the size of one payload, `run_at`, grants, and the names of [`after`](Self::after). If Postgres refuses
 /// one of the jobs, the job of the attempt fails with an error of the kind `invalid_result`, without a retry, and none
@@ -82,8 +82,8 @@ pub struct Job<T = Value> {
 }
 
 impl Job {
-    /// A job for a handler whose function is in the crate: `Job::of::<resize>(&photo)`. The payload type has to
-    /// implement `Serialize`, in addition to the traits that a handler needs.
+    /// A job for the handler with this function: `Job::of::<resize>(&photo)`. The payload type has to implement
+    /// `Serialize`, in addition to the traits that a handler needs.
     pub fn of<H: Handler>(payload: &H::Input) -> Job<H::Output>
     where
         H::Input: Serialize,
@@ -110,7 +110,7 @@ impl Job {
 }
 
 impl<T> Job<T> {
-    /// The type as which [`Ctx::call`](crate::Ctx::call) reads the result: `Job::new("mail.send",
+    /// Sets the type of the result that [`Ctx::call`](crate::Ctx::call) returns: `Job::new("mail.send",
     /// &mail).returning::<Receipt>()`. Without it, the result of `Job::new` is a [`Value`].
     pub fn returning<U>(self) -> Job<U> {
         Job {
@@ -163,8 +163,8 @@ impl<T> Job<T> {
         self.with("tags", tags.collect::<Vec<_>>())
     }
 
-    /// The attenuation of the job, as for `rouse.enqueue`: of the grants of its handler, as far as the current job has
-    /// them, it gets only these. For instance `json!({"http": []})`.
+    /// The attenuation of the job, as for `rouse.enqueue`: it gets only these grants of its handler, as far as the
+    /// attenuation of the current job leaves them. For instance `json!({"http": []})`.
     pub fn grants(self, grants: impl Into<Value>) -> Self {
         self.with("grants", grants)
     }
@@ -335,7 +335,7 @@ pub(crate) fn unix_ms(at: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// As Postgres reads an interval.
+/// The text of an interval, as Postgres reads it.
 fn interval(time: Duration) -> String {
     format!("{} milliseconds", milliseconds(time))
 }

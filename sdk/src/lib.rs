@@ -72,7 +72,7 @@
 //! A module can only compute, until the operator grants it something in `rouse.toml`. Use a granted directory through
 //! `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], state through [`Ctx::state`],
 //! settings through [`Ctx::settings`], and environment variables through `std::env`. Each attempt runs in a fresh
-//! instance: statics do not outlive the attempt.
+//! instance, and statics end with it, unless both the handler and the operator allow [reuse](Instances::Reuse).
 
 // The generated bindings refer to this crate by its external name.
 #[cfg(target_family = "wasm")]
@@ -141,8 +141,8 @@ pub mod __private {
 
 /// Makes a module from handlers: `export!(first, second)`, once, at the end of the crate.
 ///
-/// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets only the names are
-/// checked. Two handlers with the same name do not compile:
+/// Each argument is the path of a function with [`#[handler]`](macro@handler). On native targets, the macro only checks
+/// that the names differ. Two handlers with the same name do not compile:
 ///
 /// ```compile_fail,E0080
 /// # use rouse_sdk::{export, handler};

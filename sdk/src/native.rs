@@ -30,7 +30,7 @@ impl Source {
     }
 }
 
-/// Waits until one of the sources may be ready, or until a waker was called.
+/// Waits until one of the sources may be ready, or a waker has been called.
 pub(crate) fn park(sources: &[Rc<Source>]) {
     let mut wake_at: Option<Instant> = None;
     for source in sources {

@@ -12,7 +12,7 @@ pub enum End {
     Succeeded,
     /// Its last job has failed.
     Failed,
-    /// The last attempt of its last job ran longer than its timeout.
+    /// The last attempt of its last job ran longer than the run timeout.
     TimedOut,
     /// Its last job was cancelled.
     Cancelled,
@@ -182,7 +182,7 @@ impl Parent {
         let why = match self.end {
             End::Succeeded => return None,
             End::Failed => "the job has failed",
-            End::TimedOut => "the job ran longer than its timeout",
+            End::TimedOut => "the last attempt ran longer than the run timeout",
             End::Cancelled => "the job was cancelled",
             End::Deleted => "the job was deleted",
         };
@@ -234,7 +234,7 @@ impl Failure {
         )
     }
 
-    /// An error without kind or message gets these.
+    /// Reads an error. `kind` and `message` stand in for those that it does not have.
     fn read(of: Of, error: Option<&[u8]>, kind: &str, message: &str) -> Self {
         let error: Value = error
             .and_then(|error| serde_json::from_slice(error).ok())
@@ -260,12 +260,12 @@ impl From<Failure> for Error {
         } = failure;
         match of {
             Of::Call { handler } => {
-                Error::permanent(format_args!("the call of {handler} has failed: {message}"))
+                Error::permanent(format_args!("the call to {handler} has failed: {message}"))
                     .kind("call_failed")
                     .details(json!({"handler": handler, "error": error}))
             }
             Of::Parent { name, job, end } => Error::permanent(format_args!(
-                "{name:?}, for which the job has waited: {message}"
+                "{name:?}, for which the job has waited, did not succeed: {message}"
             ))
             .kind("parent_failed")
             .details(json!({"parent": name, "job": job, "end": end.as_str(), "error": error})),

@@ -105,13 +105,14 @@ impl TestCtx {
         }
     }
 
-    /// Runs a handler like the host, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Payload and result are checked
-    /// against the schemas of the handler. Jobs that it has enqueued, and effects, are dropped unless it succeeds.
+    /// Runs a handler as the host does, from JSON to JSON: `ctx.run::<greet>(json!({…}))`. Payload and result are
+    /// checked against the schemas of the handler. Jobs that it has enqueued, and effects, are dropped unless it
+    /// succeeds.
     ///
     /// The job has the handler's name, and its `max_attempts` unless [`for_job`](Self::for_job) sets another number.
     /// Calls that do not fit the declaration of the handler are refused, as on a host: statements that it does not
-    /// declare, and, if it takes batches, steps, waits, jobs and effects. If a test calls the function itself, its
-    /// declaration is not known.
+    /// declare, and, if it takes batches, steps, waits, jobs and effects. In a direct call to the function, its
+    /// declaration is not known, and these calls are not refused.
     ///
     /// # Errors
     /// - errors of the handler
@@ -141,7 +142,7 @@ impl TestCtx {
     }
 
     /// The next attempt at the same job. It has the steps that have been recorded so far, the waits that have ended,
-    /// signals, parents, the results of calls, the rows of queries, the handler's state, and nothing else.
+    /// signals, parents, the responses to calls and queries, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -290,7 +291,7 @@ pub(crate) struct Recorder {
     batch: BatchState,
     /// The handler that [`TestCtx::run`] or [`TestCtx::run_batch`] runs.
     handler: Cell<Option<Definition>>,
-    /// The number of suspended attempts, which are part of the job's maximum.
+    /// The number of suspended attempts, by which the maximum number of attempts has been raised.
     uncounted: u32,
     abort: Arc<Abort>,
 }

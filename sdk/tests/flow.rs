@@ -374,7 +374,10 @@ fn jobs_that_the_host_refuses_are_refused() {
     }
     // A job of another attempt.
     let after = ctx.enqueue(job().after("it", &child)).map(drop);
-    refused(after, "must be a job that this attempt has enqueued");
+    refused(
+        after,
+        "must be the number of a job that this attempt has enqueued",
+    );
     assert!(ctx.enqueued().is_empty() && ctx.waits().is_empty());
     assert_eq!(ctx.continued_with(), None);
 }

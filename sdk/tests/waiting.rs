@@ -62,7 +62,7 @@ fn an_abort_from_another_thread_ends_a_race_against_a_long_sleep() {
         // Signals that it is waiting only once it has been polled.
         poll_fn(|context| {
             let poll = race.as_mut().poll(context);
-            // Fails after the first poll, when the receiver was dropped.
+            // Fails at later polls, when the receiver has been dropped.
             let _ = is_waiting.send(());
             poll
         })

@@ -323,19 +323,19 @@ impl Ctx {
         Ok(self.start(&format!("{kind}:{name}")))
     }
 
-    /// A later attempt skips a recorded step, and would lose everything that the step has started.
+    /// Refuses this call within a step: a later attempt skips a recorded step, and would lose the call.
     pub(super) fn outside_steps(&self, what: &str) -> Result<()> {
         if !self.in_step.get() {
             return Ok(());
         }
         let why = format_args!(
-            "{what} within a step: later attempts skip the step, and would lose it; move it after the step"
+            "{what} is not allowed within a step, because later attempts skip the step; call it after the step"
         );
         Err(Error::permanent(why).kind("in_step"))
     }
 }
 
-/// The ends of the calls of these handlers, in the same order.
+/// The ends of the calls to these handlers, in the same order.
 fn read_ends<T: DeserializeOwned>(
     handlers: Vec<String>,
     ends: Vec<Result<Vec<u8>, Vec<u8>>>,
@@ -352,7 +352,7 @@ fn read_ends<T: DeserializeOwned>(
         .collect()
 }
 
-/// The host has broken its contract.
+/// The error if the host does not return one result for each call.
 fn no_result(results: usize, calls: usize) -> Error {
     let why = format_args!("the host returned {results} results for {calls} calls");
     Error::permanent(why).kind("no_result")

@@ -11,10 +11,10 @@ use crate::host::{Sql as _, SqlCall};
 use crate::{Error, Result};
 
 impl Ctx {
-    /// Adds an effect: a statement that the handler has declared (`#[handler(sql(…))]`), with its parameters: a tuple or
-    /// a list. It is committed in one transaction with the outcome of this attempt, if that succeeds: both or neither,
-    /// exactly once. It runs after the handler has returned, in the order of the calls. An attempt that fails, is lost or
-    /// is suspended has no effects, because a later attempt makes the same calls again.
+    /// Adds an effect: a statement that the handler has declared (`#[handler(sql(…))]`), with its parameters as a tuple
+    /// or a list. If this attempt succeeds, the effect and the outcome are committed in one transaction: both or
+    /// neither, exactly once. Effects run after the handler has returned, in the order of the calls. An attempt that
+    /// fails, is lost or is suspended has no effects, because a later attempt makes the same calls again.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Result, TestCtx, handler, serde_json::json};
@@ -47,8 +47,8 @@ impl Ctx {
         self.world.execute(call(statement.as_ref(), &params)?)
     }
 
-    /// Runs a query that the handler has declared, at once, in a read-only transaction of its own. Each row is read from
-    /// a JSON object with a key for each column.
+    /// Runs a query that the handler has declared, at once, in a read-only transaction of its own. Each row is read
+    /// from a JSON object with a key for each column.
     ///
     /// ```
     /// use rouse_sdk::{Ctx, Result, TestCtx, handler, serde_json::json};
@@ -123,7 +123,7 @@ impl Ctx {
     ///
     /// # Errors
     /// If Postgres refuses an effect (kind `sql_failed`, as for [`query`](Self::query)), neither the effects nor the
-    /// step are committed; otherwise as for [`step`](Self::step) and [`sql`](Self::sql).
+    /// step is committed; otherwise as for [`step`](Self::step) and [`sql`](Self::sql).
     pub fn step_with<T: Serialize + DeserializeOwned>(
         &self,
         name: impl AsRef<str>,

@@ -39,8 +39,8 @@ impl Ctx {
     /// a loop, as long as each attempt goes through the loop in the same order. A job may have up to 1,000 steps, each
     /// with a result of at most 256 KiB, and 8 MiB in total.
     ///
-    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, or have steps of
-    /// its own (kind `in_step`): a later attempt skips the work, and would lose all of these.
+    /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, add effects, or
+    /// have steps of its own (kind `in_step`): a later attempt skips the work, and would lose all of these.
     ///
     /// The work may still be done twice, because an attempt can be lost between the work and its record. External
     /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
@@ -163,7 +163,7 @@ pub(super) struct StartedStep<'a> {
 
 impl StartedStep<'_> {
     pub(super) fn done(mut self) {
-        // The name is not released.
+        // No step has this number, so `drop` does not release the name.
         self.nth = 0;
     }
 }
@@ -176,7 +176,7 @@ impl Drop for StartedStep<'_> {
     }
 }
 
-/// Until it is dropped, marks that the work of a step is running, including when the work panics.
+/// When it is dropped, marks that the work of a step has ended, even if the work has panicked.
 struct Within<'a>(&'a Ctx);
 
 impl Drop for Within<'_> {

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// The maximum length of the excerpt from an error page.
+/// The maximum length of the excerpt from the body in an error message.
 const EXCERPT_CHARS_MAX: usize = 200;
 
 /// A complete response.
@@ -68,8 +68,8 @@ impl Response {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// Returns an error for a status of 400 and above, with the kind `http_404`. Errors that may be temporary are
-    /// retryable (408, 425, 429, 500 and above), after the time or at the date in `retry-after`; all others are
+    /// Returns an error for a status of 400 and above, with a kind such as `http_404`. Errors that may be temporary
+    /// (408, 425, 429, 500 and above) are retryable, after the delay or at the date in `retry-after`; all others are
     /// permanent.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Response {
         }
         let text = String::from_utf8_lossy(&self.body);
         let excerpt: String = text.trim().chars().take(EXCERPT_CHARS_MAX).collect();
-        let message = format!("{} answered {status}: {excerpt}", self.url);
+        let message = format!("{} responded with {status}: {excerpt}", self.url);
         let error = match status {
             408 | 425 | 429 | 500.. => Error::retryable(message),
             _ => Error::permanent(message),

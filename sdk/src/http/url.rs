@@ -37,7 +37,7 @@ impl Url {
             return Err(wrong("it has no host"));
         }
         if !authority.is_ascii() {
-            return Err(wrong("write the host as xn--…"));
+            return Err(wrong("write the host in ASCII, as xn--…"));
         }
         Ok(Self {
             scheme,
@@ -94,8 +94,8 @@ impl fmt::Display for Url {
     }
 }
 
-/// Removes the user info before an `@` from a URL, or from a malformed one: for messages, because it may contain a
-/// password, and messages are stored.
+/// Removes the user info before an `@` from a URL, even a malformed one. Use it for messages: they are stored, and the
+/// user info may contain a password.
 ///
 /// ```
 /// use rouse_sdk::http::without_user;

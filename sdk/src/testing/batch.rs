@@ -17,10 +17,10 @@ pub(super) struct BatchState {
 }
 
 impl TestCtx {
-    /// Runs a handler of batches like the host, once for all of these payloads. The ids of their jobs start at the id
-    /// of this job. Returns the outcome of each, in the order of the payloads. As with [`run`](Self::run), payloads and
-    /// results are checked against the schemas of the handler, and calls that do not fit its declaration are refused.
-    /// The handler does not get the jobs whose payloads do not match.
+    /// Runs a handler of batches as the host does, once for all of these payloads. The ids of their jobs start at the
+    /// id of this context's job. Returns the outcome of each, in the order of the payloads. As with [`run`](Self::run),
+    /// payloads and results are checked against the schemas of the handler, and calls that do not fit its declaration
+    /// are refused. The handler does not get the jobs whose payloads do not match.
     ///
     /// # Panics
     /// If the handler panics (the host would run each of the jobs again, in an attempt of its own), or if a host would
@@ -51,7 +51,7 @@ impl TestCtx {
         }
         let returned = self.call_handler::<H>(first, &payload);
         batch.jobs.borrow_mut().clear();
-        // The outcomes that jobs got before the abort signal stay.
+        // Outcomes from before the abort signal remain.
         let mut given = batch.outcomes.take();
         for id in ids {
             let outcome = match (given.remove(&id), &returned) {

@@ -1,16 +1,16 @@
-//! What the handler that runs has declared. A host knows it, and refuses calls that do not fit.
+//! The declaration of the handler that runs. Calls that do not fit it are refused, as on a host.
 
 use super::{MAX_ATTEMPTS, Recorder, TestCtx};
 use crate::handler::Definition;
 use crate::{Error, GateLimit, Handler, JobInfo, Result, Statement};
 
-/// Why the host refuses these calls to a handler that takes batches, including for an individual job.
-pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits and results of other jobs: an \
-                                   attempt is at several jobs";
+/// Why the host refuses these calls of a handler that takes batches, even in an attempt at one job.
+pub(super) const NO_STEPS: &str = "a handler that takes batches has no steps, waits or results of other jobs, \
+                                   because an attempt may run several jobs";
 pub(super) const NO_JOBS: &str =
-    "a handler that takes batches cannot enqueue jobs: an attempt is at several jobs";
+    "a handler that takes batches cannot enqueue jobs, because an attempt may run several jobs";
 pub(super) const NO_EFFECTS: &str =
-    "a handler that takes batches has no effects: an attempt is at several jobs";
+    "a handler that takes batches has no effects, because an attempt may run several jobs";
 
 impl TestCtx {
     /// The job as this handler sees it.

@@ -76,8 +76,8 @@ impl EnqueuedJob {
             let is_own = |job: i64| (lowest..0).contains(&job);
             if !entry["job"].as_i64().is_some_and(is_own) {
                 return Err(format!(
-                    "`after` of the options: {name:?} must be a job that this attempt has enqueued, by the number \
-                     that it got (-1 to -{children}), not {entry}"
+                    "`after` of the options: {name:?} must be the number of a job that this attempt has enqueued \
+                     (-1 to -{children}), not {entry}"
                 ));
             }
         }
@@ -179,7 +179,7 @@ enum WaitEnd {
     Call(Result<Vec<u8>, Vec<u8>>),
 }
 
-/// The flow of one attempt.
+/// The jobs and the waits of one attempt.
 #[derive(Default)]
 pub(super) struct FlowState {
     pub(super) kept: RefCell<Kept>,
@@ -205,7 +205,7 @@ impl FlowState {
         self.continued_with.borrow_mut().take();
     }
 
-    /// Returns if the wait does not suspend the attempt.
+    /// Records a wait. Does not return if the wait suspends the attempt.
     fn wait(&self, steps: Vec<String>, wait: Wait) {
         let is_recorded = |(recorded, _): &(Vec<String>, Wait)| *recorded == steps;
         if !self.kept.borrow().waits.iter().any(is_recorded) {
@@ -239,7 +239,7 @@ impl FlowState {
         })
     }
 
-    /// Ends a wait, with its return value; does nothing for a signal that has not been sent yet.
+    /// Ends a wait with its return value. Without a timeout, the wait for a signal that has not been sent continues.
     fn end(&self, steps: &[String], wait: &Wait) {
         let ended: Vec<WaitEnd> = match wait {
             Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![WaitEnd::Slept],
@@ -389,8 +389,8 @@ impl TestCtx {
         self.recorder.flow.kept.borrow_mut().signals.push(signal);
     }
 
-    /// Answers calls, in this attempt and in later ones that are derived from it. Without this, each call is an error
-    /// (kind `denied`).
+    /// Sets the function that answers calls, in this attempt and in later ones that are derived from it. Without it,
+    /// each call is an error (kind `denied`).
     pub fn on_call(&self, respond: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
         let callee: Callee = Rc::new(RefCell::new(respond));
         self.recorder.flow.kept.borrow_mut().callee = Some(callee);
@@ -540,7 +540,8 @@ impl Flow for Recorder {
         let ends = calls.iter().map(|(step, _)| match kept.ended.get(step) {
             Some(WaitEnd::Call(end)) => Ok(end.clone()),
             _ => {
-                let why = format_args!("the step {step} was another wait in an earlier attempt");
+                let why =
+                    format_args!("the step {step} was a different wait in an earlier attempt");
                 Err(Error::permanent(why).kind("job_refused"))
             }
         });

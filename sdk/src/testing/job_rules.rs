@@ -54,7 +54,7 @@ pub(super) fn check_options(options: &Value) -> Result<(), String> {
     check_time(options, "job_timeout", 1, 316_224_000_000)
 }
 
-/// Checks a time in the form that the SDK writes.
+/// Checks a duration in the form that the SDK writes.
 fn check_time(options: &Value, option: &str, least_ms: u64, most_ms: u64) -> Result<(), String> {
     let time = options[option].as_str();
     let ms = time.and_then(|time| time.strip_suffix(" milliseconds"));

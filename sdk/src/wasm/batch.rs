@@ -21,7 +21,7 @@ impl Batch for Imports {
     }
 }
 
-/// The error of one job. The host has only a delay for the next attempt of a job in a batch, so a time becomes a delay.
+/// The error of one job of a batch. The contract has only a delay for its next attempt, so a time becomes a delay.
 fn failure(error: Error) -> Failure {
     let wait = error.retry_at.map(|at| {
         let wait = at.duration_since(SystemTime::now());
