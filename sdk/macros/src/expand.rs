@@ -7,8 +7,8 @@ use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, R
 
 use crate::options::{During, Edge, Gate, Limit, OnConflict, Options, Statement};
 
-/// Expands `#[handler(…)]`. On an error the function itself is still emitted, so that no "cannot find function" errors
-/// follow.
+/// Expands `#[handler(…)]`. The function itself is emitted even after an error, so that no "cannot find function"
+/// errors follow.
 pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
     let function = match syn::parse2::<ItemFn>(item.clone()) {
         Ok(function) => function,
@@ -38,7 +38,7 @@ struct Shape<'a> {
     input: &'a Type,
     output: Type,
     returns_result: bool,
-    /// It takes batches: `input` and `output` are those of one job.
+    /// True if it takes batches. Then `input` and `output` are those of one job.
     takes_batches: bool,
 }
 
@@ -152,7 +152,7 @@ fn is_ctx(parameter: &Type) -> bool {
     }
 }
 
-/// `T` of a type of this name, under any path.
+/// `T` of a type `name<T>`, under any path.
 fn generic<'a>(of: &'a Type, name: &str) -> Option<&'a Type> {
     let Type::Path(path) = of else {
         return None;
@@ -187,7 +187,7 @@ fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> To
     let output_schema =
         quote_spanned!(output.span()=> ::rouse_sdk::__private::output_schema::<#output>());
 
-    // So does "private type `Input` in public interface".
+    // The same for "private type `Input` in public interface".
     let input_type = quote_spanned!(input.span()=> type Input = #input;);
     let output_type = quote_spanned!(output.span()=> type Output = #output;);
 

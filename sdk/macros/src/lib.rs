@@ -36,13 +36,13 @@ use proc_macro::TokenStream;
 /// | `batch(…)` | `batch(max = 100, period = "500ms", key = "$.list")`: up to `max` jobs of a tenant in one attempt, when `max` are ready, or when the first has waited for the period; without a period, those that are ready. The function takes `Vec<BatchJob<Input>>` and returns `Vec<Result<Output>>`, or a `Result` of that | one job in each attempt |
 /// | `singleton(…)` | `singleton(key = "$.doc", during = "queued", on_conflict = "keep")`: while there is a job, no other is enqueued. `during`: `"queued"` (until it has started), `"running"` (until it has ended) or `"period"` (with `period = "1h"`, starting when it is enqueued). `on_conflict`: `"keep"` the earlier job, `"replace"` its payload, or `"refuse"` the enqueue | none |
 /// | `debounce(…)` | `debounce(period = "5s", max_wait = "1m", key = "$.doc", edge = "trailing")`: a burst of jobs becomes one. `edge`: the last job runs, when none was enqueued for a period (`"trailing"`), or the first one, at once (`"leading"`). `max_wait`: the maximum duration of a burst | none |
-/// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that it may run, if the operator grants it; once for each. `rows`: the number of rows that it has to affect or return. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
-/// | `capabilities` | what the handler needs, in the notation of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; without the part after the colon, any | nothing |
+/// | `sql(…)` | `sql(mark_paid = "UPDATE orders SET paid_at = now() WHERE id = $1", rows = 1, on_error = "retry")`: a SQL statement that the handler may run, if the operator grants it; one `sql(…)` for each statement. `rows`: the number of rows that it has to affect or return. `on_error`: `"fail"` (the default) or `"retry"` the job if Postgres refuses the data | none |
+/// | `capabilities` | what the handler needs, in the notation of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "enqueue:photo.*", "fine_clocks"]`; `"dirs"`, without the part after the colon, means any directory, and so on | nothing |
 ///
-/// The last five before `sql` are gates. A handler has at most 8; each kind may occur several times. `key` is the scope
-/// of each limit: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the payload such as `"$.customer.id"`, or a
-/// list of two of these; without it, there is one limit for all jobs of the handler. Hosts write the gates to the
-/// database when they load the module.
+/// The options from `max_concurrent` to `debounce` are gates. A handler has at most 8; each kind except `batch` may
+/// occur several times. `key` is the scope of each limit: `"tenant"`, `"source"`, `"handler"`, `"queue"`, a path of the
+/// payload such as `"$.customer.id"`, or a list of two of these; without it, there is one limit for all jobs of the
+/// handler. Hosts write the gates to the database when they load the module.
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. Values are checked at compile time against the
 /// limits of the host, which would otherwise refuse the whole module. For a schedule, the macro checks the number of

@@ -1,5 +1,5 @@
-//! The host's limits on what a module declares: it refuses the whole module if one value exceeds them. A test of the host
-//! (`host/src/sandbox/module/manifest/tests.rs`) compares these numbers with its own.
+//! The host's limits on what a module declares: the host refuses the whole module if one value exceeds them. A test of
+//! the host (`host/src/sandbox/module/manifest/tests.rs`) compares these numbers with the host's own.
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 

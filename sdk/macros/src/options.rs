@@ -211,7 +211,7 @@ impl Options {
             reader.fail(
                 setting.name.span(),
                 format!(
-                    "a handler has at most {GATES_MAX} gates; one gate has a limit for each key"
+                    "a handler has at most {GATES_MAX} gates; one gate limits each key separately"
                 ),
             );
         }
@@ -312,8 +312,8 @@ impl Reader {
                     });
                     if !is_statement_name(text) {
                         let why = format!(
-                            "the name of a statement has 1 to {STATEMENT_NAME_CHARS_MAX} of a-z, 0-9 and _, and does not \
-                             start with a digit"
+                            "the name of a statement must have 1 to {STATEMENT_NAME_CHARS_MAX} characters of a-z, \
+                             0-9 and _, and must not start with a digit"
                         );
                         self.fail(name.span(), why);
                     }
@@ -388,8 +388,8 @@ fn handler_name(value: &Expr) -> syn::Result<String> {
     Err(syn::Error::new(
         literal.span(),
         format!(
-            "`{name}` is not a handler name: write 1 to {NAME_CHARS_MAX} characters, words of a-z, 0-9, _ \
-             and - that start with a letter or digit, joined by dots, for instance `email.send`"
+            "`{name}` is not a handler name: write words of a-z, 0-9, _ and - that start with a letter or digit, \
+             joined by dots, at most {NAME_CHARS_MAX} characters in total, for instance `email.send`"
         ),
     ))
 }

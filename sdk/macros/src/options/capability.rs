@@ -64,7 +64,8 @@ fn check(capability: &str) -> Result<(), String> {
     ))
 }
 
-/// A host as in a URL, an address, or a pattern. The host is stricter about numbers that look like addresses.
+/// True for a host name as in a URL, an address, or a pattern. Rouse's host is stricter about numbers that look like
+/// addresses.
 fn is_host(text: &str) -> bool {
     let bare = text
         .strip_prefix('[')

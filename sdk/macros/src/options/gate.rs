@@ -1,5 +1,5 @@
-//! Gates: `max_concurrent(…)`, `throttle(…)`, `batch(…)`, `singleton(…)` and `debounce(…)`. The host checks the same rules when it
-//! loads the module.
+//! Gates: `max_concurrent(…)`, `throttle(…)`, `batch(…)`, `singleton(…)` and `debounce(…)`. The host checks the same
+//! rules when it loads the module.
 
 use proc_macro2::{Ident, Span};
 use syn::punctuated::Punctuated;
@@ -186,7 +186,8 @@ impl Reader {
                 }
                 let by_tenant = written.key.iter().any(|by| by == "tenant");
                 if let (2, false, Some(span)) = (written.key.len(), by_tenant, span("key")) {
-                    let why = "the jobs of a batch are of one tenant, so its key has at most one more value";
+                    let why = "all jobs of a batch belong to one tenant: its key has at most one value besides \
+                               \"tenant\"";
                     self.fail(span, why);
                 }
             }
@@ -271,13 +272,13 @@ fn key(value: &Expr) -> syn::Result<Vec<String>> {
     let mut key: Vec<String> = Vec::new();
     for value in values {
         let literal = text(value).map_err(|error| {
-            let why = "expected a value of jobs, such as \"tenant\" or \"$.customer.id\", or a list of two";
+            let why = "expected a key such as \"tenant\" or \"$.customer.id\", or a list of two";
             syn::Error::new(error.span(), why)
         })?;
         let by = literal.value();
         if !divides(&by) {
             let why = format!(
-                "jobs are not divided by `{by}`: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
+                "`{by}` cannot be a key: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
                  payload such as \"$.customer.id\""
             );
             return Err(syn::Error::new(literal.span(), why));

@@ -5,8 +5,8 @@ use syn::Expr;
 use super::text;
 use crate::limits::CRON_CHARS_MAX;
 
-/// A cron expression: its fields and characters. Only the host contains the parser, which would add a dozen crates to
-/// each build of a handler.
+/// Checks the number of fields of a cron expression, and its characters. Only the host contains the parser, which would
+/// add a dozen crates to each build of a handler.
 pub(super) fn cron(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;
     let cron = literal.value();
@@ -26,14 +26,14 @@ fn check_cron(cron: &str) -> Result<(), String> {
     let is_known = |c: char| c.is_ascii_alphanumeric() || "*/,?#- \t".contains(c);
     if cron.len() > CRON_CHARS_MAX || !cron.chars().all(is_known) {
         return Err(format!(
-            "a cron expression has at most {CRON_CHARS_MAX} letters, digits and * / , ? # -"
+            "a cron expression has at most {CRON_CHARS_MAX} characters: letters, digits, spaces and * / , ? # -"
         ));
     }
     Ok(())
 }
 
-/// A name that a time zone can have. Only the host contains the list of existing time zones, because it is large and
-/// changes.
+/// Checks the characters of the name of a time zone. Only the host contains the list of existing time zones, because
+/// it is large and changes.
 pub(super) fn time_zone(value: &Expr) -> syn::Result<String> {
     let literal = text(value)?;
     let name = literal.value();

@@ -197,7 +197,7 @@ fn wrong_gates_are_refused_with_what_to_write() {
         (quote!(batch(max = 1001)), "a batch has at most 1000 jobs"),
         (
             quote!(batch(max = 5, key = ["source", "queue"])),
-            "the jobs of a batch are of one tenant, so its key has at most one more value",
+            "all jobs of a batch belong to one tenant: its key has at most one value besides \"tenant\"",
         ),
         (
             quote!(debounce()),
@@ -284,11 +284,11 @@ fn wrong_gates_are_refused_with_what_to_write() {
         ),
         (
             quote!(singleton(key = tenant)),
-            "expected a value of jobs, such as \"tenant\" or \"$.customer.id\", or a list of two",
+            "expected a key such as \"tenant\" or \"$.customer.id\", or a list of two",
         ),
         (
             quote!(singleton(key = "$.a[0]")),
-            "jobs are not divided by `$.a[0]`: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
+            "`$.a[0]` cannot be a key: write \"tenant\", \"source\", \"handler\", \"queue\", or a path of the \
              payload such as \"$.customer.id\"",
         ),
         (
@@ -305,7 +305,7 @@ fn wrong_gates_are_refused_with_what_to_write() {
     let nine = std::iter::repeat_n(quote!(singleton()), 9);
     assert_eq!(
         why(quote!(name = "a", #(#nine),*)),
-        "a handler has at most 8 gates; one gate has a limit for each key"
+        "a handler has at most 8 gates; one gate limits each key separately"
     );
 }
 
@@ -331,8 +331,11 @@ fn a_schedule_has_the_characters_of_a_cron_expression() {
     let long = format!("0 0 {}1 * *", "1,".repeat(100));
     for (cron, part) in [
         ("0 3 * *", "expected five fields"),
-        ("0 3 * * + ", "at most 200 letters, digits and * / , ? # -"),
-        (&*long, "at most 200 letters"),
+        (
+            "0 3 * * + ",
+            "characters: letters, digits, spaces and * / , ? # -",
+        ),
+        (&*long, "at most 200 characters"),
     ] {
         let why = why(quote!(name = "a", schedule = #cron));
         assert!(why.contains(part), "{cron}: {why}");
@@ -514,7 +517,7 @@ fn handler_names_are_dotted_words() {
     }
 }
 
-/// The options of each `#[handler(…)]` in the blocks of Rust of a page, and all other attributes that end in `handler`.
+/// The options of each `#[handler(…)]` in the Rust blocks of a page, and all other attributes that end in `handler`.
 fn handlers_of(page: &str) -> (Vec<String>, Vec<String>) {
     let blocks = page.split("\n```rust").skip(1);
     let blocks = blocks.filter_map(|rest| rest.split_once("\n```"));
