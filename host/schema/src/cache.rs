@@ -1,6 +1,6 @@
 //! Caches the results of subschemas that are reached on more than one path for the same part of the value.
 //!
-//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each
+//! The alternatives of a recursive type each evaluate the contents, so without a cache the work would double with each
 //! level of the value.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use super::node::NodeId;
 /// The maximum number of results, about 64 bytes each.
 const RESULTS_MAX: usize = 1 << 16;
 
-/// Results that took fewer steps are as fast to compute again.
+/// Results that took fewer steps are not cached: computing them again is just as fast.
 const STEPS_MIN: u64 = 32;
 
 /// Results of one check.

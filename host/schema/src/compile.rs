@@ -372,7 +372,8 @@ impl<'a> Reader<'_, 'a, '_> {
                     .is_ok_and(|target| references.is_dynamic(*target))
             {
                 target = Err(
-                    "which more than one \"$dynamicAnchor\" has for its name: references are resolved when the module loads",
+                    "which is ambiguous: more than one \"$dynamicAnchor\" has this name, and references are resolved \
+                     when the module loads",
                 );
             }
             let target = target.map_err(|why| {

@@ -196,7 +196,7 @@ impl<'a> Writer<'a> {
         self.depth -= 1;
         let rules = Value::Object(rules);
         let bytes = rules.to_string().len();
-        // The parts of it were counted before; this is at most twice as strict.
+        // The nested rules have been deducted already, so only half is deducted again. This errs on the strict side.
         let fits = bytes <= self.bytes_left && rules != json!({});
         if fits {
             self.bytes_left -= bytes / 2;
@@ -382,7 +382,8 @@ impl<'a> Writer<'a> {
             same.filter_map(|value| Some(format!("{at} == {}", write(*value)?)))
                 .collect::<Vec<_>>()
         };
-        // A string that Postgres cannot store equals none. A number that is not written here could be equal.
+        // A string that Postgres cannot store is left out: no value equals it. If a number cannot be written here, any
+        // number passes.
         of_kind(
             "string",
             equal(Kind::String, &|value| literal(&json.string(value))),
@@ -478,14 +479,14 @@ fn any_of(mut any: Vec<String>) -> Option<String> {
     }
 }
 
-/// No value of Postgres contains a NUL.
+/// True if Postgres can store this text, that is, if it does not contain NUL characters.
 fn is_storable(text: &str) -> bool {
     !text.contains('\0')
 }
 
 /// A string of jsonpath; `None` if Postgres cannot store it.
 fn literal(text: &str) -> Option<String> {
-    // Its escapes are a superset of JSON's.
+    // The escapes of jsonpath are a superset of those of JSON.
     is_storable(text).then(|| Value::from(text).to_string())
 }
 

@@ -226,7 +226,7 @@ impl Parser {
         let mut count: u32 = 0;
         while let Some(digit) = self.peek().and_then(|next| next.to_digit(10)) {
             self.at += 1;
-            // A larger count is too large for any engine, which reports that.
+            // A count that saturates is too large for the engine, which reports it.
             count = count.saturating_mul(10).saturating_add(digit);
         }
         match self.at > start {
@@ -396,11 +396,11 @@ impl Parser {
     }
 }
 
-/// The set of a class of one character.
+/// The characters of a parsed class.
 fn members(class: &Hir) -> ClassUnicode {
     match class.kind() {
         HirKind::Class(Class::Unicode(class)) => class.clone(),
-        // This is a literal of a single character.
+        // A class with a single character is parsed as a literal.
         HirKind::Literal(literal) => {
             let text = std::str::from_utf8(&literal.0).unwrap_or_default();
             ClassUnicode::new(text.chars().map(|one| ClassUnicodeRange::new(one, one)))
@@ -419,7 +419,8 @@ fn set(ranges: &[Range]) -> ClassUnicode {
     ClassUnicode::new(whole)
 }
 
-/// The complement. `negate` of the set would include surrogates, for which a range ends before them.
+/// The complement. `ClassUnicode::negate` would include U+D7FF and U+E000 if one range of the set ends just before the
+/// surrogates, and the next one starts just after them.
 fn negated(set_of: ClassUnicode) -> ClassUnicode {
     let mut others = Vec::new();
     let mut next = 0;

@@ -47,7 +47,7 @@ pub(super) struct Check<'s, 'j, 'u> {
     pub(super) steps: u64,
     /// The remaining steps at the last check for cancellation.
     pub(super) steps_at_cancellation_check: u64,
-    /// The number of object parts that are kept.
+    /// The number of parts that are reserved by `hold`.
     pub(super) held: u64,
     pub(super) depth: u32,
     /// Properties whose check is deferred until the other properties of their object match; those of outer objects
@@ -81,7 +81,8 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         self.fits(NodeId(0), self.json.root(), None)
     }
 
-    /// `evaluated` collects the evaluated properties, if a caller needs them.
+    /// Checks one part of the value against one subschema. `evaluated` collects the evaluated properties or items, if a
+    /// caller needs them.
     fn fits(
         &mut self,
         mut id: NodeId,
@@ -150,7 +151,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     ) -> Result<(), Stop<'s>> {
         let mut evaluated = Evaluated::new();
         self.hold(at)?;
-        // A mismatch ends the check, or is released by `try_match`.
+        // After a mismatch, the check ends, or `fits_or_not` releases this.
         self.rules(id, node, at, Some(&mut evaluated))?;
         self.release(at);
         let mut unevaluated: Vec<Location> = match self.json.kind(at) {

@@ -44,7 +44,7 @@ use evaluate::{Stop, evaluate};
 use json::Document;
 use node::Compiled;
 
-/// The maximum size of all patterns of one module, in bytes: a thousand ordinary ones.
+/// The maximum size of all patterns of one module, in bytes: enough for a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
 /// The steps that are allowed for any value. A step is one keyword, or 32 bytes: 50 to 100 ns.
@@ -56,13 +56,13 @@ const STEPS_PER_BYTE: u64 = 8;
 /// This many steps take less than a millisecond, for which it is acceptable to block the thread.
 const QUICK_STEPS: u64 = 10_000;
 
-/// Parsing a larger value takes longer than that.
+/// Parsing a value of more bytes takes longer than a millisecond.
 const QUICK_BYTES: usize = 64 << 10;
 
 /// The maximum nesting of arrays and objects in a schema.
 const LEVELS_MAX: usize = 128;
 
-/// The quoted length of a part of a schema in a message.
+/// The length at which a part of a schema or a value is cut in a message, in bytes.
 const EXCERPT_BYTES_MAX: usize = 200;
 
 /// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max`
@@ -236,7 +236,7 @@ impl fmt::Display for Misfit {
     }
 }
 
-/// The same JSON without blanks between its parts.
+/// The same JSON without white space between its parts.
 fn compact(text: &str) -> String {
     let mut in_string = false;
     let mut escaped = false;

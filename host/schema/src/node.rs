@@ -12,7 +12,7 @@ pub(super) struct Compiled {
     pub(super) nodes: Vec<Node>,
 }
 
-/// One subschema.
+/// The index of a subschema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(pub(super) u32);
 
@@ -22,6 +22,7 @@ pub(super) type Dependent<T> = Vec<(Box<str>, T)>;
 /// A keyword, and the canonical text of each of its values.
 pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 
+/// One subschema.
 #[derive(Default)]
 pub(super) struct Node {
     /// Its location in the schema's text.

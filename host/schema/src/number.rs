@@ -41,7 +41,7 @@ impl<'a> Decimal<'a> {
                 exponent: 0,
             };
         }
-        // Larger exponents cannot be distinguished by any text that fits into memory.
+        // Exponents beyond these are treated as equal.
         let extreme = match power.starts_with('-') {
             true => i64::MIN / 4,
             false => i64::MAX / 4,
@@ -68,7 +68,7 @@ impl<'a> Decimal<'a> {
         !self.negative && !self.digits.is_empty()
     }
 
-    /// True if it is an integer, as 1.0 and 1e400 are, too.
+    /// True if it is an integer. 1.0 and 1e400 are integers too.
     pub(super) fn is_integer(&self) -> bool {
         self.last() >= 0
     }
@@ -106,7 +106,7 @@ impl<'a> Decimal<'a> {
         let Ok(divisor) = unit.digits.parse::<u64>() else {
             return false;
         };
-        // If its last digit is below that of the unit, it is not a multiple.
+        // If its last digit is at a lower position than that of the unit, it is not a multiple.
         let Ok(zeros) = u64::try_from(self.last() - unit.last()) else {
             return false;
         };

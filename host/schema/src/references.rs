@@ -191,7 +191,7 @@ impl<'a> References<'a> {
             let name = (resource, fragment.into_owned());
             self.anchors.get(&name).copied()
         };
-        location.ok_or("which leads to nothing in the schema")
+        location.ok_or("which does not exist in the schema")
     }
 
     /// True if a `$dynamicRef` that [resolves](Self::find) to this location could resolve to others too, depending on

@@ -354,15 +354,15 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
         ),
         (
             r##"{"$ref": "#/$defs/b"}"##,
-            r##"#: "$ref" is "#/$defs/b", which leads to nothing in the schema"##,
+            r##"#: "$ref" is "#/$defs/b", which does not exist in the schema"##,
         ),
         (
             r##"{"$ref": "#name"}"##,
-            r##"#: "$ref" is "#name", which leads to nothing in the schema"##,
+            r##"#: "$ref" is "#name", which does not exist in the schema"##,
         ),
         (
             r##"{"$defs": {"a": {"$id": "a", "$ref": "#/$defs/a"}}}"##,
-            r##"#/$defs/a: "$ref" is "#/$defs/a", which leads to nothing in the schema"##,
+            r##"#/$defs/a: "$ref" is "#/$defs/a", which does not exist in the schema"##,
         ),
         (
             r#"{"$ref": "https://["}"#,
@@ -394,7 +394,7 @@ fn an_error_in_a_schema_is_reported_with_its_location() {
         ),
         (
             r##"{"$dynamicRef": "#a", "$defs": {"b": {"$dynamicAnchor": "a"}, "c": {"$id": "c", "$dynamicAnchor": "a"}}}"##,
-            r##"#: "$dynamicRef" is "#a", which more than one "$dynamicAnchor" has for its name"##,
+            r##"#: "$dynamicRef" is "#a", which is ambiguous: more than one "$dynamicAnchor" has this name, and"##,
         ),
         (
             r##"{"items": {"$recursiveRef": "#"}}"##,

@@ -65,7 +65,7 @@ fn write(pattern: &Hir, out: &mut String) -> Option<()> {
             out.push(']');
         }
         HirKind::Class(Class::Bytes(_)) => return None,
-        // Without flag `m` these are the ends of the text in both.
+        // Without flag `m` these are the start and the end of the text in both dialects.
         HirKind::Look(Look::Start) => out.push('^'),
         HirKind::Look(Look::End) => out.push('$'),
         HirKind::Look(_) => return None,

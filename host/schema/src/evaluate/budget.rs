@@ -1,4 +1,4 @@
-//! The budgets of a check: steps, and parts of objects that are kept.
+//! The budgets of a check: steps, and parts of objects and arrays that may be recorded as evaluated.
 
 use super::super::json::Location;
 use super::{Check, Stop};
@@ -6,7 +6,7 @@ use super::{Check, Stop};
 /// The number of bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
-/// The maximum number of parts of objects that are kept while others are checked: about 80 MB.
+/// The maximum number of parts that are reserved at the same time: their records take about 80 MB.
 const HELD_PARTS_MAX: u64 = 8 << 20;
 
 /// The interval of checks for cancellation: this many steps take a few milliseconds.
@@ -25,7 +25,7 @@ impl<'s> Check<'s, '_, '_> {
         Ok(())
     }
 
-    /// Reserves the maximum that can be recorded about an object, until it is [released](Self::release).
+    /// Reserves the maximum that can be recorded about an object or an array, until it is [released](Self::release).
     pub(super) fn hold(&mut self, at: Location) -> Result<(), Stop<'s>> {
         self.held += self.json.parts_of(at);
         match self.held > HELD_PARTS_MAX {
