@@ -122,7 +122,7 @@ fn a_handler_fits_on_a_screen_and_its_schemas_are_shown_on_request() {
     let short = show(&[]);
     short
         .exits(0)
-        .prints("Sends a mail")
+        .prints("Sends an email")
         .prints("hosts = [\"…\"]");
     assert!(!short.stdout.contains("input_schema"), "{}", short.stdout);
     assert!(short.stdout.lines().count() <= 40, "{}", short.stdout);

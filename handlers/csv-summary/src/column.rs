@@ -25,7 +25,7 @@ pub struct Column {
     pub max: Option<Scalar>,
     /// The mean of numbers.
     pub mean: Option<f64>,
-    /// The standard deviation of numbers, as of a sample (n − 1); `None` for fewer than two.
+    /// The sample standard deviation of numbers (with n − 1); `None` for fewer than two.
     pub stddev: Option<f64>,
 }
 

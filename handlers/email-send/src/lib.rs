@@ -1,4 +1,4 @@
-//! Sends an email over the HTTP API of a provider.
+//! Sends an email through the HTTP API of a provider.
 
 mod provider;
 
@@ -38,8 +38,8 @@ pub struct Input {
     pub text: Option<String>,
     /// The content as HTML.
     pub html: Option<String>,
-    /// Identifies the mail for the provider, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts of a
-    /// job have the same id.
+    /// Identifies the email for the provider, up to 64 letters, digits, `-` and `_`; by default derived from the job's
+    /// id. All attempts of a job have the same id.
     pub id: Option<String>,
 }
 
@@ -62,19 +62,19 @@ impl Addresses {
     }
 }
 
-/// It is sent in a header, and in fields of providers with a limit of 80.
+/// The maximum length of an id, which is sent in a header, and in fields of providers with a limit of 80.
 const ID_CHARS_MAX: usize = 64;
 
-/// Providers respond within a second or two of receiving the mail.
+/// Providers respond within a second or two of receiving the email.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The maximum delay from `retry-after`: a server that asks for a year does not want the request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Some providers reject requests without one.
+/// Some providers reject requests without a user agent.
 const USER_AGENT: &str = concat!("rouse-email-send/", env!("CARGO_PKG_VERSION"));
 
-/// A response is an id and a few words.
+/// The maximum length of a response that is read: an id and a few words.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
 /// The result of `email.send`.
@@ -82,14 +82,14 @@ const RESPONSE_BYTES_MAX: usize = 64 << 10;
 pub struct Sent {
     /// The status of the provider's response: 200 to 299.
     pub status: u16,
-    /// The provider's id of the mail, if it returns one.
+    /// The provider's id of the email, if it returns one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_id: Option<String>,
     /// The id that was sent to the provider.
     pub id: String,
 }
 
-/// Sends a mail over the HTTP API of a provider.
+/// Sends an email through the HTTP API of a provider.
 #[handler(
     name = "email.send",
     max_attempts = 10,
@@ -113,7 +113,7 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
         .await?;
     if (300..400).contains(&response.status) {
         return Err(Error::permanent(format_args!(
-            "{} answered {} with a redirect, which is not followed: check `url`",
+            "{} responded with a redirect ({}), which is not followed: check `url`",
             response.url, response.status
         ))
         .kind("redirected"));
@@ -133,14 +133,14 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
 fn check(ctx: &Ctx, input: &Input) -> Result<(String, String), Error> {
     let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     if input.text.is_none() && input.html.is_none() {
-        return refuse("a mail needs `text` or `html`, or both".to_owned());
+        return refuse("an email needs `text` or `html`, or both".to_owned());
     }
     if input.to.list().is_empty() {
         return refuse("`to` is empty".to_owned());
     }
     let own = input.url.as_deref().or(input.provider.url());
     let Some(url) = own else {
-        return refuse("provider generic needs the `url` of the API".to_owned());
+        return refuse("the provider `generic` needs the `url` of its API".to_owned());
     };
     let job = ctx.job();
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';

@@ -37,7 +37,7 @@ impl Provider {
         }
     }
 
-    /// The mail in the provider's format.
+    /// The email in the provider's format.
     pub(crate) fn body(self, mail: &Input, id: &str) -> Value {
         match self {
             Self::Generic | Self::Resend => {
@@ -66,7 +66,7 @@ impl Provider {
                     ("Subject", Some(json!(mail.subject))),
                     ("TextBody", mail.text.as_ref().map(|text| json!(text))),
                     ("HtmlBody", mail.html.as_ref().map(|html| json!(html))),
-                    // It has no idempotency key, so this makes duplicates recognisable.
+                    // Postmark has no idempotency key; this makes duplicates recognisable.
                     ("Metadata", Some(json!({ "id": id }))),
                 ])
             }
@@ -81,7 +81,7 @@ fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     Value::Object(given.collect::<Map<_, _>>())
 }
 
-/// The provider's id of the mail: Resend and many others use `id`, Postmark `MessageID`.
+/// The provider's id of the email: Resend and many others use `id`, Postmark `MessageID`.
 pub(crate) fn message_id(body: &Value) -> Option<String> {
     let names = ["id", "MessageID", "message_id", "messageId"];
     let found = names.iter().find_map(|name| body[*name].as_str());

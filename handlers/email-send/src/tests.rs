@@ -17,7 +17,7 @@ fn responding(status: u16, body: &'static str) -> TestCtx {
     provider(move |_| Ok(Response::new(status, body)))
 }
 
-/// A mail, with changes.
+/// The payload of an email, with changes.
 fn mail(change: Value) -> Value {
     let mut mail = json!({
         "provider": "resend", "secret": "KEY", "from": "Ada <ada@a.example>", "to": "bob@b.example", "subject": "Hi", "text": "Hello",

@@ -24,14 +24,14 @@ pub struct Input {
     /// Headers in addition to those of the delivery itself.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Any JSON, sent digit by digit as written here, including `null`; without it the request has no body.
+    /// Any JSON, including `null`. Its numbers keep every digit. Without it, the request has no body.
     #[serde(default, deserialize_with = "as_it_is")]
     #[schemars(with = "Option<Value>", skip_serializing_if = "Option::is_none")]
     pub body: Option<Box<RawValue>>,
     /// The name of the signing key; without one the delivery is not signed.
     pub secret: Option<String>,
-    /// Identifies the delivery for the receiver, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts
-    /// of a job have the same id.
+    /// Identifies the delivery for the receiver, up to 64 letters, digits, `-` and `_`; by default derived from the
+    /// job's id. All attempts of a job have the same id.
     pub id: Option<String>,
     /// The time limit of the request, milliseconds.
     #[serde(default = "default_timeout_ms")]
@@ -68,7 +68,7 @@ fn default_timeout_ms() -> u64 {
 /// Less than the timeout of the attempt, so that the error names the receiver.
 const TIMEOUT_MS_MAX: u64 = 240_000;
 
-/// It is sent in a header, and stored by the receiver.
+/// The maximum length of an id, which is sent in a header and stored by the receiver.
 const ID_CHARS_MAX: usize = 64;
 
 /// The stored length of a response, enough to see how the receiver reacted.
@@ -132,7 +132,7 @@ fn check(ctx: &Ctx, input: &Input) -> Result<String, Error> {
     for name in input.headers.keys() {
         if OWN_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
             return refuse(format!(
-                "the header {name} is set by http.deliver itself; use `id` in the payload to change it"
+                "the header {name} is set by http.deliver itself; the payload can only set the id, with `id`"
             ));
         }
     }
@@ -201,7 +201,7 @@ fn accepted(response: Response) -> Result<Response, Error> {
     if (300..400).contains(&response.status) {
         let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
-            "{} answered {} to {to}; redirects are not followed: enqueue the delivery for the new address, \
+            "{} redirects with status {} to {to}, which is not followed: enqueue the delivery for the new address, \
              if it belongs to the receiver",
             response.url, response.status
         ))

@@ -34,7 +34,7 @@ impl Content {
             Ok(text) => return Self::Base64(STANDARD.encode(text)),
             Err(error) => return Self::Base64(STANDARD.encode(error.into_bytes())),
         };
-        // The same for NUL written as an escape.
+        // In JSON, NUL is written as an escape, which Postgres cannot store either.
         let may_be_json = content_type.is_some_and(declares_json) && !text.contains("\\u0000");
         if !may_be_json || !is_storable_json(&text) {
             return Self::Text(text);

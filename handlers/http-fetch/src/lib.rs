@@ -27,8 +27,8 @@ pub struct Input {
     pub headers: BTreeMap<String, String>,
     /// The etag of an earlier result: if it is unchanged, nothing is fetched.
     pub etag: Option<String>,
-    /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced. Without a file the
-    /// content is in the result.
+    /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced.
+    /// Without a file the content is in the result.
     pub to: Option<String>,
     /// The size limit, bytes: 1 MiB by default, with `to` 16 MiB.
     pub bytes_max: Option<usize>,
@@ -48,7 +48,7 @@ fn default_timeout_ms() -> u64 {
     60_000
 }
 
-/// Used unless the payload sets one, because some servers reject requests without it.
+/// Used unless the payload sets a user agent, because some servers reject requests without one.
 const USER_AGENT: &str = concat!("rouse-http-fetch/", env!("CARGO_PKG_VERSION"));
 
 /// Browsers give up after 20.
@@ -185,7 +185,7 @@ fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
         let (url, status) = (&response.url, response.status);
         let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
-            "{url} answered {status} to {to}, which exceeds the limit `redirects` of the payload"
+            "{url} redirects with status {status} to {to}, which exceeds the limit `redirects` of the payload"
         ))
         .kind("redirected"));
     }

@@ -18,8 +18,8 @@ pub use picture::{Format, Size};
 pub struct Input {
     /// The picture, a PNG or JPEG in a granted directory.
     pub path: String,
-    /// The thumbnail, in a directory granted for writing: `….jpg`, `….jpeg` or `….png`. Missing folders are created; an existing file is
-    /// replaced.
+    /// The thumbnail, in a directory granted for writing: `….jpg`, `….jpeg` or `….png`. Missing folders are created; an
+    /// existing file is replaced.
     pub out: String,
     /// The maximum width of the thumbnail, pixels.
     #[serde(default = "default_side")]

@@ -121,7 +121,7 @@ pub(crate) fn encode(
     Ok(bytes)
 }
 
-/// JPEG has no transparency.
+/// Draws the picture on white, because JPEG has no transparency.
 fn on_white(picture: &DynamicImage) -> RgbImage {
     if !picture.color().has_alpha() {
         return picture.to_rgb8();

@@ -20,8 +20,8 @@ fn default_top() -> usize {
     5
 }
 
-/// The result of `text.stats`. A word is a run of letters and digits, with apostrophes and hyphens inside. Words that differ only in case
-/// count as the same word.
+/// The result of `text.stats`. A word is a run of letters and digits, with apostrophes and hyphens inside. Words that
+/// differ only in case count as the same word.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Stats {
     /// Bytes of UTF-8.

@@ -1610,7 +1610,7 @@ pub struct EmailSendPayload {
     /// The content as HTML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub html: Option<String>,
-    /// Identifies the mail for the provider, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts of a job have the same id.
+    /// Identifies the email for the provider, up to 64 letters, digits, `-` and `_`; by default derived from the job's id. All attempts of a job have the same id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// The provider; `generic` by default.
@@ -1657,14 +1657,14 @@ pub enum EmailSendAddresses {
 pub struct EmailSendResult {
     /// The id that was sent to the provider.
     pub id: String,
-    /// The provider's id of the mail, if it returns one.
+    /// The provider's id of the email, if it returns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<String>,
     /// The status of the provider's response: 200 to 299.
     pub status: i64,
 }
 
-/// Enqueues email.send. Sends a mail over the HTTP API of a provider.
+/// Enqueues email.send. Sends an email through the HTTP API of a provider.
 pub async fn email_send(
     client: &impl GenericClient,
     payload: &EmailSendPayload,
