@@ -41,7 +41,7 @@ pub(crate) fn import(ctx: &Ctx, payload: Import) -> Result<Imported, Error> {
     for (index, part) in rows.chunks(PART).enumerate() {
         let percent = u8::try_from(100 * index / parts).unwrap_or(100);
         ctx.progress(percent, format!("part {} of {parts}", index + 1));
-        // A later attempt goes on after the last part that is committed.
+        // A later attempt continues after the last part that was committed.
         ctx.step_with("part", |tx| tx.sql("put", (part,)))?;
     }
     Ok(Imported { rows: rows.len() })

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Pay {
     order: i64,
-    /// The duration in seconds, so that the host can be killed during the attempt.
+    /// The duration of the payment in seconds, during which the host can be killed.
     #[serde(default)]
     seconds: u64,
 }
@@ -43,7 +43,8 @@ pub(crate) async fn pay(ctx: &Ctx, payload: Pay) -> Result<Paid, Error> {
             payload.order
         )));
     };
-    // Neither is done yet. If the host is killed now, or at any other moment, the next attempt does both, once.
+    // Neither statement runs before the handler has returned. Whenever the host is killed, both are committed once, with
+    // the outcome of the job.
     ctx.sql("mark_paid", (payload.order, cents))?;
     ctx.sql("book", (payload.order, cents))?;
     rouse_sdk::sleep(Duration::from_secs(payload.seconds)).await;

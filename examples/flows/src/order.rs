@@ -17,7 +17,7 @@ pub(crate) struct Receipt {
     cents: u64,
 }
 
-/// Runs an order to its end.
+/// Processes an order.
 ///
 /// Each call is a job of its own, with its own retries and its own result. The order is suspended while it waits, and
 /// holds neither a slot nor memory. If its host dies, the order continues after the last call that has ended.
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs an order with the real handlers; each call suspends it. Its end, and what it has called.
+    /// Runs an order with the real handlers; each call suspends it. Returns its end, and the handlers that it has called.
     fn run(order: &Value) -> (Result<String, Error>, Vec<String>) {
         let mut ctx = TestCtx::new();
         ctx.on_call(|job| {

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_import_enqueues_a_job_for_each_photograph_and_a_summary_of_all() {
-        // With the summary, these are all jobs that an attempt may enqueue by default.
+        // With the summary, these are as many jobs as an attempt may enqueue by default.
         let ctx = TestCtx::new();
         let names: Vec<String> = (0..999).map(|nth| format!("{nth}.jpg")).collect();
         ctx.run::<super::import>(json!(names)).unwrap();
