@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs an order with the real handlers; each call suspends it. Returns its end, and the handlers that it has called.
+    /// Runs an order with the real handlers; each call suspends it. Returns its end, and the handlers that it called.
     fn run(order: &Value) -> (Result<String, Error>, Vec<String>) {
         let mut ctx = TestCtx::new();
         ctx.on_call(|job| {
