@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use column::{Column, Kind, Scalar};
 
-/// The number of rows between two checks of the abort and reports of progress.
+/// The number of rows between two checks of the abort signal.
 const ROWS_PER_CHECK: u64 = 10_000;
 
 /// The payload of `csv.summary`: `csv` or `path`. The first row names the columns.
