@@ -75,9 +75,14 @@ impl EnqueuedJob {
         for (name, entry) in after {
             let is_own = |job: i64| (lowest..0).contains(&job);
             if !entry["job"].as_i64().is_some_and(is_own) {
+                let numbers: String = match children {
+                    0 => "it has enqueued none so far".into(),
+                    1 => "-1".into(),
+                    _ => format!("-1 to -{children}"),
+                };
                 return Err(format!(
                     "`after` of the options: {name:?} must be the number of a job that this attempt has enqueued \
-                     (-1 to -{children}), not {entry}"
+                     ({numbers}), not {entry}"
                 ));
             }
         }
