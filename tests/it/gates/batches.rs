@@ -56,7 +56,7 @@ async fn enqueue_all(client: &Client, payloads: &[Value], arguments: &str) -> Ve
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// A payload.
+/// The payload of a job for which the handler does this.
 fn does(what: &str) -> Value {
     json!({"does": what})
 }
@@ -222,7 +222,7 @@ async fn an_error_of_the_batch_is_that_of_each_job_without_an_outcome() {
         for id in ids {
             assert_eq!(error_kind(&client, id).await, kind, "{what}");
         }
-        // Alone, the same, so that the first test finds it.
+        // A job that runs alone gets the same error, so that a first test of such a handler shows it.
         let ids = enqueue_all(&client, &[does(what)], "").await;
         assert_eq!(error_kind(&client, ids[0]).await, kind, "{what}");
     }
@@ -334,7 +334,7 @@ async fn jobs_with_limits_of_their_own_run_alone() {
     for ids in [&own, &lease, &grants] {
         assert_eq!(results(&client, ids).await[0]["size"], json!(1));
     }
-    // Next to them, a lane is counted job by job.
+    // While such jobs are in their lane, a claim counts an attempt for each job.
     results(&client, &others).await;
     worker.drain().await;
 }
@@ -366,7 +366,7 @@ async fn an_operator_sets_the_size_of_batches() {
     worker.drain().await;
 }
 
-/// Reports that the job of the first attempt was cancelled.
+/// Reports that the job of the first attempt was cancelled, although it was not.
 #[derive(Default)]
 struct Pretends(std::sync::atomic::AtomicBool);
 

@@ -362,7 +362,7 @@ async fn keys_beyond_the_maximum_of_lanes_share_one_limit_and_never_exceed_their
     }
     tenants.sort();
     assert_eq!(tenants.concat(), "aabbcccde");
-    // Once it has had no job for a day, its keys get their own lanes.
+    // Once the shared lane has had no job for a day, its keys get their own lanes.
     client
         .batch_execute("UPDATE rouse.lane SET used_at = used_at - interval '2 days', closed_at = NULL WHERE key = '*'")
         .await
@@ -513,7 +513,7 @@ async fn a_claim_waits_some_seconds_for_a_change_of_its_gate_and_names_it() {
         enqueue(&client, "a", "").await;
     }
     let store = db.worker().await;
-    // Its key is charged.
+    // The key of the throttle has a row from now on.
     assert_eq!(claim(&store, 1).await.len(), 1);
     let operator = db.client().await;
     operator

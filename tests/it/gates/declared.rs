@@ -123,8 +123,8 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_deletes
     of_second.remove("mail.wait/max_concurrent");
     assert_eq!(of_second, of_first);
 
-    // The host that loads its version last decides, even while another host has gates. A handler that it does not have
-    // keeps its own.
+    // The host that loads its version last decides, even while another host has gates. Handlers that this host does not
+    // have keep their gates.
     let third = host(&db, &module(&[("mail.send", json!([]))]));
     until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
     assert!(
@@ -153,12 +153,13 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     end(host);
 }
 
-/// Otherwise, each could hold a lock that the other waits for.
+/// Otherwise, a declaration and a claim could each hold a lock that the other waits for.
 #[tokio::test]
 async fn a_declaration_locks_its_gates_in_the_order_in_which_claims_do() {
     let db = TestDb::new().await;
     let (claim, client) = (db.client().await, db.client().await);
-    // The order of the locks of its gates is not that of their names, in which they are changed.
+    // The order in which the gates of this handler are locked differs from the order of their names, in which they are
+    // changed.
     let handler = "SELECT 'h' || n FROM generate_series(1, 1000) AS n
          WHERE hashtextextended('h' || n || '/max_concurrent', 0) & 1023 > hashtextextended('h' || n || '/throttle', 0) & 1023
          LIMIT 1";

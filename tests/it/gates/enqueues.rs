@@ -217,7 +217,7 @@ async fn a_producer_waits_for_another_that_enqueues_the_same_key() {
 async fn of_a_burst_the_last_one_runs_when_no_more_come() {
     let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', max_wait => '25 s'").await;
     let store = db.worker().await;
-    // The duration of its burst, from the first job on: whole seconds, plus the time that the test takes.
+    // The duration of the job's burst, from the first enqueue on: whole seconds, plus the time that the test takes.
     let lasts = async |id: i64| {
         let lasts = format!(
             "SELECT floor(extract(epoch FROM k.until - k.since))::bigint FROM rouse.gate_key AS k
@@ -225,7 +225,7 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
         );
         number(&client, &lasts).await
     };
-    // The same as if this time had passed since the last one.
+    // Has the same effect as if this time had passed.
     let passes = async |seconds: i32| {
         let later = format!(
             "UPDATE rouse.gate_key SET since = since - interval '{seconds} s', until = until - interval '{seconds} s';
@@ -437,7 +437,7 @@ async fn maintenance_logs_only_what_it_has_deleted() {
     let mut serve = command(&db.url(), &["serve", "--http", "off"], &folder);
     serve.env("ROUSE_LOG", "info,rouse::worker::maintenance=debug");
     let host = Host::spawn(serve);
-    // Before the keys, it looks for signals and flows, and there are none.
+    // Maintenance looks for signals and flows before it looks for keys, and finds none.
     let line = host.line(TIMEOUT, |line| {
         line.contains("deleted what ended jobs have left behind")
     });
@@ -447,7 +447,8 @@ async fn maintenance_logs_only_what_it_has_deleted() {
     );
 }
 
-/// Maintenance waits for a lock of the test at the key `!`, before it reads the others, once it locks rows.
+/// When maintenance starts to lock the rows of the keys that it has found, it waits at the first key, `!`, for a lock
+/// that the test holds.
 const PAUSE: &str = "
     CREATE FUNCTION public.pause(p_key text) RETURNS boolean LANGUAGE plpgsql AS $$
     BEGIN

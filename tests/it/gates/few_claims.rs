@@ -66,8 +66,8 @@ async fn a_job_behind_a_gate_and_a_rate_costs_one_claim() {
     assert!((20..30).contains(&claims), "{claims} claims for 20 jobs");
 }
 
-/// The lanes of the other tenants have no jobs, and are closed with it. If they opened like a lane that has jobs, they
-/// would go first, because they have used nothing of the limit.
+/// The lanes of the other tenants have no jobs, and are closed with the lane of this one. If they opened like a lane
+/// that has jobs, they would go first, because they have used nothing of the limit.
 #[tokio::test]
 async fn tenants_without_jobs_cost_no_claims_behind_a_limit_that_another_one_uses_up() {
     let (db, client) = counting_claims(&["'one', 'max_concurrent', max => 1"]).await;

@@ -103,7 +103,8 @@ struct Lane {
     running: Vec<ClaimedJob>,
 }
 
-/// The jobs of each lane, and the gates that close it, by their numbers: for a time, or until an end (`true`).
+/// The number of jobs of each lane, and the gates that close it, by their numbers: until a job ends (`true`), or for a
+/// time.
 type Response = BTreeMap<usize, (usize, BTreeMap<usize, bool>)>;
 
 /// Claims in Postgres. `gates`: the names of the gates, by their numbers.

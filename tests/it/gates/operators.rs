@@ -16,7 +16,7 @@ async fn run(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap();
 }
 
-/// A number of jobs of a tenant.
+/// Enqueues this many jobs of a tenant.
 async fn enqueue(client: &Client, handler: &str, tenant: &str, jobs: i32) {
     client
         .execute(

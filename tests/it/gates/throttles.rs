@@ -20,7 +20,7 @@ async fn no_more_jobs_of_a_key_start_in_any_period_than_its_rate() {
     }
     let claimed = claim_at_once(&db).await;
     assert_eq!(by_tenant(&claimed), counts(&[("x", 5), ("y", 5)]));
-    // Their ends do not change anything.
+    // The ends of these jobs do not let others start.
     for (store, jobs) in &claimed {
         for job in jobs {
             let done = settlement(job, result("1"));
@@ -95,7 +95,7 @@ async fn a_new_rate_applies_to_the_starts_that_a_burst_has_used() {
     assert_eq!(by_tenant(&claim_at_once(&db).await), counts(&[]));
 }
 
-/// The claim meets the change to the keys, and has read the gate before.
+/// The claim has read the gate before the change, and then waits for the change.
 #[tokio::test]
 async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_permits() {
     let (db, client) = gate("'rate', 'throttle', max => 2, period => '1 day', burst => 2").await;

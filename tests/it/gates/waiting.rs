@@ -45,7 +45,7 @@ async fn the_end_of_a_job_opens_the_gate_for_the_next_one_of_its_key() {
     for worker in workers {
         worker.drain().await;
     }
-    // One per sweep would take 200 s.
+    // One start per sweep would take 200 s.
     assert!(took < Duration::from_secs(25), "{took:?}");
     let overlapping = "SELECT count(*) FROM rouse.finished AS a JOIN rouse.jobs AS ja USING (id)
         JOIN rouse.finished AS b ON a.id < b.id AND a.started_at < b.finished_at AND b.started_at < a.finished_at
@@ -83,7 +83,7 @@ async fn a_throttled_key_continues_when_its_gate_opens() {
     // From the first start: before that, the worker compiles its modules.
     let took = number(&client, RAN_FOR_MS).await;
     assert!(took < 4_500, "the sweep alone would take longer: {took} ms");
-    // By the time of the claim, which is when a gate counts.
+    // The time between claims, because a gate counts a start when its job is claimed.
     let closest = "SELECT min(extract(epoch FROM gap) * 1000)::bigint FROM (
         SELECT claimed_at - lag(claimed_at) OVER (PARTITION BY tenant ORDER BY claimed_at) AS gap FROM rouse.jobs) AS g";
     assert!(number(&client, closest).await >= 700);
@@ -171,7 +171,7 @@ async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
-/// A worker whose sweeps find nothing.
+/// A worker that does not sweep during a test.
 pub(super) async fn worker_without_sweeps(db: &crate::support::TestDb) -> TestWorker {
     let settings = Settings {
         slots: 4,
@@ -302,7 +302,7 @@ async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
     worker.drain().await;
 }
 
-/// From the first start of a job to the last end, milliseconds.
+/// The time from the first start of a job to the last end, in milliseconds.
 const RAN_FOR_MS: &str = "SELECT (extract(epoch FROM max(f.finished_at) - min(f.started_at)) * 1000)::bigint FROM rouse.finished AS f";
 
 /// `concurrency` of a handler: on each host, regardless of the keys of its jobs.
@@ -348,7 +348,7 @@ async fn a_host_runs_no_more_attempts_of_a_handler_than_its_concurrency() {
     assert_eq!(number(&client, released).await, 0);
 }
 
-/// It counts as running until its job delay has passed, which is after the end of its job.
+/// An attempt counts as running until the job delay has passed, which is after the end of its job.
 #[tokio::test]
 async fn the_next_attempt_of_a_limited_handler_starts_when_the_job_delay_has_passed() {
     let (db, client) = gate("'wide', 'max_concurrent', key => '{tenant}', max => 5").await;

@@ -174,7 +174,7 @@ async fn paused_queues_take_no_batches_from_others() {
             enqueue(&client, "a", &arguments).await;
         }
     }
-    // Regardless of their order.
+    // The order of the queues does not matter.
     client
         .batch_execute("SELECT rouse.pause_queue('a'), rouse.pause_queue('c')")
         .await
