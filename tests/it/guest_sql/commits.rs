@@ -53,7 +53,7 @@ async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
         let (shop, proxy) = through_a_proxy().await;
         let login = connector(&shop.as_login(proxy.url()));
         let worker = shop.start_with(login, Settings::default()).await;
-        // Its statements have been checked.
+        // After this job, the statements of the handler have been checked.
         let warm = shop.run(json!([])).await;
         assert_eq!(warm.state, "succeeded");
         let held = proxy.hold(words, side);
@@ -72,7 +72,7 @@ async fn effects_are_committed_once_if_the_connection_is_cut_at_any_message() {
     }
 }
 
-/// The others of the few connections remain for claims, settlements and renewals.
+/// The other connections, of which there are few, remain for claims, settlements and renewals.
 #[tokio::test]
 async fn commits_that_got_no_response_are_looked_up_two_at_a_time() {
     let shop = Shop::open().await;
@@ -108,7 +108,7 @@ async fn commits_that_got_no_response_are_looked_up_two_at_a_time() {
     }
     let held = proxy.hold("COMMIT", Side::Cut);
     shop.sql("COMMIT").await;
-    // Most of them are in doubt, because they share transactions.
+    // After six lost commits, most of the jobs are in doubt, because they share transactions.
     held.caught_times(6).await;
     held.release();
     shop.until("SELECT NOT EXISTS (SELECT FROM rouse.job)")
@@ -178,7 +178,7 @@ async fn a_step_whose_commit_got_no_response_is_looked_up() {
 async fn an_attempt_whose_job_was_taken_over_while_it_committed_has_no_effects() {
     let (shop, proxy) = through_a_proxy().await;
     let login = connector(&shop.as_login(proxy.url()));
-    // Each has a worker id of its own.
+    // Each worker has an id of its own.
     let settings = || Settings {
         overrides: short_leases(),
         ..Settings::default()
@@ -221,7 +221,7 @@ async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job()
     worker.drain().await;
 }
 
-/// No connection is left for its login; the worker keeps trying until the lease ends.
+/// The login may not connect; the worker keeps trying until the leases end.
 #[tokio::test]
 async fn a_worker_that_cannot_commit_effects_stops_when_their_leases_have_ended() {
     let shop = Shop::open().await;
@@ -267,7 +267,7 @@ async fn a_check_whose_connection_is_cut_does_not_count_as_a_failure_of_the_logi
     proxy.go_down();
     assert!(!login.responds().await);
     proxy.come_up();
-    // Until the next try is due.
+    // Waits until the next try is due.
     connector.ready().await;
     let cut = proxy.hold("r.rolsuper", Side::Cut);
     let checked = worker.check_login(&login).await;

@@ -169,7 +169,7 @@ async fn a_producer_that_names_the_job_delays_its_effects_and_costs_no_attempt()
     .await;
     let enqueue = format!("SELECT rouse.enqueue('x', after => '[{id}]')");
     let other = lock(&shop, &enqueue).await;
-    // More often than the number of tries of a transaction that has to wait for the locks of others.
+    // The transaction waits for the lock more often than it is tried if it waits for other locks.
     let waits = format!(
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}' AND wait_event_type = 'Lock'",
         shop.role

@@ -16,7 +16,7 @@ use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
 use crate::support::{Host, free_port, scratch};
 
-/// The reason why a handler is parked, as shown by the fleet.
+/// The SQL condition that the list of the fleet's handlers shows this handler as parked.
 fn parked(handler: &str) -> String {
     format!(
         "SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = '{handler}'"
@@ -63,7 +63,7 @@ async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers(
         assert!(why.contains(message), "{handler}: {why}");
         assert!(why.contains("the statement it: "), "{handler}: {why}");
     }
-    // Their jobs wait, and other handlers of the module run.
+    // The jobs of these handlers wait, and other handlers of the module run.
     let waiting = enqueue(&shop.client, "sql.missing", json!({})).await;
     let other = shop
         .run(json!([{"sql": call("add_order", json!([1]))}]))
@@ -137,7 +137,7 @@ async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tri
     checking.caught().await;
     let second = shop.enqueue(line(2)).await;
     shop.until("SELECT last_value >= 2 FROM public.tries").await;
-    // Its transaction has failed.
+    // The transaction of the second job has failed.
     shop.until(&format!(
         "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = '{}' AND state <> 'idle')",
         shop.role
@@ -151,7 +151,7 @@ async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tri
     worker.drain().await;
 }
 
-/// All handlers of its login have fitted, so that no check was due.
+/// At the last check, the statements of all handlers of the login fitted, so that no further check was due.
 #[tokio::test]
 async fn a_handler_whose_statements_no_longer_fit_is_checked_again_until_they_do() {
     let shop = Shop::open().await;
@@ -168,7 +168,7 @@ async fn a_handler_whose_statements_no_longer_fit_is_checked_again_until_they_do
     assert_eq!(shop.run(order(1)).await.state, "succeeded");
     shop.sql(&format!("REVOKE INSERT ON orders FROM {}", shop.role))
         .await;
-    // The statements cannot be checked now, and then each second.
+    // The statements cannot be checked now; the check is repeated every second.
     let checking = proxy.hold("r.rolsuper", Side::Cut);
     let refused = shop.enqueue(order(2)).await;
     checking.caught().await;
@@ -323,11 +323,11 @@ async fn an_attempt_of_a_replaced_module_runs_only_the_statements_that_its_versi
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     shop.sql("CREATE TABLE first AS SELECT sha256 FROM rouse.handlers WHERE handler = 'sql.run'")
         .await;
-    // No step can be recorded.
+    // While this lock is held, no step can be recorded.
     let other = shop.db.client().await;
     let lock = "BEGIN; LOCK TABLE rouse.step IN SHARE MODE";
     other.batch_execute(lock).await.unwrap();
-    // The statement of this step stays the same.
+    // The new version of the module has the same statement for this step.
     let step =
         |order: i64| json!({"step": {"name": "a", "effects": [call("add_order", json!([order]))]}});
     let line = || call("add_line", json!([7, 1]));
@@ -357,7 +357,7 @@ async fn an_attempt_of_a_replaced_module_runs_only_the_statements_that_its_versi
         "SELECT sha256 <> (SELECT sha256 FROM first) FROM rouse.handlers WHERE handler = 'sql.run'",
     )
     .await;
-    // It starts once the new statements have been checked.
+    // This job starts once the new statements have been checked.
     assert_eq!(shop.run(json!([])).await.state, "succeeded");
     other.batch_execute("COMMIT").await.unwrap();
     let mut ends = Vec::new();
@@ -488,14 +488,14 @@ async fn a_login_that_does_not_respond_does_not_delay_the_next_try_of_another() 
     }
 }
 
-/// A worker whose handlers have a login that accepts connections and never responds, except `sql.run`, which has this
-/// login. Also returns what accepts them, and the folder of the handlers.
+/// A worker whose handlers have a login that accepts connections and never responds, except `sql.run`, which has the
+/// given login. Also returns the listener of the silent login, and the folder of the handlers.
 async fn with_silent_login(
     shop: &Shop,
     login: Connector,
 ) -> (TestWorker, TcpListener, tempfile::TempDir) {
     let folder = folder_of_guests();
-    // The names of most of its handlers are before sql.run.
+    // Most of the handlers come before `sql.run` in the order of their names.
     let (sandbox, catalog) = guests_with(folder.path(), &["sql.*", "sql.run"]).await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
@@ -515,7 +515,7 @@ async fn with_silent_login(
     (worker, silent, folder)
 }
 
-/// Waits for the host's connection. The result is ready once the host closes it, because it has waited too long.
+/// Waits for the host's connection. The returned future ends when the host closes it after waiting too long.
 async fn given_up(silent: &TcpListener) -> impl Future<Output = ()> {
     let (mut connection, _) = silent.accept().await.unwrap();
     async move {
@@ -525,7 +525,7 @@ async fn given_up(silent: &TcpListener) -> impl Future<Output = ()> {
     }
 }
 
-/// Its login has no connection left. More have succeeded than may wait for it, and they have no slots.
+/// The login may not connect. More attempts succeed than may wait for their commit, and those that wait have no slots.
 #[tokio::test]
 async fn jobs_wait_for_a_login_that_does_not_respond_and_take_no_slots_of_others() {
     let shop = Shop::open().await;
@@ -551,7 +551,7 @@ async fn jobs_wait_for_a_login_that_does_not_respond_and_take_no_slots_of_others
         .await;
     let other = enqueue(&shop.client, "flow.square", json!({"n": 3})).await;
     assert_eq!(shop.ended(other).await.state, "succeeded");
-    // On a slow machine, there are fewer, because the login counts as away earlier.
+    // On a slow machine, fewer wait, because the login counts as unavailable earlier.
     shop.until("SELECT count(*) <= 512 FROM rouse.job WHERE state = 'running'")
         .await;
     shop.sql(&limit(-1)).await;
@@ -578,7 +578,7 @@ async fn a_login_is_tried_at_once_when_the_host_has_reached_the_server_again() {
         let reach = reach.borrow();
         reach.away().map_or(0, |away| away.failures)
     };
-    // From now on its next try is at least 16 s away.
+    // After these failures, the next try of the login is at least 16 s away.
     let session = Login::new(&login, 1);
     while failures(&login) < 6 {
         login.try_now();

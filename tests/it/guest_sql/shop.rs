@@ -40,7 +40,7 @@ impl Shop {
         shop
     }
 
-    /// Its login has no privilege on the tables yet.
+    /// A shop whose login has no privilege on the tables yet.
     pub(super) async fn without_rights() -> Self {
         let db = TestDb::new().await;
         let client = db.client().await;
@@ -62,7 +62,7 @@ impl Shop {
         .await;
     }
 
-    /// The connection string of its login, from one of a superuser.
+    /// The connection string of the shop's login, derived from that of a superuser.
     pub(super) fn as_login(&self, url: &str) -> String {
         let (_, rest) = url.split_once('@').expect("a user");
         format!("postgres://{}@{rest}", self.role)

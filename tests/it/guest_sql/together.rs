@@ -11,11 +11,11 @@ use super::shop::{Shop, call, connector};
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
 
-/// Jobs whose effects wait, because two others keep both connections of the login busy.
+/// Jobs whose effects wait, because two other jobs keep both connections of the login busy.
 struct Gathered {
     worker: TestWorker,
     ids: Vec<i64>,
-    /// Has locked what the two need.
+    /// The session that has locked the row that the two other jobs change.
     other: Client,
 }
 
@@ -52,7 +52,7 @@ impl Gathered {
         Self { worker, ids, other }
     }
 
-    /// Makes the two fail, without a COMMIT.
+    /// Makes the two other jobs fail, so that they send no COMMIT.
     async fn go_on(&self) {
         self.other.batch_execute("COMMIT").await.unwrap();
     }
@@ -114,7 +114,7 @@ async fn a_job_that_waits_for_a_lock_does_not_hold_up_others_of_its_transaction(
     scripts[2] = json!([line(2), {"sql": call("transfer", json!([0, 1]))}]);
     let gathered = Gathered::of(&shop, shop.login(), scripts).await;
     gathered.go_on().await;
-    // While the lock is held.
+    // The others succeed while the lock is held.
     gathered.succeed(&shop, &[2]).await;
     other.batch_execute("ROLLBACK").await.unwrap();
     gathered.succeed(&shop, &[]).await;
@@ -213,7 +213,7 @@ async fn effects_that_wait_when_their_host_stops_are_committed_before_it_ends() 
     are_shared(&shop, 8).await;
 }
 
-/// At least as many as the login has connections.
+/// There are at least as many of these jobs as the login has connections.
 #[tokio::test]
 async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_handler() {
     let shop = Shop::open().await;
@@ -236,7 +236,7 @@ async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_hand
         .run(json!([{"sql": call("add_line", json!([99, 1]))}]))
         .await;
     assert_eq!(ended.state, "succeeded");
-    // All twelve have been locked.
+    // None of the twelve locked jobs has been committed.
     assert!(shop.holds("SELECT count(*) = 1 FROM ledger").await);
     other.batch_execute("ROLLBACK").await.unwrap();
     for id in named {
@@ -246,7 +246,7 @@ async fn jobs_that_another_transaction_names_do_not_hold_up_others_of_their_hand
     worker.drain().await;
 }
 
-/// A try of each of the others would wait for 250 ms.
+/// Each try to commit one of the others would wait for 250 ms.
 #[tokio::test]
 async fn a_job_that_is_locked_for_a_short_time_does_not_wait_for_hundreds_that_stay_locked() {
     let shop = Shop::open().await;
@@ -262,7 +262,7 @@ async fn a_job_that_is_locked_for_a_short_time_does_not_wait_for_hundreds_that_s
     let worker = shop.start().await;
     shop.until("SELECT count(*) = 201 FROM rouse.job WHERE state = 'running'")
         .await;
-    // By then it waits for a turn, behind all others.
+    // After these jobs have run, the last one waits for a turn, behind all others.
     for number in 300..305 {
         shop.run(json!([line(number)])).await;
     }
@@ -276,7 +276,7 @@ async fn a_job_that_is_locked_for_a_short_time_does_not_wait_for_hundreds_that_s
     worker.drain().await;
 }
 
-/// Their leases are much longer.
+/// The leases of the jobs are much longer.
 #[tokio::test]
 async fn a_stop_waits_for_jobs_that_another_transaction_names_until_the_end_of_the_drain_timeout() {
     let shop = Shop::open().await;
@@ -302,7 +302,7 @@ async fn a_stop_waits_for_jobs_that_another_transaction_names_until_the_end_of_t
     next.drain().await;
 }
 
-/// More than may wait for their commits, and they fill all slots.
+/// There are more of these jobs than may wait for their commits, and they fill all slots.
 #[tokio::test]
 async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases_are() {
     let shop = Shop::open().await;
@@ -334,7 +334,7 @@ async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases
     next.drain().await;
 }
 
-/// So many that their tries alone would keep all connections of the login busy for longer than others wait for one.
+/// The tries of so many jobs would keep all connections of the login busy for longer than others wait for one.
 #[tokio::test]
 async fn hundreds_of_jobs_that_another_transaction_names_do_not_hold_up_others_either() {
     let shop = Shop::open().await;
