@@ -75,7 +75,7 @@ async fn an_outcome_whose_response_is_lost_with_its_connection_is_logged_as_unco
     let response = proxy.hold("rouse.settle(", Side::Response);
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     response.caught().await;
-    // The database has written the outcome, and the host does not learn it.
+    // The database has written the outcome, but the host does not know this.
     assert_eq!(ended(&client, id).await.state, "succeeded");
     proxy.go_down();
     host.line(TIMEOUT, |line| line.contains("the database is unreachable"));

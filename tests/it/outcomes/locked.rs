@@ -45,7 +45,7 @@ async fn outcomes_that_an_open_transaction_holds_up_do_not_block_others() {
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(900, 1199) AS n))")
         .await
         .unwrap();
-    // Those that were settled together with them.
+    // The outcomes that were settled together with those that are held up are written.
     until_true(&client, "SELECT count(*) = 100 FROM rouse.finished").await;
     until_true(&client, "SELECT last_value >= 200 FROM public.held_up").await;
     for n in 0..5 {
@@ -79,7 +79,7 @@ async fn a_stop_waits_for_outcomes_that_locks_block_until_the_end_of_the_drain_t
     let has_started = format!("SELECT progress IS NOT NULL FROM rouse.job({named})");
     until_true(&client, &has_started).await;
     host.signal(libc::SIGTERM);
-    // Long before the leases end.
+    // The host exits long before the leases end.
     let (status, output) = host.exit(TIMEOUT);
     assert!(status.success(), "{output}");
     for id in [named, held_up] {
@@ -235,7 +235,7 @@ async fn large_outcomes_that_stay_locked_take_no_space_of_others() {
     let other = enqueue(&client, "test.echo", json!("small")).await;
     assert_eq!(ended(&client, other).await.state, "succeeded");
     producer.batch_execute("ROLLBACK").await.unwrap();
-    // It took no space, so it was not given up.
+    // The outcome of this job took little space, so it was not given up.
     let job = ended(&client, little).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;

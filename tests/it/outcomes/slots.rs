@@ -51,7 +51,7 @@ async fn on_a_full_disk_attempts_keep_their_slots_once_too_many_outcomes_wait() 
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 300) AS n))")
         .await
         .unwrap();
-    // By then it has waited for several seconds, in which all could have run.
+    // After these tries, the worker has waited for several seconds, in which all jobs could have run.
     until_true(&client, "SELECT last_value >= 12 FROM public.tries").await;
     let ran = *has_run.borrow();
     assert!(

@@ -111,7 +111,7 @@ async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 64) AS n))")
         .await
         .unwrap();
-    // By then it waits for 2 s after each try, which makes two statements: one outcome alone, and then all.
+    // After 16 tries, the worker waits for 2 s after each round of two statements: one outcome alone, and then all.
     until_true(&client, "SELECT last_value >= 16 FROM public.tries").await;
     let row = client
         .query_one(
@@ -175,7 +175,7 @@ async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     worker.drain().await;
 }
 
-/// No call creates it.
+/// No call creates the partition.
 #[tokio::test]
 async fn an_outcome_whose_partition_stays_missing_does_not_block_others_and_is_tried_after_pauses()
 {
@@ -194,7 +194,7 @@ async fn an_outcome_whose_partition_stays_missing_does_not_block_others_and_is_t
     let started_at = Instant::now();
     let more = format!("SELECT last_value >= {} FROM public.tries", before + 10);
     until_true(&client, &more).await;
-    // Each time it makes two tries, one of them after the creation of partitions, and waits for 0.2 s.
+    // Each time, the worker makes two tries, one of them after the creation of partitions, and waits for 0.2 s.
     let took = started_at.elapsed();
     assert!(took > Duration::from_millis(500), "{took:?}");
     accept_ends(&client).await;
