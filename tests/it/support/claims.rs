@@ -130,7 +130,6 @@ pub(crate) async fn adopt(
     store.adopt(fence, &adoptions).await
 }
 
-/// A number that no other caller draws.
 /// The recorded steps of a job that the worker has claimed.
 pub(crate) async fn recorded_steps(
     store: &Store,
@@ -142,6 +141,7 @@ pub(crate) async fn recorded_steps(
     read.remove(0).map(|read| Arc::unwrap_or_clone(read.steps))
 }
 
+/// A number that no other caller draws.
 pub(crate) fn rand() -> i64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0) as i64

@@ -114,7 +114,7 @@ fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     found.map(|entry| entry.path())
 }
 
-/// The socket directory of the server that ran on these data, from the command line that Postgres saves.
+/// The socket directory of the server that ran in this data directory, from the command line that Postgres saves.
 fn socket_directory(data_dir: &Path) -> Option<PathBuf> {
     let line = fs::read_to_string(data_dir.join("cluster/postmaster.opts")).ok()?;
     let words: Vec<_> = line.split('"').collect();

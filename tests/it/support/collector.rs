@@ -19,7 +19,7 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-/// What it does with requests.
+/// How a collector responds to requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Behaviour {
     Accept,
@@ -27,7 +27,7 @@ pub(crate) enum Behaviour {
     Hang,
 }
 
-/// What it has received.
+/// Everything that a collector has received.
 #[derive(Debug, Default)]
 struct Received {
     spans: Vec<Span>,

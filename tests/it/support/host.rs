@@ -30,7 +30,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
     path
 }
 
-/// A `rouse` without arguments yet, which caches machine code with the tests.
+/// A `rouse` command without arguments, which shares the tests' cache of machine code.
 pub(crate) fn rouse() -> Command {
     let mut command = Command::new(rouse_binary());
     command.env("ROUSE_CACHE_DIR", super::code_cache());
@@ -130,7 +130,7 @@ impl Host {
         Self { child, output }
     }
 
-    /// Starts to read its stderr.
+    /// Starts to read the stderr of the process.
     pub(crate) fn read_stderr(&mut self) {
         let stderr = self.child.stderr.take();
         let stderr = stderr.expect("stderr is piped, and not read yet");

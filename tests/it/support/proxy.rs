@@ -74,7 +74,7 @@ impl Held {
             .expect("the sender is in this struct");
     }
 
-    /// Lets it pass.
+    /// Lets the message pass.
     pub(crate) fn release(self) {}
 }
 
@@ -180,7 +180,7 @@ impl Proxy {
             .clone()
     }
 
-    /// The connection string that leads through it.
+    /// The connection string that leads through the proxy.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -190,7 +190,7 @@ impl Proxy {
         Connector::from_url(&self.url, &|_| None).expect("a good connection string")
     }
 
-    /// A store with connections of its own through it.
+    /// A store with connections of its own through the proxy.
     pub(crate) fn store(&self) -> Store {
         Store::new(&self.connector(), 4)
     }

@@ -5,8 +5,8 @@ use tokio_postgres::Client;
 use super::Host;
 use super::worker::{TIMEOUT, until_true};
 
-/// From now on, inserts into this table of rows that match this condition raise this error. `public.tries` counts how
-/// often one was tried.
+/// From now on, inserts into this table of rows that match this condition raise this error. `public.tries` counts such
+/// inserts.
 pub(crate) async fn refuse_inserts(client: &Client, table: &str, condition: &str, error: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;
@@ -29,7 +29,7 @@ pub(crate) async fn warnings_become_rare(
 ) {
     host.line(TIMEOUT, &is_warning);
     until_true(client, "SELECT last_value >= 12 FROM public.tries").await;
-    // After 0, 1, 3, 7, 15 s.
+    // Warnings are logged after 0, 1, 3, 7 and 15 s.
     let output = host.output();
     let warnings = output.lines().filter(|line| is_warning(line)).count();
     assert!(warnings <= 5, "{output}");

@@ -217,7 +217,7 @@ impl Web {
                         .body(Chunks::of(bytes))
                 }
             }
-            // Also in the head, and in pieces of 3 bytes.
+            // The request, in pieces of 3 bytes, with its key in a header.
             "leak" => {
                 let text = seen.to_string();
                 let key = seen["headers"]["authorization"].as_str().unwrap_or("none");

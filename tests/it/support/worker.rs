@@ -160,7 +160,7 @@ impl TestWorker {
         Self::start_sharing(parts, settings, Health::default())
     }
 
-    /// Like [`start_with`](Self::start_with); the test shares this state with it.
+    /// Like [`start_with`](Self::start_with); the test shares this health with the worker.
     pub(crate) fn start_sharing(parts: Parts, settings: Settings, health: Health) -> Self {
         let stop = Stop::default();
         let task = tokio::spawn(worker::run(settings, parts, health, stop.clone()));
