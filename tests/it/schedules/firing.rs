@@ -16,7 +16,7 @@ use crate::support::worker::{TestWorker, until_true};
 async fn an_hour_without_hosts_is_caught_up_by_the_policy() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // Every ten minutes, the last time five minutes ago.
+    // The schedules are due every ten minutes, and were due five minutes ago.
     let minute: i32 = one(
         &client,
         "SELECT extract(minute FROM clock_timestamp())::integer",
@@ -162,7 +162,7 @@ async fn a_job_that_is_refused_shows_why_and_does_not_prevent_others() {
     assert_eq!(row["last_runs"][0]["outcome"], "refused");
     assert_eq!(row["last_runs"][0]["error"], row["error"]);
     assert_eq!(outcomes(&client, "other").await[0], "enqueued");
-    // The next due time is tried again.
+    // The job of the next due time is enqueued if the queue accepts it by then.
     client
         .batch_execute("UPDATE rouse.queue SET payload_bytes_max = 20000 WHERE name = 'small'")
         .await

@@ -17,7 +17,7 @@ use crate::support::claims::claim;
 use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
 
-/// The most overdue schedules are listed and fired first.
+/// Makes `free` the last schedule that is fired: the most overdue ones are listed and fired first.
 async fn make_free_the_least_overdue(client: &Client) {
     client
         .batch_execute(
@@ -187,7 +187,7 @@ async fn a_producer_that_holds_the_key_of_a_gate_does_not_delay_other_schedules(
     worker.drain().await;
 }
 
-/// Each of them would wait for 250 ms.
+/// Each of these schedules would wait for 250 ms.
 #[tokio::test]
 async fn hundreds_of_schedules_whose_jobs_a_producer_blocks_delay_others_by_one_wait() {
     let db = TestDb::new().await;
@@ -221,7 +221,7 @@ async fn hundreds_of_schedules_whose_jobs_a_producer_blocks_delay_others_by_one_
     worker.drain().await;
 }
 
-/// More than a host lists at once.
+/// There are more of these schedules than a host lists at once.
 #[tokio::test]
 async fn schedules_that_a_transaction_has_locked_do_not_delay_others() {
     let db = TestDb::new().await;
@@ -341,7 +341,7 @@ async fn a_schedule_that_is_replaced_between_listing_and_firing_fires_as_it_is_n
         one::<String>(&client, "SELECT payload::text FROM rouse.jobs").await,
         "{\"new\": true}"
     );
-    // If its due times change, it counts from now.
+    // If the due times of the schedule change, the new ones apply from now on, and past ones are not fired.
     make_due(&client).await;
     let old = decided(&store).await;
     assert_eq!(

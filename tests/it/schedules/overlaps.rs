@@ -21,7 +21,7 @@ async fn settle(store: &Store, jobs: &[ClaimedJob]) {
     store.settle(&batch, Locked::Wait).await.unwrap();
 }
 
-/// Fires a schedule twice in a row, for due times that are a second apart, with the previous job in this state.
+/// Fires a schedule, and makes it due again. The first job is running by then if `starts`, and queued otherwise.
 async fn second_firing(overlap: &str, starts: bool) -> (TestDb, Client, Store) {
     let (db, client, store) = due(overlap).await;
     fire_due(&store).await;
@@ -265,7 +265,7 @@ async fn a_job_that_a_login_has_started_does_not_hide_the_live_previous_job() {
         outcomes(&client, "a").await,
         ["enqueued", "manual", "skipped"]
     );
-    // If no job is live, it is the previous one.
+    // If no job is live, the one that the login has started is the previous one.
     let end = "SELECT rouse.complete($1)";
     client.execute(end, &[&first]).await.unwrap();
     one::<i64>(&client, run).await;
