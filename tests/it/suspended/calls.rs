@@ -38,7 +38,7 @@ async fn a_job_that_calls_others_resumes_once_all_have_ended_and_gets_their_ends
     let too_large = store.returned_calls(job.id, job.fence, &steps, 10).await;
     let too_large = too_large.unwrap_err();
     assert!(too_large.is_about_data(), "{too_large}");
-    // They are recorded as steps.
+    // The ends are recorded as steps.
     let steps = recorded_steps(&store, job.id, job.fence).await.unwrap();
     assert!(
         steps
@@ -120,7 +120,7 @@ async fn large_ends_of_calls_are_read_together_about_a_mebibyte_at_a_time() {
     let is_whole =
         |end: &ReturnedCall| matches!(end, ReturnedCall::Done(json) if json.len() > output.len());
     assert!(ends.values().all(is_whole));
-    // One of them.
+    // One of these statements.
     let sql = "SELECT array_agg(name) FROM rouse.recorded_results($1, 'key', $2, $3, $4)";
     let asked = ["call:4", "call:new", "call:0", "call:2", "call:1"];
     let asked = asked.map(String::from).to_vec();

@@ -135,7 +135,7 @@ async fn a_suspended_attempt_that_was_lost_or_cancelled_is_refused() {
     let late = settlement_with(&job, calls, vec![call("c", json!(1))]);
     let settled = store.settle(&[late], Locked::Wait).await.unwrap();
     assert!(settled.accepted.is_empty());
-    assert!(none(&store).await, "it has called nobody");
+    assert!(none(&store).await, "no job was called");
     cancel(&client, id).await;
     let asleep = settlement(&job, sleep(in_an_hour()));
     let settled = store.settle(&[asleep], Locked::Wait).await.unwrap();
@@ -194,5 +194,5 @@ async fn a_batch_settles_all_kinds_of_ends_at_once() {
     ready.sort_unstable();
     assert_eq!(ready, ["\"called\"", "5"]);
     let refused = settle(&store, &jobs[1], result("1"), Vec::new()).await;
-    assert!(refused.accepted.is_empty(), "its fence is over");
+    assert!(refused.accepted.is_empty(), "its fence is no longer valid");
 }

@@ -200,7 +200,7 @@ async fn an_enqueue_waits_for_maintenance_that_deletes_an_end_and_keeps_it_again
     let parent = old_parent(&client, &store).await;
     keep_without_need(&client, parent).await;
     let maintaining = other.transaction().await.unwrap();
-    // As the first step of rouse._keep_ends.
+    // Like the first step of rouse._keep_ends.
     let lock = "SET LOCAL ROLE rouse_owner; SELECT FROM rouse.kept_end FOR UPDATE";
     maintaining.batch_execute(lock).await.unwrap();
     let enqueuing = db.client().await;
@@ -253,7 +253,7 @@ async fn a_call_whose_unique_key_leads_to_a_retry_returns_the_end_of_its_chain()
         options: Some(rouse::job::JsonText(json!({"unique_key": "k"}).to_string())),
         ..call("call:c", json!(1))
     };
-    // Before the caller is enqueued, so that only the caller is claimed.
+    // The retry is claimed before the caller is enqueued, so that the next claim takes the caller.
     let retry = claim_one(&store).await;
     let waits = suspended("call:c", Wait::Calls { jobs: Vec::new() });
     suspend(&client, &store, waits, vec![keyed]).await;
