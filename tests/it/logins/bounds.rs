@@ -277,7 +277,7 @@ async fn a_limited_login_adds_no_more_queues_and_incarnations_than_the_limits_pe
         .unwrap();
     third.register(&serving("l-3", &[])).await.unwrap();
     worker_with(&client, "k").await;
-    // Before anything of them is written.
+    // The settings of a queue are checked before any of them is written.
     let weights = format!(
         "SELECT rouse.declare_fair_share({}, 'k', 'mail', NULL, NULL, NULL,
                                          (SELECT jsonb_object_agg(n, 1) FROM generate_series(1, 200000) AS n), NULL, NULL, NULL, NULL)",
@@ -310,7 +310,7 @@ async fn the_log_lines_of_an_attempt_are_bounded() {
         );
         client.batch_execute(&sql).await.unwrap();
     };
-    // A call that adds 4 MiB always counts.
+    // A call that adds 4 MiB always counts the stored bytes.
     let append = format!(
         "SELECT rouse.append_log({worker}, 'k', ARRAY(
              SELECT ROW({full}, 1, n, 0, 'info', repeat('x', 16384))::rouse.log_line FROM generate_series(1, 256) AS n)
@@ -322,7 +322,7 @@ async fn the_log_lines_of_an_attempt_are_bounded() {
     fill(1).await;
     assert_eq!(stored().await, 1, "only the line of the other attempt");
     fill(1).await;
-    // One in about 250 of the calls that add one line of the maximum length counts.
+    // Of the calls that add one line of the maximum length, about one in 250 counts them.
     let one_each = format!(
         "SELECT count(*) FILTER (WHERE stored = 0), count(*) FILTER (WHERE stored = 1)
          FROM generate_series(1, 4000) AS n
@@ -347,7 +347,7 @@ async fn the_recorded_steps_of_a_job_are_bounded() {
     worker_with(&client, "k").await;
     let worker = store.incarnation().unwrap().0;
     let [many, large] = [0, 1].map(|n| (claimed[n].id.0, claimed[n].fence.0));
-    // A call that adds a mebibyte always counts.
+    // A call that adds a mebibyte always counts the rows and bytes that are recorded.
     let record = |(id, fence): (i64, i64), name: &str| {
         format!(
             "SELECT rouse.record_step({worker}, 'k', {id}, {fence}, '{name}', to_json(repeat('x', 1048576)))"
@@ -371,7 +371,7 @@ async fn the_recorded_steps_of_a_job_are_bounded() {
         many.0
     );
     assert!(error.starts_with(&why), "{error}");
-    // One in about 1,000 of the small calls counts.
+    // Of the small calls, about one in 1,000 counts them.
     let (id, fence) = many;
     for sql in [
         format!(

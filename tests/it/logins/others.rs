@@ -14,7 +14,7 @@ use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, make_due};
 use crate::support::worker::{TestWorker, enqueue_sql, until_true};
 
-/// The fence of its claims.
+/// The fence of the intruder's claims.
 const FENCE: i64 = 5;
 
 /// A session of a login that is limited to queue mail, with a registered worker.
@@ -192,7 +192,7 @@ fn declaring(id: &str, declared: &Current) -> Registration {
     }
 }
 
-/// Any host creates such a schedule and fires it, also one whose login has no limits.
+/// Any host creates and fires such a schedule, even one whose login has no limits.
 #[tokio::test]
 async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_that_declares_it() {
     let db = TestDb::new().await;
@@ -249,7 +249,7 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
     limited.unregister().await.unwrap();
     let refusals = "SELECT count(*) FROM rouse.schedule_run WHERE outcome = 'refused'";
     let before: i64 = client.query_one(refusals, &[]).await.unwrap().get(0);
-    // One of them may have started before.
+    // One of the refused firings may have started before the worker was unregistered.
     let later = format!("SELECT ({refusals}) >= {}", before + 2);
     until_true(&client, &later).await;
     let kept = "SELECT queue = 'billing' AND payload = '{\"n\": 1}' FROM rouse.jobs WHERE id = $1";
@@ -274,7 +274,7 @@ async fn a_declared_schedule_replaces_no_job_outside_the_limits_of_the_login_tha
     host.drain().await;
 }
 
-/// The capabilities of a worker may have megabytes.
+/// The capabilities of a worker may take megabytes.
 #[tokio::test]
 async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilities() {
     let db = TestDb::new().await;
@@ -306,7 +306,7 @@ async fn the_login_of_a_declared_schedule_is_found_without_reading_all_capabilit
         ("logins_declares".into(), 0)
     );
 
-    // It belongs to a login without limits, if there is one.
+    // The schedule belongs to a login without limits, if one declares it.
     let put = worker.put_module_schedule("gated", &declared).await;
     assert_eq!(put.unwrap(), "unchanged");
     let of_session = "SELECT login = session_user FROM rouse.schedule";
