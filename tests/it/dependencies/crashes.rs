@@ -164,7 +164,7 @@ impl Graph {
         }
     }
 
-    /// Nothing has happened yet.
+    /// Asserts that nothing has been released yet.
     async fn waits(&self, client: &Client) {
         assert_eq!(show(client, self.parent).await.state, "running");
         for id in [self.child, self.other] {
@@ -226,7 +226,7 @@ async fn a_release_happens_once_wherever_the_server_crashes() {
                 break;
             }
         }
-        // The history, the job, the dependencies, the released jobs; and more if it has failed.
+        // The history, the job, the dependencies, the released jobs; and more if the parent has failed.
         assert!(crashes >= 4, "{crashes} statements");
     }
 }
@@ -257,6 +257,6 @@ async fn a_release_is_continued_once_wherever_the_server_crashes() {
             break;
         }
     }
-    // The record, the job, its history, its dependencies, the note.
+    // The record, the job, its history, its dependencies, the pending release.
     assert!(crashes >= 4, "{crashes} statements");
 }

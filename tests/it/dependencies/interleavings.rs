@@ -27,7 +27,7 @@ async fn enqueue_in(transaction: &Transaction<'_>, parent: i64) -> i64 {
     transaction.query_one(sql, &[&parent]).await.unwrap().get(0)
 }
 
-/// Makes all noted releases due, as if time had passed.
+/// Makes all pending releases due, as if time had passed.
 async fn make_releases_due(client: &Client) {
     let sql = "UPDATE rouse.pending_release SET try_at = clock_timestamp()";
     client.batch_execute(sql).await.unwrap();

@@ -7,7 +7,8 @@ use super::{enqueue_flow, job_of, order, settle_ready};
 use crate::support::TestDb;
 use crate::support::claims::claim;
 
-/// All jobs of a flow, and those that wait, are scheduled, ready, running, succeeded, failed, cancelled and stuck.
+/// The number of all jobs of a flow, and of those that wait, are scheduled, ready, running, succeeded, failed,
+/// cancelled and stuck.
 async fn counts(client: &Client, flow: i64) -> Vec<i64> {
     let counted = "SELECT ARRAY[jobs, waiting, scheduled, ready, running, succeeded, failed, cancelled, stuck]
          FROM rouse.flows WHERE id = $1";

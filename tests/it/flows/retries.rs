@@ -105,7 +105,7 @@ async fn a_job_that_fails_again_between_two_batches_is_not_retried_again() {
     assert_eq!(retry().await, 1);
     let a = job_of(&client, flow, "a").await;
     settle_ready(&store, &[a]).await;
-    // The job that waits for it is left out, and the others are not.
+    // b, which waits for the failed job, is left out, and c is not.
     assert_eq!(retry().await, 1);
     assert_eq!(retry().await, 0);
     assert_eq!(
