@@ -32,7 +32,7 @@ async fn a_queued_job_can_be_given_another_priority() {
     let waiting = enqueue_sql(&client, &format!("'x', after => '[{first}]'")).await;
     for id in [second, later, waiting] {
         assert!(is_true(&client, SET, &[&id, &"high"]).await);
-        // Repeated, it changes nothing.
+        // The same call changes nothing the second time.
         assert!(is_true(&client, SET, &[&id, &"high"]).await);
         let priority = "SELECT priority = 'high' FROM rouse.jobs WHERE id = $1";
         assert!(is_true(&client, priority, &[&id]).await);
@@ -103,7 +103,7 @@ async fn another_payload_makes_a_new_job_that_replaces_the_old_one() {
         events(&client, old).await,
         ["requested", "cancelled", "retried"]
     );
-    // It is not the same call twice: the old job has ended.
+    // Another payload for the old job is refused, because it has ended.
     let (code, text) = refusal(&client, REPLACE, &[&old, &json!(3)]).await;
     assert!(
         code == "55000" && text.contains("already ended as cancelled"),
@@ -181,7 +181,7 @@ async fn a_payload_that_is_refused_changes_nothing() {
     )
     .await;
     assert!(is_true(&client, "SELECT rouse.fail($1, 'no')", &[&parent]).await);
-    // It continues to wait for the retry of the failed one.
+    // The new job continues to wait for the retry of the failed parent.
     let new = replace(&client, child, json!(2)).await;
     let waits = "SELECT waits_for = ARRAY[$2::bigint] FROM rouse.jobs WHERE id = $1";
     assert!(is_true(&client, waits, &[&new, &parent]).await);
