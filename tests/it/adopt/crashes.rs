@@ -263,8 +263,8 @@ async fn a_loss_that_would_fail_a_job_is_judged_after_its_worker_has_been_silent
     assert_eq!(crashes(1).await, [0], "the worker is alive");
 }
 
-/// The orphan has killed its worker as often as is permitted. It waits until it is certain that its worker is dead; the
-/// only slot of the other worker does not.
+/// The orphan has killed its workers as often as is permitted. It waits until its last worker is certainly dead; in the
+/// meantime, the only slot of the other worker runs other jobs.
 #[tokio::test]
 async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
     let db = TestDb::new().await;
@@ -282,7 +282,7 @@ async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
     };
     expire(&client, orphaned.id).await;
     let worker = TestWorker::start(&db, settings).await;
-    // Meanwhile, the silence that the judgement waits for starts again and again, however slow this machine is.
+    // Until the others have ended, the silence of the worker starts again and again, however slow this machine is.
     let others_have_ended = format!(
         "WITH again AS (UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = {orphan})
          SELECT count(*) = 100 FROM rouse.finished"
@@ -316,7 +316,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_was_replaced() {
     for _ in 0..4 {
         let next = db.store();
         next.register(&mail()).await.unwrap();
-        // The lease that the takeover frees ends in a moment.
+        // The lease of the freed claim ends a moment later.
         until_true(
             &client,
             "SELECT bool_and(lease_until < clock_timestamp()) FROM rouse.job",
