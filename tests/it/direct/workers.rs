@@ -12,8 +12,8 @@ use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::{TestWorker, ended, enqueue_sql, until_true};
 
-/// A worker with this id that looks for inboxes to recover every 200 ms, and waits until it is registered with its
-/// handlers.
+/// Starts a worker with this id that looks for inboxes to recover every 200 ms, and waits until it is registered with
+/// its handlers.
 async fn start(db: &TestDb, client: &Client, worker_id: &str) -> TestWorker {
     let settings = Settings {
         worker_id: worker_id.to_owned(),
