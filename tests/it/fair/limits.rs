@@ -93,7 +93,7 @@ async fn a_key_at_its_limit_continues_as_soon_as_one_of_its_jobs_has_ended() {
     for worker in workers {
         worker.drain().await;
     }
-    // One per sweep would take 200 s.
+    // One start per sweep would take 200 s.
     assert!(took < Duration::from_secs(25), "{took:?}");
     let overlapping: i64 = client
         .query_one(

@@ -210,7 +210,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         .await
         .unwrap();
     enqueue(&client, "bulk", "a", "test.sleep", 1, 1).await;
-    // The second page has what the first one requested, and the sweep comes within a second.
+    // The second read of the page shows what the first one has requested, and the sweep comes within a second.
     let labels = "{queue=\"mail\",dimension=\"tenant\",key=\"a\"}";
     let wanted = [
         &format!("rouse_fair_selections_total{labels} 300"),
@@ -219,7 +219,7 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
         "rouse_fair_deferrals_total{queue=\"mail\"",
     ];
     crate::http::metrics_with(address.parse().unwrap(), &wanted).await;
-    // A host that has nothing to wait for may be gone before its last heartbeat.
+    // A host that has nothing to wait for may stop before its next heartbeat.
     prompt_heartbeats(&client).await;
     let sent = "SELECT EXISTS (SELECT FROM rouse.worker AS w, jsonb_array_elements(w.stats -> 'fair') AS f, jsonb_array_elements(f -> 'keys') AS k
                 WHERE f ->> 'queue' = 'mail' AND k ->> 'key' = 'a' AND k ->> 'selected' = '300')";
