@@ -14,7 +14,7 @@ const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM ro
                             ARRAY(SELECT ROW(l.id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane AS l), 100)";
 const LEASE: &str = "SELECT cardinality(own) FROM rouse.lease_shards((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), '{q}', 1)";
 
-/// Registers a worker whose statements the test sends itself, and leases.
+/// Registers a worker whose statements the test sends itself, and leases shards for it.
 async fn register(client: &Client) {
     let register =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
@@ -149,7 +149,7 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     assert_eq!(jobs + claim(&other, 100).await.len(), 40);
 }
 
-/// An open transaction keeps one for each second.
+/// While a transaction is open, each second leaves an old version of a lease.
 #[tokio::test]
 async fn leases_and_claims_read_no_old_versions_of_leases() {
     let (db, client) = sharded(8).await;
@@ -249,7 +249,7 @@ async fn workers_that_lease_and_claim_at_the_same_time_never_share_a_shard() {
                 lease(&store).await;
                 claimed += claim(&store, 2).await.len();
                 if round % 10 == 9 {
-                    // Gives everything up.
+                    // Gives up all shards.
                     store.lease_shards(&[], 1).await.unwrap();
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
