@@ -78,12 +78,12 @@ async fn a_worker_unknown_to_the_database_waits_until_its_earlier_incarnation_is
         .batch_execute("UPDATE rouse.worker SET key_hash = sha256('another key'), seen_at = now()")
         .await
         .unwrap();
-    // Its claim is refused.
+    // The claim of this job is refused.
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     first.caught().await;
     let second = proxy.hold("rouse.register(", Side::Statement);
     first.release();
-    // It tries again although the id was taken.
+    // The worker tries again although the id was taken.
     second.caught().await;
     client
         .batch_execute("UPDATE rouse.worker SET seen_at = now() - interval '91 s'")
