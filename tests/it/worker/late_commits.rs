@@ -94,7 +94,7 @@ fn without_restarts() -> Settings {
     }
 }
 
-/// The worker has no earlier cursor in it to go back to.
+/// The worker has no earlier cursor in the lane to which it could go back.
 #[tokio::test]
 async fn a_late_committed_job_of_a_new_lane_is_found_without_a_notification() {
     let db = TestDb::new().await;
@@ -135,7 +135,7 @@ async fn a_job_that_was_locked_while_a_new_worker_read_its_lane_is_found_without
         "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')",
     )
     .await;
-    // After the first sweep, and until before the third.
+    // The job is locked from the first sweep until before the third.
     let transaction = late.transaction().await.unwrap();
     let lock = "SELECT FROM rouse.job WHERE id = $1 AND state = 'queued' FOR UPDATE";
     let locked = transaction.query(lock, &[&ids[5]]).await.unwrap();
@@ -162,7 +162,7 @@ async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_com
         },
     )
     .await;
-    // The cursor passes them, and the sweeps forget its position before them.
+    // The cursor passes the uncommitted jobs, and the sweeps forget its position before them.
     run_during_several_sweeps(&client, "'test.sleep', '{\"ms\": 1}'").await;
     // The jobs take 2 s.
     commit_and_find(transaction, &client, &[last]).await;
@@ -220,7 +220,8 @@ async fn a_scheduled_job_committed_after_its_time_is_found_by_its_notification()
         )
         .await
         .unwrap();
-    // Longer than a look reaches back after one that found no due job; then such a look, so that no sweep is near.
+    // The pause is longer than a look for due jobs reaches back. The job after the pause triggers a look, so that no
+    // sweep is near.
     tokio::time::sleep(Duration::from_millis(3000)).await;
     let id = enqueue(&client, "noop", json!({ "n": 2 })).await;
     ended(&client, id).await;
