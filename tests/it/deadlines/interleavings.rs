@@ -119,7 +119,7 @@ async fn a_call_that_stays_open_holds_up_only_the_deadlines_that_it_has_handled(
     observer.batch_execute(sql).await.unwrap();
     let register = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     let worker: i64 = one(&client, register).await;
-    // It ends the first job slowly, so that it takes more than 100 ms.
+    // The call ends its first job slowly, so that this takes more than 100 ms.
     observer
         .batch_execute(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.15); RETURN OLD; END $$;
