@@ -273,7 +273,7 @@ async fn a_result_that_may_be_readable_later_delays_its_own_callers_only() {
     let (whole, damaged) = wait_for_a_damaged_job(&db, "58030").await;
     assert_eq!(row_of(whole)["state"], "cancelled");
     assert!(!damaged.is_finished());
-    // No job has this id.
+    // No job has the id 0, so that no read fails any more.
     damage(&db.client().await, 0, "58030").await;
     let seen = tokio::time::timeout(TIMEOUT, damaged).await.unwrap();
     assert_eq!(row_of(seen.unwrap())["state"], "cancelled");
