@@ -10,7 +10,7 @@ use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TIMEOUT, enqueue_sql, show};
 use crate::support::{Host, TestDb};
 
-/// Its exit code and output, without blocking the proxy, which runs on this thread.
+/// The exit code and the output of a process. The wait for its end does not block the proxy, which runs on this thread.
 async fn exit(host: Host) -> (Option<i32>, String) {
     let (status, output) = tokio::task::spawn_blocking(move || host.exit(TIMEOUT))
         .await
@@ -190,7 +190,7 @@ async fn a_bulk_change_that_meets_another_transaction_is_tried_again_a_few_times
         let (code, output) = run(&db, &args);
         assert_eq!(code, 1, "{output}");
         assert!(output.contains("in use"), "{output}");
-        // Only the next two.
+        // Only the next two tries meet another transaction.
         let set = "SELECT setval('public.tries', 0)";
         client.query_one(set, &[]).await.unwrap();
         let (code, output) = run(&db, &args);
@@ -241,7 +241,7 @@ async fn a_search_that_postgres_cancels_because_of_a_conflict_is_tried_again_a_f
         let (failed, output) = run(&db, args);
         assert_eq!(failed, 1, "{output}");
         assert!(output.contains("conflict with recovery"), "{output}");
-        // Only the next two.
+        // Only the next two tries meet a conflict.
         let set = "SELECT setval('public.tries', 0)";
         client.query_one(set, &[]).await.unwrap();
         let (done, output) = run(&db, args);
@@ -344,7 +344,7 @@ async fn an_interrupted_bulk_cancellation_stops_before_the_next_job_and_the_same
     assert_eq!(code, Some(130), "{output}");
     let (_, done) = output.split_once("cancelled ").expect("a summary");
     let done: u32 = done.split(' ').next().unwrap().parse().unwrap();
-    // It stops within its first batch.
+    // The command stops within its first batch.
     assert!((1..500).contains(&done), "{output}");
     let (code, output) = run(&db, &args);
     assert_eq!(code, 0, "{output}");
