@@ -83,7 +83,7 @@ async fn attempts_whose_jobs_are_locked_do_not_delay_the_steps_of_others() {
     let started_at = Instant::now();
     let free = enqueue(&client, "test.steps", json!({"between": "nothing"})).await;
     assert_eq!(ended(&client, free).await.state, "succeeded");
-    // It has five steps. If each of them waited for the tries of all others, it would take 20 seconds.
+    // The job has five steps. If each of them waited for the tries of all others, the job would take 20 seconds.
     let took = started_at.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
     open.rollback().await.unwrap();
