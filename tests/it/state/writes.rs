@@ -172,7 +172,7 @@ async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     let found = owner.read_state(state_of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
-    // Its response was lost, so the winner writes again.
+    // The winner writes again, as if its response had been lost.
     assert_eq!(
         write(&owner, &jobs[0], winner).await.unwrap(),
         StateWrite::Set
@@ -228,7 +228,7 @@ async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
     until_writes_wait(&client, 1).await;
     open.commit().await.unwrap();
     let outcome = writing.await.unwrap();
-    // If it had waited for too long, it has already been tried again.
+    // A write that waited for too long has already been tried again.
     assert!(
         matches!(outcome, StateWrite::Again | StateWrite::TooManyBytes(0)),
         "{outcome:?}"
