@@ -127,7 +127,7 @@ async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
     until_refused(&catalog, "mail.wasm", "it is retried after 60 s").await;
     catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(catalog.current().names(), ["test.other"]);
-    // It is replaced by a file that compiles before the start has ended.
+    // The file is replaced by one that compiles before the start has ended.
     machine.put("mail.wasm", echo("mail.send", "1"));
     until_refused(
         &catalog,
