@@ -51,7 +51,7 @@ async fn prometheus_stores_the_traces_of_attempts_as_exemplars() {
     let exemplars =
         "/api/v1/query_exemplars?query=rouse_attempt_seconds_bucket&start=0&end=9999999999";
     let found = loop {
-        // It is still starting, or has not scraped yet.
+        // Until then, Prometheus is still starting, or has not scraped yet.
         let found = fetch(own, exemplars).await.unwrap_or_default();
         if found["data"].as_array().is_some_and(|it| !it.is_empty()) {
             break found;
