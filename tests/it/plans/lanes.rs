@@ -79,7 +79,8 @@ async fn producers_and_claims_look_up_their_keys_alone_among_thousands() {
     assert!(read <= 100, "{read} keys were read for ten lanes");
 }
 
-/// The lanes share its only key. Whether Postgres remembers the result for a key depends on estimates, so it may not.
+/// The lanes share the only key of the throttle. Postgres may or may not remember the result for a key, depending on
+/// estimates.
 #[tokio::test]
 async fn a_claim_counts_the_starts_of_a_throttle_once_for_all_its_lanes() {
     let db = TestDb::new().await;
@@ -138,7 +139,8 @@ async fn a_claim_from_ten_thousand_lanes_among_twenty_thousand_gates_takes_momen
     for _ in 0..2 {
         client.batch_execute(claim).await.unwrap();
     }
-    // Without the triggers of the table. ALTER TABLE would disable them for all, but the session would make new plans.
+    // The gates are inserted without the triggers of the table. If ALTER TABLE disabled the triggers, the other session
+    // would make new plans.
     db.client()
         .await
         .batch_execute(

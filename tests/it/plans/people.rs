@@ -20,7 +20,7 @@ fn page(sql: &str, types: &str, values: &str) -> String {
     )
 }
 
-/// What people look at: reads of one page, with the number of rows of all tables that each may read among [`CROWD`].
+/// The reads of pages that people look at, each with the number of rows of all tables that it may read in [`CROWD`].
 fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
     let Known {
         running,
@@ -111,7 +111,7 @@ fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
             ),
             120,
         ),
-        // As many of the 3,000 running jobs as it may examine.
+        // As many of the 3,000 running jobs as a call may examine.
         (
             "running_on",
             page(
@@ -217,7 +217,7 @@ async fn statements_for_people_have_settings_that_end_with_them() {
         )
         .await
         .unwrap();
-    // Each has one session.
+    // Each store has one session.
     let store = Store::new(&db.connector(), 1);
     let reads = Store::new(&db.connector(), 1).cancelling();
     for each in [&store, &reads] {
@@ -231,7 +231,7 @@ async fn statements_for_people_have_settings_that_end_with_them() {
         assert_eq!(changed, 0, "the settings have ended with the transactions");
     }
 
-    // Also if the caller gives up during the read.
+    // The settings also end if the caller gives up during the read.
     let other = db.client().await;
     other
         .batch_execute("SELECT pg_advisory_lock(1)")
@@ -293,12 +293,13 @@ async fn the_backlog_reads_each_worker_once() {
         let row = client.query_one(backlog, &[&queue]).await.unwrap();
         (row.get(0), row.get(1), row.get(2))
     };
-    // Those that are alive serve only q1: every second one after 200. Others were alive within the last week.
+    // The workers that are alive serve only q1, and every second one has the handler. Others were alive within the last
+    // week.
     assert_eq!(row(&client, "q1").await, (50, 12_550, true));
     assert_eq!(row(&client, "q2").await, (0, 0, true));
     let read = rows_read(&mut client, "rouse.worker", "SELECT FROM rouse.backlog").await;
     assert!(read <= 300, "{read} workers were read");
-    // One is forgotten, and one has been gone for more than a week.
+    // Of those that are kept, w8 is forgotten, and w180 has been gone for more than a week.
     for (kept, known) in [("'w8', 'w100', 'w180'", true), ("'w8', 'w180'", false)] {
         client
             .batch_execute(&format!(
