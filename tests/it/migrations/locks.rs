@@ -111,8 +111,8 @@ async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_
     assert!(jobs > 10, "{jobs}");
 }
 
-/// Such a transaction has one of these locks on each table to which it has written. A lock of the functions that
-/// conflicts with it would also block all writers until the functions have been applied.
+/// An open transaction holds a lock on each table to which it has written. If applying the functions took locks that
+/// conflict with these, it would also block all other writers until it has ended.
 #[tokio::test]
 async fn functions_are_applied_while_transactions_that_have_written_are_open() {
     let db = TestDb::new().await;
