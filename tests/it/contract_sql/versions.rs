@@ -243,7 +243,7 @@ async fn lanes_have_the_contract_of_their_handler_while_it_is_published_removed_
     publish(&db, &folder);
     assert!(!bad("before").await && !bad("after").await);
 
-    // After it was removed, it is an unknown handler, even if it has a lane.
+    // Once removed, the handler is unknown, even if it has a lane.
     client
         .batch_execute("UPDATE rouse.limits SET unknown_handlers = 'error'")
         .await
