@@ -349,7 +349,7 @@ async fn clients_that_never_finish_a_sign_in_do_not_keep_others_out() {
     let db = TestDb::new().await;
     let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", TOKENS);
     let mut open = Vec::new();
-    // More than there are connections.
+    // There are more clients than the dashboard keeps connections.
     for _ in 0..200 {
         let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
         let head = format!(

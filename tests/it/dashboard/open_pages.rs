@@ -44,7 +44,7 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
     let refused = dashboard.get("/live/jobs?handler=other").await;
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert!(refused.body.contains("too many pages"), "{}", refused.body);
-    // Further users of a page that is already open do not count as another page, until there are too many.
+    // Further readers of an open page do not count as further pages, but their number is limited too.
     for _ in 64..80 {
         let mut stream = dashboard.follow("/jobs?handler=h0").await;
         read_until(&mut stream, &mut String::new(), "event: page").await;

@@ -104,7 +104,7 @@ async fn the_running_jobs_of_a_worker_are_found_among_a_limited_number() {
     };
     assert_eq!(found("w-1", 10).await, (vec![ids[0]], 2));
     assert_eq!(found("w-2", 10).await, (vec![ids[1]], 2));
-    // Its lease ends first.
+    // The lease of this job ends first.
     assert_eq!(found("w-1", 1).await, (vec![ids[0]], 1));
     assert_eq!(found("w-2", 1).await, (vec![], 1));
     assert_eq!(found("w-3", 10).await, (vec![], 2));
