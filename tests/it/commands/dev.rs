@@ -49,7 +49,7 @@ async fn dev_needs_no_setup_and_leaves_no_process_running() {
             .contains(&format!("@127.0.0.1:{port}/"))
     );
 
-    // The other commands find it from its folder, without a URL.
+    // The other commands find the server from its folder, without a URL.
     let show = Host::rouse(
         &["job", &id.to_string()],
         &[

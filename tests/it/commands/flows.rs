@@ -121,7 +121,7 @@ async fn a_flow_is_cancelled_retried_and_deleted() {
     let outside: i64 = client.query_one(outside, &[]).await.unwrap().get(0);
     let refused = run("delete").await;
     refused.exits(6);
-    // With one prefix.
+    // The prefix `rouse: ` is printed once.
     let why = format!("rouse: flow 1 cannot be deleted: job {outside} waits for it");
     assert!(refused.stderr.starts_with(&why), "{}", refused.stderr);
     client

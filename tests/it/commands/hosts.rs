@@ -227,7 +227,7 @@ async fn serve_reports_its_health_and_its_metrics() {
     let get = async |path: &str| crate::http::get(address.parse().unwrap(), path).await;
     assert!(get("/healthz").await.0.contains("200"));
     assert!(get("/readyz").await.0.contains("200"));
-    // The database is queried after the page was read once, for the next read.
+    // The first read of the page starts the queries of the database, whose results are shown by later reads.
     let of_the_database = [
         "rouse_dead_rows ",
         "rouse_xmin_age_transactions ",
@@ -351,7 +351,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     );
     host.line(TIMEOUT, |line| line.contains("worker started"));
     let client = connect(&url).await;
-    // By then, the connections that test for a pooler are closed.
+    // When the worker sleeps, the connections that test for a pooler are closed.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let rows = client
         .query(
@@ -403,7 +403,7 @@ async fn a_host_whose_log_pipe_is_closed_keeps_working_and_stops_on_a_signal() {
         .spawn()
         .unwrap();
     drop((host.stdout.take(), host.stderr.take()));
-    // Its attempts write to the log, and so does every step of stopping it.
+    // The attempts of this host write to its log, and so does each step of its stop.
     let id = enqueue(&client, "test.print", json!({"line": "unread", "times": 3})).await;
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
