@@ -65,7 +65,7 @@ async fn invalid_line_tables_are_ignored() {
         (".debug_line", vec![0x80; 4096]),
     ]);
     let handlers = Handlers::on(sandbox, &[("rubbish.wasm", &rubbish)]).await;
-    // It compiles, and is refused for the exports that it lacks.
+    // The module compiles, and is refused for the exports that it lacks.
     let why = handlers.refusal("rubbish.wasm");
     assert!(why.contains("does not export"), "{why}");
 }
