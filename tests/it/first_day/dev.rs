@@ -62,7 +62,7 @@ fn dev_keeps_a_summary_below_the_lines_of_jobs_on_a_terminal() {
     dev.env("NO_COLOR", "1");
     let watched = std::thread::spawn(move || on_terminal_until(dev, "0 running · 1 succeeded"));
     let until = std::time::Instant::now() + TIMEOUT;
-    // It is refused until the database runs.
+    // The command fails until the database runs.
     while !rouse(&["enqueue", "noop"])
         .output()
         .unwrap()
