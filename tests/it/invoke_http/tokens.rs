@@ -76,7 +76,7 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
     host.signal(libc::SIGTERM);
     assert!(host.exit(TIMEOUT).0.success());
 
-    // Without a queue, it would have nothing to do.
+    // Without a queue, the host would have nothing to do.
     let (status, output) =
         spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(TIMEOUT);
     assert!(!status.success(), "{output}");
