@@ -71,7 +71,7 @@ async fn an_attempt_changes_no_file_after_its_abort() {
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::TakenByAnotherWorker));
     assert!(
         started.elapsed() < Duration::from_secs(30),
-        "the attempt ended by itself"
+        "the attempt ended on its own"
     );
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), "a");
     assert!(!granted_dir().join("late").exists());
