@@ -48,7 +48,7 @@ async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     orphans.into_iter().map(adoption).collect()
 }
 
-/// A host may freeze between its two statements.
+/// A host may freeze after it has listed orphans and before it adopts them.
 #[tokio::test]
 async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
     let db = TestDb::new().await;

@@ -29,7 +29,7 @@ fn next(payload: Value) -> NewJob {
     new(NewJobKind::Next, "x", payload, None)
 }
 
-/// Settles as succeeded, with these jobs.
+/// Settles the job as succeeded, and enqueues these jobs.
 async fn succeed(store: &Store, job: &ClaimedJob, jobs: Vec<NewJob>) -> Result<usize, String> {
     let settlement = settlement_with(job, result("1"), jobs);
     let settled = store.settle(&[settlement], Locked::Wait).await;
@@ -352,7 +352,7 @@ async fn the_attenuation_of_a_job_applies_to_all_that_it_enqueues() {
             json!([parent, {"env": []}])
         ]
     );
-    // The same part again changes nothing.
+    // A part of the attenuation that is repeated changes nothing.
     let third = claim(&store, 9)
         .await
         .into_iter()

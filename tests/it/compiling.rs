@@ -504,8 +504,8 @@ fn a_compiler_that_ends_before_it_has_read_its_module_does_not_end_the_command()
     let mut module = b"\0asm\x0d\0\x01\0".to_vec();
     module.resize(200 << 10, 0);
     let folder = folder_of("", &[("large.wasm", &module)]);
-    // A host starts the file of its own process as the compiler, which is the loader here: it finds no program of the
-    // name `compile-module`.
+    // A host starts the file of its own process as the compiler. Here this is the loader, which finds no program named
+    // `compile-module`.
     let run = |args: &[&str]| {
         let rouse = command_without_database(args, &folder);
         let mut command = Command::new(dynamic_loader());

@@ -30,7 +30,7 @@ struct Dashboard {
 }
 
 impl Dashboard {
-    /// Starts it on a free port of this machine.
+    /// Starts the dashboard on a free port of this machine.
     fn start(db: &TestDb, variables: &[(&str, &str)]) -> Self {
         Self::start_at(db, "127.0.0.1:0", variables)
     }

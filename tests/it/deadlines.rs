@@ -333,7 +333,7 @@ async fn the_deadline_of_a_job_that_has_ended_in_time_is_deleted_when_it_has_pas
     assert_eq!(
         one::<i64>(&client, deadlines).await,
         2,
-        "settlements do not look for it"
+        "settlements and cancellations leave deadlines alone"
     );
     let before = (events(&client, id).await, events(&client, cancelled).await);
     pass(&client, id).await;

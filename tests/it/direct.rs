@@ -102,7 +102,7 @@ async fn round_robin_gives_each_worker_as_many_jobs() {
     let mut chosen = Vec::new();
     for _ in 0..30 {
         chosen.push(enqueue(&client, "").await);
-        // Another lane has its own turn count.
+        // Jobs of another lane do not change whose turn it is.
         enqueue_sql(&client, "'test.sleep', queue => 'q'").await;
     }
     let first: BTreeSet<&String> = chosen[..3].iter().collect();
@@ -350,7 +350,7 @@ async fn a_worker_is_chosen_until_another_one_declares_it_dead() {
     }
 }
 
-/// An open transaction keeps one for each heartbeat.
+/// While a transaction is open, each heartbeat leaves an old version of the row.
 #[tokio::test]
 async fn an_enqueue_reads_no_old_versions_of_workers() {
     let (db, client) = direct("'round-robin'").await;
@@ -460,7 +460,7 @@ async fn received(listeners: &mut [Listener], client: &Client) -> Vec<Vec<Wakeup
     for listener in listeners {
         let mut received = Vec::new();
         loop {
-            let next = listener.next().await.expect("the connection stands");
+            let next = listener.next().await.expect("the connection is up");
             let Notification::Wakeup(wakeup) = next else {
                 panic!("{next:?} is not a wakeup");
             };
@@ -483,7 +483,7 @@ async fn only_the_chosen_worker_is_notified_and_only_if_it_sleeps() {
         let incarnation = store.incarnation().unwrap();
         listeners.push(Listener::start(&db.connector(), incarnation).await.unwrap());
     }
-    // A tenant of each.
+    // One tenant of each worker.
     let mut tenants = [String::new(), String::new()];
     for n in 0.. {
         let worker = enqueue(&client, &format!(", tenant => 't{n}'")).await;

@@ -194,7 +194,7 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
     let worker = worker(&db, 2).await;
     until_true(&client, "SELECT count(*) >= 200 FROM rouse.finished").await;
     for nth in 0..8 {
-        // The second half of the lanes is known, and empty.
+        // In the second half of these rounds, the lane is known, and empty.
         enqueue(
             &client,
             "mail",
@@ -217,15 +217,15 @@ async fn the_first_job_of_a_tenant_starts_soon_while_another_tenant_floods_the_q
     let rows = client.query(overtaken, &[]).await.unwrap();
     let counts: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(counts.len(), 8);
-    // About 400 start in a second, after which the sweep would find it, and about 40 wait in line. One of every four
-    // may have been delayed by a busy machine.
+    // About 400 jobs of the flood start within a second, after which the sweep would find the job, and about 40 wait in
+    // line. One job of every four may have been delayed by a busy machine.
     for lanes in counts.chunks(4) {
         let late = lanes.iter().filter(|count| **count >= 60).count();
         assert!(late <= 1, "{counts:?}");
     }
 }
 
-/// Its id is assigned long before it is visible.
+/// The id of the job is assigned long before the job is visible.
 #[tokio::test]
 async fn the_first_job_of_a_tenant_starts_soon_if_its_transaction_was_open_during_many_searches() {
     let (db, client) = fair("").await;
@@ -235,7 +235,7 @@ async fn the_first_job_of_a_tenant_starts_soon_if_its_transaction_was_open_durin
         slots: 2,
         intervals: Intervals {
             look_back: Duration::from_secs(60),
-            // The sweep is too rare to find it.
+            // The sweep is too rare to find the job.
             sweep: Duration::from_secs(600),
             ..Intervals::default()
         },

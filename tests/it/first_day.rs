@@ -155,7 +155,7 @@ async fn an_error_about_one_of_several_jobs_does_not_stop_the_others_and_conflic
     retried
         .exits(1)
         .prints(&format!("job {a}: the stock is closed"));
-    // With one prefix.
+    // The prefix `rouse: ` is printed once.
     retried.prints(&format!("rouse: job {c}: c is in use"));
     let lines: Vec<Value> = retried
         .stdout
@@ -247,7 +247,7 @@ fn the_documented_profile_command_records_samples() {
         .find(|block| block.contains("--profile"))
         .unwrap();
     let folder = folder("", &["text_stats.wasm"]);
-    // The command as printed there, with this build's `rouse` first on the path.
+    // The command as the guide prints it, with this build's `rouse` first on the path.
     let bin = crate::support::rouse_binary();
     let path = format!(
         "{}:{}",

@@ -17,7 +17,7 @@ use crate::support::worker::{
 };
 use crate::support::{TestDb, command, folder, rouse_in, run_rouse};
 
-/// Runs a command to its end, in an empty folder.
+/// The settings of a worker with this id.
 fn named(worker_id: &str) -> Settings {
     Settings {
         worker_id: worker_id.into(),
@@ -219,7 +219,7 @@ async fn an_earlier_incarnation_of_a_worker_is_removed_once_no_kept_row_refers_t
         }
         incarnations.push(store);
     }
-    // The last but one has ended today.
+    // All incarnations but the last two ended long ago; the last but one has ended today.
     client
         .batch_execute(
             "UPDATE rouse.worker SET stopped_at = now() - interval '30 days'
@@ -230,7 +230,7 @@ async fn an_earlier_incarnation_of_a_worker_is_removed_once_no_kept_row_refers_t
     incarnations[5].maintain_partitions().await.unwrap();
     let rows = "SELECT string_agg(worker_id, ' ' ORDER BY incarnation) FROM rouse.worker";
     let left: String = client.query_one(rows, &[]).await.unwrap().get(0);
-    // A running job names the first one. The second and the third are the last ones of their workers.
+    // A running job names the first incarnation. The second and the third are the last ones of their workers.
     assert_eq!(left, "busy busy gone mail mail");
 }
 

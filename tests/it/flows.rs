@@ -51,7 +51,7 @@ async fn act(client: &Client, function: &str, flow: i64) -> i32 {
     row.unwrap().get(0)
 }
 
-/// The ids of the jobs of a flow, by name.
+/// The id of the job of a flow with this name.
 async fn job_of(client: &Client, flow: i64, name: &str) -> i64 {
     let sql = "SELECT job FROM rouse.flow($1) WHERE name = $2";
     client.query_one(sql, &[&flow, &name]).await.unwrap().get(0)
@@ -491,7 +491,7 @@ async fn a_worker_runs_a_flow_of_ten_thousand_jobs() {
     worker.drain().await;
 }
 
-/// However many older flows and signals are kept.
+/// There may be any number of older flows and signals that are kept.
 #[tokio::test]
 async fn maintenance_deletes_flows_without_kept_jobs_and_signals_to_ended_ones() {
     let db = TestDb::new().await;
@@ -578,7 +578,7 @@ async fn a_job_waits_once_for_jobs_of_its_flow_that_a_unique_key_has_made_one() 
     let after = json!({"a": {"job": a, "on_failure": "run"}, "b": a});
     assert_eq!(row.get::<_, Value>(0), after);
     assert_eq!(row.get::<_, Vec<i64>>(1), [a]);
-    // The name b does not let it run after a failure.
+    // The entry `a` of c lets it run after a failure; the entry `b` does not.
     settle_ready(&store, &[a]).await;
     assert_eq!(states(&client, flow).await, ["a failed", "c cancelled"]);
     while act(&client, "retry_flow", flow).await > 0 {}

@@ -15,7 +15,7 @@ const ENQUEUE: &str = "
     SELECT count(*) FROM (SELECT rouse.enqueue('test.race', jsonb_build_object('ms', 0, 'pad', (
         SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
 
-/// Freezes a host that does not read the response of this statement. Its claim is committed and holds no lock: the jobs
+/// Freezes a host before it reads the response of this statement. Its claim is committed and holds no lock: the jobs
 /// can be cancelled, and other hosts adopt them when the lease ends.
 async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
     let db = TestDb::new().await;

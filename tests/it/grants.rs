@@ -201,7 +201,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     ];
     assert_eq!(missing(&manifest), others);
 
-    // A host that has loaded all modules logs it once.
+    // A host that has loaded all modules logs each missing grant once.
     std::fs::write(
         dir.join("off.toml"),
         "queue = \"off\"\n[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
@@ -283,7 +283,7 @@ async fn the_lines_printed_for_http_deliver_allow_it_to_sign() {
     ran.exits(0);
     let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
     assert!(ran.stdout.contains(lines), "{}", ran.stdout);
-    // For that module only, and for no other module that uses the name.
+    // The lines bind the name to that module, so that no other module gets the grant.
     let binding = "[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"";
     assert!(ran.stdout.contains(binding), "{}", ran.stdout);
     let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"\nsecrets = [{ name = \"KEY\", sign = true }]\n";

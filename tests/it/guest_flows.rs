@@ -15,7 +15,7 @@ async fn start(db: &TestDb) -> TestWorker {
     TestWorker::start(db, Settings::default()).await
 }
 
-/// Runs a job to its end: its state, its result and its error.
+/// Runs a job to its end; returns its id, its result and its error.
 async fn run(client: &Client, handler: &str, payload: Value) -> (i64, Value, Value) {
     let id = enqueue(client, handler, payload).await;
     let job = ended(client, id).await;
@@ -286,7 +286,7 @@ async fn steps_before_a_sleep_are_not_done_again_however_often_it_is_suspended()
         client.query_one(sql, &[&id]).await.unwrap();
     }
     let job = ended(&client, id).await;
-    // Each attempt has done one step, its first; the attempts after sleeps do not count.
+    // Each attempt before a sleep has done one step; suspended attempts do not count against the one that is allowed.
     assert_eq!(job.result, Some(json!(vec![1; 10])), "{:?}", job.error);
     assert_eq!(job.attempt, 11);
     let sql = "SELECT count(*) FROM rouse.job_log($1) WHERE text LIKE 'work %'";
@@ -372,7 +372,7 @@ async fn jobs_for_handlers_that_are_not_granted_are_denied_with_the_lines_to_pas
         assert!(message.contains(line), "{message}");
         assert_eq!(count(&client, &format!("parent = {id}")).await, 0);
     }
-    // A call that is not granted takes back the others, even if the handler continues.
+    // If one of several calls is not granted, none of them is made, even if the handler continues.
     let calls = json!([{"call": [["a", {"handler": "flow.square", "payload": "{}"}],
                                  ["b", {"handler": "billing.refund", "payload": "{}"}]]}]);
     let (id, ..) = run(&client, "flow.raw", calls).await;

@@ -28,7 +28,7 @@ async fn a_database_is_dropped_after_its_test_even_if_a_connection_is_open() {
         .unwrap()
         .get(0);
     drop(dropped);
-    // The janitor's DROP holds a lock that this waits for, has finished, or has yet to start.
+    // The janitor's DROP may have ended, may be under way, or may not have started yet.
     let still_there = "SELECT FROM pg_database WHERE datname = $1";
     let gone = async {
         while client

@@ -199,7 +199,7 @@ async fn a_heartbeat_waits_some_seconds_for_the_row_of_its_worker() {
     worker.heartbeat(None, &stats, false).await.unwrap();
 }
 
-/// Its id would be taken for 90 s.
+/// Otherwise, its id would be taken for 90 s.
 #[tokio::test]
 async fn a_worker_whose_registration_got_no_response_registers_again() {
     let db = TestDb::new().await;
@@ -224,7 +224,7 @@ async fn a_worker_whose_registration_got_no_response_registers_again() {
     worker.drain().await;
 }
 
-/// As `rouse.forget_worker`, `rouse.clear_timeouts` and `rouse.set_fair_share` lock them.
+/// The locks are those that `rouse.forget_worker`, `rouse.clear_timeouts` and `rouse.set_fair_share` take.
 #[tokio::test]
 async fn a_host_that_starts_waits_a_few_seconds_for_locks_and_names_what_it_waits_for() {
     let db = TestDb::new().await;

@@ -92,7 +92,7 @@ async fn settings_in_effect_are_shown_with_their_table() {
             "fine_clocks"
         ])
     );
-    // The schemes tell the two grants apart.
+    // The two grants differ in their schemes.
     assert_eq!(manifest["grants"]["http"][0]["schemes"], json!(["https"]));
     assert_eq!(
         manifest["grants"]["http"][1],

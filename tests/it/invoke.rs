@@ -49,7 +49,7 @@ fn a_handler_runs_from_the_shell_without_a_database() {
     let output = invoke(&folder, &["noop", r#"{"n": 7}"#]).output().unwrap();
     assert_eq!(texts(&output), (0, "{\"n\":7}\n", ""));
 
-    // Granted by the settings, and called with this information.
+    // The handler gets the tenant and the queue of the command line, and an id that no queued job can have.
     let args = [
         "test.echo",
         r#"{"a": 1}"#,

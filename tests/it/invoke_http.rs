@@ -221,7 +221,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_slo
     let (_, metrics) = get(address, "/metrics").await;
     assert!(metrics.contains("rouse_invocations_running 1"), "{metrics}");
 
-    // Before the body has arrived.
+    // The call is refused before its body has arrived.
     let later = [JSON, ("content-length", "8")];
     let refused = Call::send(address, "noop", &later, "")
         .await
@@ -242,7 +242,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_slo
         ),
         "{metrics}"
     );
-    // The counter changes a moment before the place is free.
+    // The counter changes a moment before the slot is free.
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while post(address, "noop", "{\"n\": 1}").await.status != 200 {
         assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
@@ -251,7 +251,7 @@ async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_slo
     assert_eq!(
         unknown.response().await.status,
         404,
-        "this one is not waited for either"
+        "the host does not wait for this body either"
     );
 }
 
@@ -281,14 +281,17 @@ async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     host.line(TIMEOUT, |line| line.contains("waiting for the abort"));
     host.signal(libc::SIGTERM);
     host.line(TIMEOUT, |line| line.contains("stopping: "));
-    // The line is written just before the host stops.
+    // The line is written just before the host stops accepting calls.
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let refused = loop {
         let response = post(address, "noop", "{\"n\": 1}").await;
         if response.status != 200 {
             break response;
         }
-        assert!(tokio::time::Instant::now() < deadline, "it takes calls");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "calls are still accepted"
+        );
     };
     assert_eq!(refused.status, 503, "{}", refused.body);
     assert_eq!(refused.body["error"]["kind"], "stopping");
@@ -342,7 +345,7 @@ async fn the_failure_of_the_worker_is_logged_before_running_invocations_have_end
     let holder = registration("mail", WorkerKey::random());
     db.store().register(&holder).await.unwrap();
     let folder = folder("");
-    // The next start does not compile its modules while the registration waits.
+    // This start fills the cache, so that the next one does not compile its modules while its registration waits.
     drop(serve(&folder, &loopback(), &[]));
     let proxy = Proxy::start(&db).await;
     let registering = proxy.hold("rouse.register(", Side::Statement);
@@ -353,7 +356,7 @@ async fn the_failure_of_the_worker_is_logged_before_running_invocations_have_end
         &address,
         &[("DATABASE_URL", proxy.url())],
     );
-    // The proxy runs on the same threads.
+    // The proxy runs on the threads of this test, so that a wait must not block them.
     let until =
         |text: &'static str| block_in_place(|| host.line(TIMEOUT, |line| line.contains(text)));
     until("modules loaded");

@@ -63,7 +63,7 @@ async fn limit(client: &Client, columns: &str, values: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// The ids of the jobs that these calls claim with leases of an hour, in any lane.
+/// Claims jobs from any lane, and returns their ids.
 async fn claimed(store: &Store) -> Vec<i64> {
     let mut ids: Vec<i64> = claim(store, 100).await.iter().map(|job| job.id.0).collect();
     ids.sort_unstable();
@@ -188,7 +188,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         [0; 0],
         "the other jobs are outside its limits"
     );
-    // Orphans of a worker without limits.
+    // The other jobs are orphans of a worker without limits.
     let free = db.worker().await;
     assert_eq!(claimed(&free).await, others);
     client
@@ -200,7 +200,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .unwrap();
     assert_eq!(ids(&adopted.claimed), [allowed], "only its own lanes");
     assert!(adopted.lost.is_empty(), "no job of another lane fails");
-    // It cannot adopt them by their ids and fences either, which it cannot know.
+    // Nor can it adopt the other jobs by their ids and fences, which it cannot know.
     let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
     let orphans = free.orphans(&lanes, None, 100, None, 3).await.unwrap();
     assert_eq!(orphans.len(), others.len());
@@ -339,10 +339,10 @@ async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maint
     assert_eq!(
         keeper.take_audit_outbox(&[], 1000).await.unwrap().len(),
         1,
-        "the event was not taken"
+        "the other login has not taken the admin action"
     );
     assert_eq!(keeper.maintain_partitions().await.unwrap().0, 1);
-    // The history still contains the events that were taken from the feed.
+    // The history still contains what was taken from the outbox.
     let kept = client
         .query_one(
             "SELECT count(*) FROM rouse.record WHERE event = 'paused'",
@@ -515,7 +515,7 @@ async fn a_gate_does_not_let_a_limited_login_replace_jobs_outside_its_limits() {
                 .unwrap();
         }
     }
-    // Its own jobs may give way to jobs within its limits, also to one that has ended.
+    // Jobs that the login enqueues may merge with jobs within its limits, including one that has ended.
     let ended = enqueue_sql(&client, "'first', queue => 'mail'").await;
     client
         .batch_execute(&format!("SELECT rouse.complete({ended})"))

@@ -197,7 +197,7 @@ async fn a_peek_reports_when_the_next_job_is_due_and_whether_one_already_is() {
     let peek = looker.peek().await;
     assert!(peek.due);
     assert_eq!(peek.next_due, Some(Duration::ZERO));
-    // A look within the last half minute has seen it.
+    // The peek leaves out jobs that were due more than half a minute ago.
     let within = Some(Duration::from_secs(30));
     assert_eq!(looker.peek_within(within).await, nothing());
     assert_eq!(
@@ -238,7 +238,7 @@ async fn a_peek_reports_an_expired_lease() {
     )
     .await;
     assert!(looker.peek().await.orphans);
-    // A look within the last half minute has seen it.
+    // The peek leaves out leases that ended more than half a minute ago.
     let within = Some(Duration::from_secs(30));
     assert!(!looker.peek_within(within).await.orphans);
     let adopted = crate::support::claims::adopt(store, Fence(2), lanes, 1, 3, since(within)).await;

@@ -201,7 +201,7 @@ async fn a_user_who_may_not_upgrade_gets_the_statements_for_an_administrator_and
         "GRANT rouse_owner TO migrations_plain; GRANT CREATE ON DATABASE {} TO migrations_plain, rouse_owner;",
         address.database
     );
-    // Without a role it cannot read the ledger; with the role of a worker it can.
+    // Without a role, the user cannot read the ledger; with the role of a worker, it can.
     for role in ["", "GRANT rouse_worker TO migrations_plain"] {
         admin.batch_execute(role).await.unwrap();
         let error = upgrade().await.unwrap_err();
@@ -389,7 +389,7 @@ async fn a_worker_continues_after_its_record_types_were_recreated() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let before = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, before).await.state, "succeeded");
-    // Together with the functions that take them.
+    // This also drops the functions that take these types.
     client
         .batch_execute("DROP TYPE rouse.claim_order, rouse.settlement CASCADE")
         .await

@@ -298,7 +298,7 @@ async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
         let manifest = json!({ "handlers": names }).to_string();
         machine.put(&format!("f{file:02}.wasm"), guest(&manifest, "unreachable"));
     };
-    // A folder serves fewer handlers at a time.
+    // A folder cannot serve as many handlers at a time as a host keeps names.
     let until = async |serves: usize, refused: usize| {
         let is_complete =
             |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;

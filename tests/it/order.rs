@@ -185,7 +185,8 @@ async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_sett
     let db = TestDb::new().await;
     let Flooded { between, late, .. } = run_flood(&db, 100).await;
     assert_eq!(between, 0, "all claims go to overdue jobs");
-    // No more than two claims fetch: a worker that checks once a second claims up to 200 jobs before its first check.
+    // At most as many as two claims take: a worker that checks once a second claims up to 200 jobs before the first
+    // check.
     assert!(
         late <= 60,
         "{late} high jobs ran before the first overdue job"

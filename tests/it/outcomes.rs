@@ -23,8 +23,8 @@ async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
-    // test.
+    // Waits until the worker listens. When it starts to listen, it queries the state of all running jobs, which must
+    // not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
     let job = ended(&client, id).await;
@@ -186,7 +186,7 @@ async fn a_result_that_only_postgres_refuses_fails_alone_too() {
     worker.drain().await;
 }
 
-/// Its error has the code of a missing partition.
+/// The error of the trigger has the code of a missing partition.
 #[tokio::test]
 async fn a_trigger_of_the_operator_that_refuses_a_result_fails_the_job() {
     let db = TestDb::new().await;

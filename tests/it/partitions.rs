@@ -167,7 +167,7 @@ async fn partitions_that_a_running_attempt_needs_are_created_although_no_attempt
         "SELECT NOT EXISTS (SELECT FROM rouse.schedule_run)",
     )
     .await;
-    // It renews all leases when it starts to listen, which must not happen in the middle of this test.
+    // When the worker starts to listen, it renews all leases, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
 
     // Steps, and the record of an attempt that was lost.
@@ -232,7 +232,7 @@ async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipp
 async fn tables_are_made_where_the_database_is_whatever_the_defaults_of_the_session() {
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
-    // In the folder of the server. The owner of the schema has no privileges on it.
+    // A tablespace in the folder of the server, on which the owner of the schema has no privileges.
     for sql in [
         "SET allow_in_place_tablespaces = on",
         "CREATE TABLESPACE elsewhere LOCATION ''",

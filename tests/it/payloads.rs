@@ -25,8 +25,8 @@ async fn payload_number(client: &Client, id: i64) -> Option<i64> {
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
 
-/// A job with a payload of this time. `payloads` are the rows that were written for it, as numbers and times; those of
-/// this day of January 2020 have a partition of their own.
+/// A live job that refers to its payload of the time `payload_at`. `payloads` are the rows that were written for it, as
+/// numbers and times; those of this day of January 2020 have a partition of their own.
 async fn old_job(client: &Client, day: u8, payloads: &[(i32, &str)], payload_at: &str) -> i64 {
     let id = query_number(client, "SELECT rouse.enqueue('x')").await;
     let rows: Vec<String> = payloads

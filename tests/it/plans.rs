@@ -51,7 +51,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
          ARRAY(SELECT ROW(o.id, $2, 'running', 0, 0, 60000)::rouse.adoption FROM unnest($3::bigint[]) AS o(id))) AS adopted(id)";
     const NEWEST: &str = "SELECT unnest(lanes) FROM rouse.newest_lanes((SELECT last_value FROM rouse.turn_seq) - $1, 2000)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, 1500, $3)";
-    // The positions of the lanes, which it would add up, are below.
+    // The positions of all lanes are below this one, so that the peek adds up none.
     const PEEK: &str = "SELECT 1::bigint FROM rouse.peek($1, $2, 1000000, 0, NULL, NULL, '{}')";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
@@ -69,7 +69,7 @@ async fn run_worker_actions(client: &mut Client) -> Vec<(&'static str, i64)> {
     let orders: [&(dyn ToSql + Sync); 5] = [&FENCE, &lanes, &cursors, &leases, &wanted];
     let (mut ids, rows) = run(client, CLAIM, &orders).await;
     read.push(("claim", rows));
-    // If there are fewer, placeholders fill the list: the plans are the same.
+    // If fewer jobs were claimed, placeholders fill the list: the plans are the same.
     ids.resize(JOBS, -1);
     let (_, rows) = run(client, CLAIMED, &[&FENCE, &ids]).await;
     read.push(("claimed", rows));
@@ -211,7 +211,7 @@ async fn function_names(client: &Client, sql: &str) -> Vec<String> {
 async fn every_function_for_workers_and_producers_reads_through_indexes() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Those in SQL are planned at each call. rouse.prepare_partitions reads no table of Rouse.
+    // Functions in the language SQL are planned at each call. rouse.prepare_partitions reads no table of Rouse.
     let others = function_names(
         &client,
         "SELECT p.proname::text FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang

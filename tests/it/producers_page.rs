@@ -82,7 +82,7 @@ async fn a_trigger_without_privileges_fails_as_the_page_describes() {
 /// A language of blocks on the page.
 struct Language {
     libraries: Libraries,
-    /// The word after the backquotes of its blocks.
+    /// The word after the backticks of its blocks.
     kind: &'static str,
     extension: &'static str,
     /// The interpreter; a path below the installed folder, or on PATH.

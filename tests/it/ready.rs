@@ -32,7 +32,7 @@ struct Ready {
 }
 
 impl Ready {
-    /// Starts with all the grants that they need here.
+    /// Starts with all the grants that the handlers need in these tests.
     async fn start() -> Self {
         let (plain, tls) = (web().plain, web().tls);
         let granted = |handler: &str, besides: &str| {

@@ -70,7 +70,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     ] {
         assert_eq!(partition_of(&client, id).await, expected, "job {id}");
     }
-    // In every partition, it is found, retried, and protected from changes.
+    // In every partition, jobs are found, can be retried, and are protected from changes.
     let shown = run_rouse(
         &db,
         &[
@@ -187,7 +187,7 @@ async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the
     let day: String = client.query_one(day, &[]).await.unwrap().get(0);
     assert!(exists(&client, &format!("finished_{day}")).await);
     assert!(!exists(&client, &format!("finished_keep_1_{day}")).await);
-    // Days ahead are prepared for both, months for the long one.
+    // Partitions are prepared for the next days, and for the next months with the long retention.
     let made = "SELECT count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_1\\_%') >= 8, count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_3650\\_%') BETWEEN 2 AND 3
                 FROM rouse._partitions()";
     let row = client.query_one(made, &[]).await.unwrap();

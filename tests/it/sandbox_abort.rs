@@ -143,13 +143,13 @@ async fn a_guest_in_a_loop_of_panics_is_stopped() {
 #[tokio::test]
 async fn a_guest_that_waits_for_its_abort_again_and_again_is_stopped() {
     let (_handlers, handler) = raw("(call $wait_for_abort)").await;
-    // It hoards pollables until the host ends it, which may be before its grace has expired.
+    // The guest hoards pollables until the host ends it, which may be before its grace has expired.
     stop_for_every_reason("waiting for the abort", handler, "{}", false).await;
 }
 
 #[tokio::test]
 async fn a_guest_whose_start_never_ends_is_stopped() {
-    // It ends while the module is described, where no directory is granted: then there is only the empty `/`.
+    // The start ends while the module is described: then no directory is granted, and there is only the empty `/`.
     let imports = r#"(import "wasi_snapshot_preview1" "fd_prestat_get"
         (func $granted (param i32 i32) (result i32)))"#;
     let body = r#"unreachable)

@@ -307,7 +307,7 @@ impl Handlers {
         refusal(&self.catalog.current(), file).expect("the file is refused")
     }
 
-    /// Waits until the catalog satisfies this.
+    /// Waits until the catalog satisfies this condition.
     pub(crate) async fn until(&self, condition: &str, is: impl Fn(&HandlerSet) -> bool) {
         let mut changed = self.catalog.changed();
         let reached = timeout(TIMEOUT, async {

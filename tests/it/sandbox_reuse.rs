@@ -25,8 +25,8 @@ fn counts(handler: &str, version: &str) -> Vec<u8> {
     counts_with(&manifest)
 }
 
-/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload
-/// says.
+/// A guest that does what the first letter of the payload stands for, and returns how many jobs its instance has
+/// served, up to 9.
 fn counts_with(manifest: &str) -> Vec<u8> {
     let own = "(global $served (mut i32) (i32.const 0))";
     let body = r#"

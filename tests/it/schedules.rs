@@ -144,7 +144,7 @@ async fn outcomes(client: &Client, name: &str) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// The row of the view.
+/// The row of a schedule in `rouse.schedules`.
 async fn shown(client: &Client, name: &str) -> Value {
     let sql = "SELECT to_jsonb(s) FROM rouse.schedules AS s WHERE name = $1";
     client.query_one(sql, &[&name]).await.unwrap().get(0)
@@ -447,7 +447,7 @@ async fn a_worker_computes_the_due_times_of_a_new_schedule_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // The host listens.
+    // The worker sleeps, and gets notifications.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     schedule(
         &client,

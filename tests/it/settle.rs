@@ -262,7 +262,7 @@ async fn a_locked_job_is_left_out_and_the_others_are_settled() {
     assert_eq!(
         error.code().unwrap().code(),
         "55P03",
-        "the wait is cut short"
+        "the wait for the lock ends with an error"
     );
     let settled = store.settle(&batch, Locked::Skip).await.unwrap();
     assert_eq!(settled.accepted.len(), 2);
@@ -329,7 +329,7 @@ async fn a_commit_is_looked_up_although_a_producer_has_named_the_job() {
     assert_eq!(confirm().await.unwrap(), CommitStatus::Held);
     transaction.rollback().await.unwrap();
 
-    // It waits for a settlement that may have been committed.
+    // The lookup waits for a settlement that may still commit.
     let transaction = settling.transaction().await.unwrap();
     lock_job(&transaction, id).await;
     assert!(confirm().await.unwrap_err().is_locked());
@@ -379,7 +379,7 @@ async fn renewals_of_many_leases_may_take_a_slow_server_longer() {
         .unwrap();
     let jobs = claim(&store, 400).await;
     assert_eq!(jobs.len(), 400);
-    // 1.2 s or more for all.
+    // The renewals of all jobs take at least 1.2 s.
     client
         .batch_execute(
             "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS

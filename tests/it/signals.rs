@@ -1,4 +1,4 @@
-//! A signal at any stage of its start ends a command in an orderly way, and leaves none of its processes running.
+//! A signal at any stage of its start ends a command gracefully, and leaves none of its processes running.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -56,7 +56,7 @@ fn running_in(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Asserts that a private Postgres on these data was stopped properly and has left nothing behind.
+/// Asserts that a private Postgres in this data directory was stopped properly and has left nothing behind.
 fn assert_clean(data: &Path, output: &str) {
     assert_eq!(running_in(data), Vec::<String>::new(), "{output}");
     assert!(!data.join("cluster/postmaster.pid").exists(), "{output}");

@@ -29,7 +29,7 @@ fn padded(module: Vec<u8>, bytes: usize) -> Vec<u8> {
 /// CPU time of all ended child processes of this process, and of their children.
 fn cpu_of_children() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    #[expect(unsafe_code, reason = "the standard library does not say")]
+    #[expect(unsafe_code, reason = "the standard library has no getrusage")]
     // SAFETY: a plain system call that fills the value that it is given.
     let usage = unsafe {
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Steps: what an attempt records while it runs, and access to it.
+//! Steps: what an attempt records while it runs, and which workers may record and read them.
 
 mod delayed;
 mod newer;
@@ -87,12 +87,12 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Wait until it listens: it then queries all running jobs, and would renew a lease that seems to have ended, which
-    // must not happen in the middle of this test.
+    // Waits until the worker listens. When it starts to listen, it queries all its jobs and renews leases that seem to
+    // have ended, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_waiting(&client, id).await;
-    // As if its worker had been unable to renew it.
+    // As if the worker had been unable to renew the lease.
     client
         .execute(
             "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
@@ -463,7 +463,7 @@ async fn an_error_can_set_the_time_of_the_next_attempt() {
         .unwrap();
     assert_eq!(row.get::<_, i64>(0), ms as i64);
     assert!(row.get::<_, bool>(1), "not before");
-    // At the latest next year.
+    // The next attempt is at most a year away.
     let id = enqueue(
         &client,
         "test.retry-at",

@@ -106,7 +106,7 @@ async fn a_server_that_needs_longer_for_each_renewal_loses_no_lease() {
         ..settings()
     };
     let worker = TestWorker::start(&db, short).await;
-    // Wait until it listens: it then renews all leases.
+    // Waits until the worker listens: when it starts to listen, it renews all leases.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.sleep", json!({"ms": 9000})).await;
     let running =

@@ -255,7 +255,7 @@ async fn a_page_of_parents_ends_once_their_results_reach_a_mebibyte() {
     assert_eq!(page(None, &[]).await, of("ab", "cd"));
     assert_eq!(page(Some("b"), &[]).await, of("cd", ""));
     assert_eq!(page(Some("d"), &[]).await, of("", ""));
-    // By names. The last is not that of a parent.
+    // Parents are also read by their names. The last name is not that of a parent.
     assert_eq!(page(None, &["a", "c", "d", "e"]).await, of("ac", "d"));
 }
 

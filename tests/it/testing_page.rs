@@ -13,7 +13,7 @@ async fn the_blocks_of_the_page_show_what_happens() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["text_stats.wasm"]);
-    // The commands as printed there, with this build's `rouse` first on the path.
+    // The commands as the guide prints them, with this build's `rouse` first on the path.
     let bin = rouse_binary();
     let path = std::env::var("PATH").unwrap();
     let path = format!("{}:{path}", bin.parent().unwrap().display());

@@ -106,7 +106,7 @@ fn requests(path: &str) -> Value {
     json!({"requests": [{"url": format!("http://localhost:{}{path}?secret=1", web().plain)}]})
 }
 
-/// The header of the request to this path.
+/// The `traceparent` header of the last request to this path.
 fn sent_traceparent(path: &str) -> Value {
     web().seen(path).last().expect("a request")["headers"]["traceparent"].clone()
 }
@@ -115,7 +115,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The spans of a job with this name, by their start.
+/// The spans of a job with this name, in the order of their starts.
 fn spans_of_job(spans: &[Span], name: &str, job: i64) -> Vec<Span> {
     let job = Some(job.to_string());
     let is_of = |span: &&Span| {
@@ -223,7 +223,7 @@ async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_chi
     let header = format!("00-{TRACE}-{}-01", hex(&request.span_id));
     assert_eq!(sent_traceparent("/traced"), header);
 
-    // Both attempts are below the one enqueue; the second attempt has only the steps that the first attempt did not do.
+    // Both attempts are below the one enqueue; the second attempt has only the step that the first did not complete.
     let enqueued = one(spans_of_job(&spans, "enqueue test.steps", stepping));
     let attempts = spans_of_job(&spans, "process test.steps", stepping);
     let outcomes: Vec<_> = attempts
@@ -325,7 +325,7 @@ async fn a_sampler_drops_jobs_without_a_trace_and_follows_the_decision_of_produc
     let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
     one(spans_of_job(&spans, "process test.http.private", recorded));
-    // The decision reaches the server.
+    // The server of the request receives the decision.
     assert_eq!(sent_traceparent("/sampled/dropped"), unsampled);
     let sent = sent_traceparent("/sampled/without");
     assert!(sent.as_str().unwrap().ends_with("-00"), "{sent}");
@@ -507,7 +507,7 @@ async fn a_collector_that_never_responds_delays_neither_jobs_nor_the_end_of_the_
     traced.collector.requested().await;
     let since = Instant::now();
     let collector = traced.stop();
-    // Each of the two signals has five seconds.
+    // The host spends at most five seconds each on sending its traces and its logs.
     assert!(
         since.elapsed() < Duration::from_secs(30),
         "{:?}",

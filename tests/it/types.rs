@@ -106,7 +106,7 @@ fn hostile() -> Vec<u8> {
     let manifest = json!({"handlers": [
         handler("bad.names", named, json!(true)),
         handler("bad.shapes", shapes, json!({"type": ["string", "null"]})),
-        // Names that would meet in generated code.
+        // Names that would collide in generated code.
         handler("a.b", json!({"type": "string"}), json!({"$ref": "#/$defs/payload", "$defs": {"payload": {"type": "integer"}}})),
         handler("a-b", json!(false), json!({"type": "array", "items": {"type": "string"}})),
         handler("a.b-payload", json!(true), json!(true)),

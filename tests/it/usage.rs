@@ -183,7 +183,7 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
     follower.line(TIMEOUT, |line| line.ends_with("second"));
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     store.settle(&[done], Locked::Wait).await.unwrap();
-    // The last lines of an attempt may arrive like this.
+    // The last lines of an attempt may arrive after its settlement.
     assert_eq!(
         store.append_log(&[say(3, "third")], false).await.unwrap(),
         1
@@ -192,7 +192,7 @@ async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
     assert!(status.success() && output.contains("third"), "{output}");
 }
 
-/// Its host was stopping, for example.
+/// An attempt is given back by a host that stops, for example.
 #[tokio::test]
 async fn the_last_lines_of_an_attempt_that_was_given_back_are_stored() {
     let db = TestDb::new().await;
@@ -291,7 +291,7 @@ async fn a_line_that_cannot_be_stored_does_not_cost_other_jobs_their_lines() {
     assert!(lines(&watcher, bad).await.is_empty());
 }
 
-/// The last lines have 5 s.
+/// A worker that stops spends at most 5 s on the last lines.
 #[tokio::test]
 async fn a_stop_does_not_wait_until_a_slow_database_has_stored_all_lines() {
     let db = TestDb::new().await;
@@ -491,7 +491,7 @@ async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
         "the handler used more than its 0.1 s of CPU time (`cpu` in rouse.toml)"
     );
     let used = usage(&client, id).await;
-    // Above 100 ms, whole microseconds are kept.
+    // The stored time has whole microseconds.
     assert!(used["cpu_ms"].as_f64() >= Some(100.0), "{used}");
     // Another attempt that only waits is not stopped, no matter how long it takes.
     let waiting = enqueue(&client, "test.sleep", json!({"ms": 300})).await;

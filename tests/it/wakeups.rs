@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::worker::{enqueue, until_true};
 
-/// Listening accepts any number.
+/// A listener accepts any incarnation.
 const WORKER: Incarnation = Incarnation(1);
 
 /// A worker that sleeps on these queues.
@@ -38,7 +38,7 @@ async fn received(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
         .unwrap();
     let mut received = Vec::new();
     loop {
-        let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection stands")
+        let Notification::Wakeup(wakeup) = listener.next().await.expect("the connection is up")
         else {
             continue;
         };

@@ -11,7 +11,6 @@ use crate::support::page::{blocks, run_sql};
 use crate::support::worker::enqueue_sql;
 use crate::support::{TestDb, run_rouse};
 
-/// Runs a command to its end, in an empty folder.
 /// The reasons why a job waits, and their sentences.
 async fn why(client: &Client, id: i64) -> Vec<(String, String)> {
     let rows = client
@@ -95,7 +94,7 @@ async fn for_a_job_that_no_worker_takes_why_names_what_the_workers_lack() {
             .unwrap();
         assert_why(&client, id, &[expected]).await;
     }
-    // A worker that got the handler would not take the job either.
+    // Even with the handler, a worker would not take the job.
     let nothing = "UPDATE rouse.worker SET handlers = '{other}', queues = '{other}', tags = '{}'";
     client.batch_execute(nothing).await.unwrap();
     let all = [
@@ -193,7 +192,7 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
     assert_eq!(
         remedy.get::<_, String>(0),
         quoted,
-        "it is one word of a shell"
+        "the signal is one word for a shell"
     );
     let signal = format!("SELECT rouse.signal({suspended}, 'a''; rm -rf b')");
     client.batch_execute(&signal).await.unwrap();
@@ -376,7 +375,7 @@ async fn a_job_with_three_reasons_says_three() {
         .exits(0)
         .prints("why it waits")
         .prints("→ `rouse queue resume mail`");
-    // Following the first two remedies changes this.
+    // The commands of the first two remedies remove their reasons.
     for reason in &found.as_array().unwrap()[..2] {
         let remedy = reason["remedy"].as_str().unwrap();
         let args: Vec<&str> = remedy.trim_matches('`').split(' ').collect();

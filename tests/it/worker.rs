@@ -28,7 +28,7 @@ fn with_fast_sweeps() -> Settings {
     }
 }
 
-/// Only a notification ends the wait of such a worker.
+/// With these settings, only a notification ends the wait of a worker.
 fn without_polls(settings: Settings) -> Settings {
     Settings {
         poll_min: NEVER,
@@ -42,8 +42,8 @@ async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Wait until it listens: it then queries the state of all running jobs, which must not happen in the middle of this
-    // test.
+    // Waits until the worker listens. When it starts to listen, it queries the state of all running jobs, which must
+    // not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(

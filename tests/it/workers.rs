@@ -96,7 +96,7 @@ async fn the_holder_of_the_key_takes_the_id_over_and_frees_its_claims() {
         .register(&registration("mail", key))
         .await
         .unwrap();
-    // A freed lease ends in a moment.
+    // The lease of a freed claim ends a moment later.
     let ended = "SELECT lease_until < clock_timestamp() FROM rouse.job";
     until_true(&client, ended).await;
     let lanes = [ClaimOrder {
@@ -225,7 +225,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
         max: None,
         overdue: None,
     }];
-    // A freed lease ends in a moment.
+    // The lease of a freed claim ends a moment later.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
     until_true(&client, ended).await;
     let adopted = crate::support::claims::adopt(&live, Fence(8), &lanes, 10, 3, None)
@@ -236,7 +236,7 @@ async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     assert_eq!(
         adopted,
         [jobs[1].id, jobs[2].id],
-        "the locked one when its lease ends"
+        "the locked job can be adopted when its lease ends"
     );
     for refused in [
         heartbeat(&dead).await.unwrap_err(),
@@ -336,7 +336,7 @@ async fn an_invalid_registration_is_refused() {
         ("1, '{}', '{zone=a=b}'", "tags must be a list of"),
         ("1, '{}', NULL", "tags must be a list of"),
         ("1, '{}', '{}', '[]'", "stats must be an object"),
-        // The values that the list of queues and the dashboard add up.
+        // The list of queues and the dashboard add these values up.
         (
             "1, '{}', '{}', '{\"failed\": \"many\"}'",
             "failed must be a count",
@@ -482,7 +482,7 @@ async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
     worker.drain().await;
 }
 
-/// Otherwise, a worker that has died would count as alive for as long as the clock was set back.
+/// Otherwise, a worker that has died would count as alive longer, by the time by which the clock was set back.
 #[tokio::test]
 async fn a_heartbeat_that_lies_in_the_future_counts_as_sent_now() {
     let db = TestDb::new().await;
@@ -496,8 +496,8 @@ async fn a_heartbeat_that_lies_in_the_future_counts_as_sent_now() {
 }
 
 /// A live worker would otherwise lose its id to another host before its next heartbeat. The id of a worker that has
-/// died would be taken for as long as the clock was set back: there may be no other worker, whose heartbeats would
-/// correct this.
+/// died would be taken longer, by the time by which the clock was set back, because there may be no other worker whose
+/// heartbeats correct the time.
 #[tokio::test]
 async fn an_id_is_taken_for_90_seconds_if_the_heartbeat_of_its_holder_lies_in_the_future() {
     let db = TestDb::new().await;
@@ -511,7 +511,7 @@ async fn an_id_is_taken_for_90_seconds_if_the_heartbeat_of_its_holder_lies_in_th
     beat.expect("it has kept its id");
     backdate_heartbeat(&client, &holder, -3600).await;
     register(WorkerKey::random()).await.unwrap_err();
-    // It sends no further heartbeat.
+    // The holder sends no further heartbeat.
     let passes = "UPDATE rouse.worker SET seen_at = seen_at - interval '90 seconds'";
     client.batch_execute(passes).await.unwrap();
     let key = WorkerKey::new([7; 32]);
@@ -521,8 +521,8 @@ async fn an_id_is_taken_for_90_seconds_if_the_heartbeat_of_its_holder_lies_in_th
     register(key).await.expect("it has the key");
 }
 
-/// Otherwise, a host that has the key of a live holder could not take over its id for as long as the clock was set
-/// back.
+/// Otherwise, a host that has the key of a live holder could not take over its id until the clock has caught up with
+/// that report.
 #[tokio::test]
 async fn a_report_that_lies_in_the_future_does_not_show_that_two_hosts_share_an_id() {
     let db = TestDb::new().await;
@@ -546,8 +546,8 @@ async fn a_report_that_lies_in_the_future_does_not_show_that_two_hosts_share_an_
     register().await.expect("it has the key");
 }
 
-/// It may be alive, and would lose its attempts. If it has died, nobody else may correct this, because it may be the
-/// only worker.
+/// The worker may be alive, and would lose its attempts. If it has died, there may be no other worker that corrects the
+/// time.
 #[tokio::test]
 async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten_90_seconds_later() {
     let db = TestDb::new().await;
@@ -572,7 +572,7 @@ async fn a_worker_whose_heartbeat_lies_in_the_future_can_be_forgotten_90_seconds
     backdate_heartbeat(&client, &worker, -3600).await;
     let refused = db.store().forget_worker("w-1").await.unwrap_err();
     assert!(refused.is_refused_by_state(), "{refused}");
-    // It sends no further heartbeat.
+    // The worker sends no further heartbeat.
     let passes = "UPDATE rouse.worker SET seen_at = seen_at - interval '90 seconds'";
     client.batch_execute(passes).await.unwrap();
     assert_eq!(db.store().forget_worker("w-1").await.unwrap(), 1);
