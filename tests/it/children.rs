@@ -183,7 +183,7 @@ async fn children_may_wait_for_earlier_children_of_their_attempt() {
 }
 
 #[tokio::test]
-async fn children_that_a_unique_key_has_made_one_are_waited_for_once() {
+async fn two_children_that_share_a_unique_key_are_waited_for_once() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     enqueue(&client, "x", json!(1)).await;

@@ -251,7 +251,7 @@ async fn a_running_attempt_loses_its_job_and_its_outcome_is_refused() {
 }
 
 #[tokio::test]
-async fn jobs_that_wait_for_it_see_a_failure() {
+async fn jobs_that_wait_for_a_job_with_a_missed_deadline_see_a_failure() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = "'x', job_timeout => '3 days', run_at => now() + interval '1 day'";

@@ -144,7 +144,7 @@ async fn a_released_job_still_waits_for_its_run_at() {
 }
 
 #[tokio::test]
-async fn a_failed_parent_cancels_runs_or_keeps_its_children_as_they_ask() {
+async fn a_failed_parent_cancels_releases_or_keeps_its_children_by_their_on_failure() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;

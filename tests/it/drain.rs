@@ -301,7 +301,7 @@ async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
 
 /// The drain's leases last five minutes, so a renewal would come after two.
 #[tokio::test]
-async fn a_cancellation_before_the_drain_has_heard_itself_ends_it_at_once() {
+async fn a_cancellation_before_the_drain_has_received_its_echo_ends_the_attempt_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\n", &["test_guests.wasm"]);

@@ -148,7 +148,7 @@ async fn the_arguments_of_the_flow_apply_to_jobs_that_have_none() {
 }
 
 #[tokio::test]
-async fn a_flow_may_wait_for_jobs_outside_and_others_for_its_jobs() {
+async fn jobs_of_a_flow_may_wait_for_jobs_outside_it_and_jobs_outside_for_them() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let outside = enqueue(&client, "x", json!(1)).await;
@@ -168,7 +168,7 @@ async fn a_flow_may_wait_for_jobs_outside_and_others_for_its_jobs() {
 }
 
 #[tokio::test]
-async fn wrong_graphs_are_refused_naming_the_job_and_leave_nothing() {
+async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqueued() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let a = |more: Value| {
@@ -563,7 +563,7 @@ async fn a_live_job_with_the_unique_key_replaces_a_job_of_the_flow() {
 }
 
 #[tokio::test]
-async fn a_job_waits_once_for_jobs_of_its_flow_that_a_unique_key_has_made_one() {
+async fn a_job_waits_once_for_two_jobs_of_its_flow_that_share_a_unique_key() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let jobs = json!([
@@ -610,7 +610,7 @@ async fn a_cancellation_waits_for_a_job_that_is_locked_instead_of_reporting_succ
 }
 
 #[tokio::test]
-async fn a_cancellation_that_meets_the_end_of_a_job_cancels_what_this_releases() {
+async fn a_cancellation_that_meets_the_end_of_a_job_cancels_the_jobs_that_it_releases() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
     let jobs = json!([
@@ -630,7 +630,7 @@ async fn a_cancellation_that_meets_the_end_of_a_job_cancels_what_this_releases()
 }
 
 #[tokio::test]
-async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_one_outside() {
+async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_job_outside_the_flow() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let outside = enqueue(&client, "x", json!(1)).await;

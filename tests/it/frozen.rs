@@ -17,7 +17,7 @@ const ENQUEUE: &str = "
 
 /// Freezes a host before it reads the response of this statement. Its claim is committed and holds no lock: the jobs
 /// can be cancelled, and other hosts adopt them when the lease ends.
-async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
+async fn freeze_a_host_during_the_response_to(statement: &'static str) {
     let db = TestDb::new().await;
     let client = db.client().await;
     // If a frozen host held a row lock, this test would wait forever.
@@ -80,10 +80,10 @@ async fn freeze_a_host_during_the_answer_of(statement: &'static str) {
 
 #[tokio::test]
 async fn a_host_frozen_during_the_response_to_its_claim_does_not_block_others() {
-    freeze_a_host_during_the_answer_of("FROM rouse.claim(").await;
+    freeze_a_host_during_the_response_to("FROM rouse.claim(").await;
 }
 
 #[tokio::test]
 async fn a_host_frozen_while_reading_its_claimed_jobs_does_not_block_others() {
-    freeze_a_host_during_the_answer_of("FROM rouse.claimed(").await;
+    freeze_a_host_during_the_response_to("FROM rouse.claimed(").await;
 }

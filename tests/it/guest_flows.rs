@@ -275,7 +275,7 @@ async fn the_names_of_parents_are_not_listed_again_for_each_page() {
 }
 
 #[tokio::test]
-async fn steps_before_a_sleep_are_not_done_again_however_often_it_is_suspended() {
+async fn steps_before_a_sleep_are_not_done_again_however_often_the_job_is_suspended() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let _worker = start(&db).await;

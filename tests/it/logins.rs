@@ -306,7 +306,7 @@ async fn only_the_owner_can_write_the_limits() {
 }
 
 #[tokio::test]
-async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maintenance() {
+async fn a_limited_login_takes_no_admin_actions_and_drops_no_history_without_maintenance() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (limited, keeper) = (
@@ -381,7 +381,7 @@ async fn a_limited_login_uses_only_the_state_of_its_handlers() {
 }
 
 #[tokio::test]
-async fn jobs_of_a_limited_login_are_limited_also_if_they_commit_with_effects() {
+async fn jobs_of_a_limited_login_are_limited_even_if_they_commit_with_effects() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_effects").await;

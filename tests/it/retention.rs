@@ -288,7 +288,7 @@ async fn partition_of_the_past(client: &Client, days: i32) -> String {
 }
 
 #[tokio::test]
-async fn only_the_database_says_how_long_jobs_are_kept_by_default() {
+async fn only_the_database_decides_how_long_jobs_are_kept_by_default() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     run_rouse(&db, &["queue", "set", "--default", "--keep-days", "90"])

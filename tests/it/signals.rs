@@ -70,7 +70,7 @@ fn assert_clean(data: &Path, output: &str) {
 }
 
 #[test]
-fn dev_stops_in_order_at_every_stage_of_its_first_and_its_second_start() {
+fn dev_stops_gracefully_at_every_stage_of_its_first_and_its_second_start() {
     let handlers = folder_with("noop.wasm");
     let data = RefCell::new(PathBuf::new());
     let start = || {
@@ -101,7 +101,7 @@ fn dev_stops_in_order_at_every_stage_of_its_first_and_its_second_start() {
 }
 
 #[test]
-fn the_private_postgres_stops_in_order_at_every_stage_of_its_start() {
+fn the_private_postgres_stops_gracefully_at_every_stage_of_its_start() {
     let data = scratch("postgres-signals").join("pg");
     let start = || {
         let args = ["postgres", "--data-dir", data.to_str().unwrap()];
@@ -138,7 +138,7 @@ fn the_private_postgres_runs_although_its_standard_output_cannot_be_written_to()
 }
 
 #[tokio::test]
-async fn serve_stops_in_order_at_every_stage_of_its_start() {
+async fn serve_stops_gracefully_at_every_stage_of_its_start() {
     let db = TestDb::new().await;
     let (url, handlers) = (db.url(), folder_with("noop.wasm"));
     let start = || {
@@ -162,7 +162,7 @@ async fn serve_stops_in_order_at_every_stage_of_its_start() {
 }
 
 #[tokio::test]
-async fn a_host_stops_in_order_when_its_terminal_is_closed_unless_it_was_started_with_nohup() {
+async fn a_host_stops_gracefully_when_its_terminal_is_closed_unless_it_was_started_with_nohup() {
     let db = TestDb::new().await;
     let handlers = folder_with("noop.wasm");
     let start = |program: &[&str]| {

@@ -142,7 +142,7 @@ async fn trace_of(client: &Client, id: i64) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_leads_from_the_producer_over_attempts_to_steps_requests_and_children() {
+async fn a_trace_leads_from_the_producer_through_attempts_to_steps_requests_and_children() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
@@ -444,7 +444,7 @@ async fn a_batch_is_one_span_that_links_to_each_of_its_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_logs_alone_no_context_is_made_up_for_others() {
+async fn a_host_that_exports_only_logs_sends_no_trace_context_of_its_own() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let variables = [("OTEL_TRACES_EXPORTER", "none")];
@@ -569,7 +569,7 @@ async fn the_span_of_an_attempt_with_effects_says_whether_they_were_committed() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_so_many_open_steps_of_an_attempt_have_spans() {
+async fn at_most_64_open_steps_of_an_attempt_have_spans() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let traced = Traced::start(&db, Behaviour::Accept, &[]).await;

@@ -201,7 +201,7 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
 }
 
 #[tokio::test]
-async fn a_job_behind_gates_says_which_are_closed() {
+async fn for_a_job_behind_gates_why_names_the_closed_ones() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.store();
@@ -287,7 +287,7 @@ async fn for_a_ready_job_why_names_what_goes_first() {
 }
 
 #[tokio::test]
-async fn a_job_that_its_hosts_keep_for_later_says_so() {
+async fn for_a_job_that_its_hosts_keep_for_later_why_says_so() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = |name: &str, queues: &[&str]| Registration {
@@ -334,7 +334,7 @@ async fn a_job_that_its_hosts_keep_for_later_says_so() {
 }
 
 #[tokio::test]
-async fn a_job_with_three_reasons_says_three() {
+async fn why_names_all_three_reasons_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue_sql(
@@ -389,7 +389,7 @@ async fn a_job_with_three_reasons_says_three() {
 }
 
 #[tokio::test]
-async fn an_orphan_and_a_job_in_the_inbox_of_a_stopped_worker_say_so() {
+async fn for_an_orphan_and_a_job_in_the_inbox_of_a_stopped_worker_why_says_so() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.store();

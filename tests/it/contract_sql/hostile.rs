@@ -69,7 +69,7 @@ async fn text_of_a_module_is_never_executed() {
 }
 
 #[tokio::test]
-async fn names_that_are_no_parameters_leave_the_payload_whole() {
+async fn properties_that_cannot_be_parameters_leave_the_payload_as_one_argument() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let many: Map<String, Value> = (0..1_000)

@@ -18,7 +18,7 @@ async fn accepts(client: &Client, payload: &str) -> bool {
 }
 
 #[tokio::test]
-async fn what_a_version_in_use_accepts_is_accepted() {
+async fn payloads_that_a_version_in_use_accepts_are_accepted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (old, new) = (module(&[("x.y", TEXT)]), module(&[("x.y", NUMBER)]));

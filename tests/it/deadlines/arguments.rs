@@ -139,7 +139,7 @@ fn child(options: Value) -> NewJob {
 }
 
 #[tokio::test]
-async fn a_child_has_its_deadline_from_its_delay_on() {
+async fn the_deadline_of_a_child_counts_from_the_end_of_its_delay() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     enqueue_sql(&client, "'x'").await;

@@ -335,7 +335,7 @@ async fn deleting_a_chain_does_not_wait_for_a_job_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn deleting_a_chain_waits_for_its_retry_and_deletes_that() {
+async fn deleting_a_chain_waits_for_its_retry_and_deletes_the_retry_too() {
     let db = TestDb::new().await;
     let (mut other, client, deleting) = (db.client().await, db.client().await, db.client().await);
     let parent = enqueue(&client, "x", json!(1)).await;

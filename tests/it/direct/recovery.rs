@@ -226,7 +226,7 @@ async fn a_worker_gives_its_inbox_back_when_it_drains_and_stops_and_is_replaced(
 }
 
 #[tokio::test]
-async fn a_handler_that_a_live_worker_has_lost_is_no_longer_its_own() {
+async fn jobs_of_a_handler_that_a_live_worker_has_lost_leave_its_inbox() {
     let (db, client) = direct("'random'").await;
     let store = worker(&db, "a").await;
     assert_eq!(enqueue(&client, "").await, "a");

@@ -230,7 +230,7 @@ async fn an_error_of_the_batch_is_that_of_each_job_without_an_outcome() {
 }
 
 #[tokio::test]
-async fn a_job_of_a_batch_is_retried_when_it_asks_for_it() {
+async fn a_job_of_a_batch_is_retried_according_to_its_own_outcome() {
     let (_db, client, worker) = started(2).await;
     let ids = enqueue_all(
         &client,

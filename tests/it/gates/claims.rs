@@ -200,7 +200,7 @@ async fn a_lane_without_room_at_one_limit_leaves_that_of_another_to_the_next_lan
 }
 
 #[tokio::test]
-async fn a_claim_tells_which_lanes_are_closed_and_for_how_long() {
+async fn a_claim_reports_which_lanes_are_closed_and_for_how_long() {
     let (db, client) = gate("'few', 'max_concurrent', handler => 'a', max => 1").await;
     set_gate(
         &client,
@@ -460,7 +460,7 @@ async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
 /// A claim that has waited for another claim sees what has happened during the wait: its time is the time after the
 /// wait.
 #[tokio::test]
-async fn a_claim_that_has_waited_for_a_gate_sees_pauses_and_orphans_of_the_meantime() {
+async fn a_claim_that_has_waited_for_a_gate_sees_what_was_paused_or_orphaned_meanwhile() {
     let (db, client) = gate("'many', 'max_concurrent', max => 100").await;
     for _ in 0..3 {
         enqueue(&client, "a", "").await;

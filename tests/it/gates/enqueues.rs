@@ -65,7 +65,7 @@ async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
 }
 
 #[tokio::test]
-async fn a_new_job_may_replace_what_waits_or_be_refused() {
+async fn a_new_job_may_replace_the_waiting_one_or_be_refused() {
     let (db, client) = gate("'last', 'singleton', handler => 'a', on_conflict => 'replace'").await;
     let store = db.worker().await;
     let first = enqueue(
@@ -214,7 +214,7 @@ async fn a_producer_waits_for_another_that_enqueues_the_same_key() {
 }
 
 #[tokio::test]
-async fn of_a_burst_the_last_one_runs_when_no_more_come() {
+async fn the_last_job_of_a_burst_runs_when_no_more_come() {
     let (db, client) = gate("'calm', 'debounce', handler => 'a', key => '{tenant}', period => '10 s', max_wait => '25 s'").await;
     let store = db.worker().await;
     // The duration of the job's burst, from the first enqueue on: whole seconds, plus the time that the test takes.
@@ -257,7 +257,7 @@ async fn of_a_burst_the_last_one_runs_when_no_more_come() {
 }
 
 #[tokio::test]
-async fn of_a_burst_the_first_one_runs_at_once_if_the_edge_is_leading() {
+async fn the_first_job_of_a_burst_runs_at_once_if_the_edge_is_leading() {
     let (_db, client) = gate("'first', 'debounce', handler => 'a', period => '10 s', max_wait => '1 hour', edge => 'leading'").await;
     let first = enqueue(&client, "a", "").await;
     assert_eq!(

@@ -96,7 +96,7 @@ async fn a_gate_keeps_its_running_job_if_the_next_one_gives_way_to_it() {
 }
 
 #[tokio::test]
-async fn a_receipt_says_that_a_gate_has_merged_the_job() {
+async fn a_receipt_shows_that_a_gate_has_merged_the_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     run(

@@ -18,7 +18,7 @@ async fn lock(shop: &Shop, sql: &str) -> Client {
 }
 
 #[tokio::test]
-async fn data_that_postgres_refuses_fails_the_job_or_retries_it_as_the_statement_says() {
+async fn data_that_postgres_refuses_fails_the_job_or_retries_it_as_the_statement_declares() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     shop.sql("INSERT INTO orders VALUES (1)").await;

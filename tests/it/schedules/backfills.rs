@@ -57,7 +57,7 @@ async fn a_backfill_enqueues_each_due_time_once_however_often_it_is_requested() 
 }
 
 #[tokio::test]
-async fn a_large_backfill_goes_in_batches_and_one_that_is_too_large_says_so() {
+async fn a_large_backfill_is_done_in_batches_and_one_that_is_too_large_shows_an_error() {
     let db = TestDb::new().await;
     let client = db.client().await;
     schedule(&client, "'a', 'test.nobody-has-this', cron => '0 * * * *'").await;

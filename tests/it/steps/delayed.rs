@@ -215,7 +215,7 @@ async fn attempts_that_share_a_call_wait_before_they_repeat_it() {
 }
 
 #[tokio::test]
-async fn attempts_whose_common_call_is_cut_ask_again() {
+async fn attempts_whose_shared_call_is_cut_repeat_it() {
     const JOBS: i64 = 12;
     let db = TestDb::new().await;
     let (mut client, observer) = (db.client().await, db.client().await);

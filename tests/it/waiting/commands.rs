@@ -24,7 +24,7 @@ async fn start(
 }
 
 #[tokio::test]
-async fn the_exit_code_of_a_wait_for_a_job_tells_how_it_ended() {
+async fn the_exit_code_of_a_wait_for_a_job_shows_how_the_job_has_ended() {
     let (db, folder) = (TestDb::new().await, scratch("waiting"));
     let client = db.client().await;
     for (end, code, printed) in [

@@ -57,7 +57,7 @@ async fn a_cancellation_missed_by_the_listener_reaches_a_running_attempt_after_t
 
 /// The worker does not trust its notifications yet: it is still checking whether they arrive.
 #[tokio::test]
-async fn a_cancellation_before_the_listener_has_heard_itself_reaches_a_running_attempt() {
+async fn a_cancellation_before_the_listener_has_received_its_echo_reaches_a_running_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
