@@ -258,7 +258,7 @@ async fn a_job_of_a_batch_is_retried_according_to_its_own_outcome() {
     worker.drain().await;
 }
 
-/// Whether the attempt of this job has started: the job is not only claimed.
+/// The SQL condition that is true once the attempt of this job has started, and not only its claim is made.
 fn sleeping(id: i64) -> String {
     format!("SELECT coalesce(progress ->> 'step' = 'sleeping', false) FROM rouse.job({id})")
 }

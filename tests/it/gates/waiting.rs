@@ -149,7 +149,7 @@ async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
         .unwrap();
     let worker = worker(&db, 4).await;
     until_true(&client, WAITS).await;
-    // Its lane is closed after the others.
+    // The lane of the last job is closed after the others.
     let last = enqueue(&client, "test.sleep", &format!("{SLEEP}, tenant => 'last'")).await;
     client
         .batch_execute(

@@ -68,13 +68,13 @@ async fn a_claim_takes_whole_batches_and_others_only_after_the_period() {
     assert!(closed.is_empty(), "{closed:?}");
 }
 
-/// Otherwise, they would wait until the clock has caught up, and then for the period.
+/// Otherwise, such jobs would wait until the clock has caught up, and then for the period.
 #[tokio::test]
 async fn jobs_that_lie_far_in_the_future_do_not_wait_for_others() {
     let (db, client) = gate(GATE).await;
     let store = db.worker().await;
     enqueue_jobs(&client, "x", 4).await;
-    // They may have been enqueued after the claim has read the clock.
+    // Jobs that lie 5 s in the future may have been enqueued after the claim has read the clock.
     age(&client, "-5 seconds").await;
     assert!(claim(&store, 1).await.0.is_empty());
     // The clock has been set back since.
