@@ -31,7 +31,7 @@ async fn through_a_proxy() -> (Shop, Proxy) {
     (shop, proxy)
 }
 
-/// The effects were applied once, and the job has ended once.
+/// Asserts that the job has succeeded, and that its effects were applied once.
 async fn assert_paid_once(shop: &Shop, id: i64) {
     let ended = shop.ended(id).await;
     assert_eq!(ended.state, "succeeded", "{:?}", ended.error);

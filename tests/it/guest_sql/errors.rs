@@ -207,7 +207,7 @@ async fn a_cancelled_job_has_no_effects() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     shop.sql("INSERT INTO orders VALUES (1)").await;
-    // Its effect waits for this lock when it is cancelled.
+    // The effect of the job waits for this lock when the job is cancelled.
     let other = lock(&shop, "SELECT FROM orders WHERE id = 1 FOR UPDATE").await;
     let id = shop
         .enqueue(json!([{"run": {"ms": 1000}}, {"sql": call("mark_paid", json!([1]))}]))

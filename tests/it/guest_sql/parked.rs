@@ -16,7 +16,7 @@ use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{TestWorker, enqueue, lease};
 use crate::support::{Host, free_port, scratch};
 
-/// The SQL condition that the list of the fleet's handlers shows this handler as parked.
+/// The SQL condition that is true once the list of the fleet's handlers shows this handler as parked.
 fn parked(handler: &str) -> String {
     format!(
         "SELECT coalesce(bool_or(parked IS NOT NULL), false) FROM rouse.handlers WHERE handler = '{handler}'"

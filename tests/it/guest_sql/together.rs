@@ -78,7 +78,7 @@ fn lines(count: usize) -> Vec<Value> {
     (0..count).map(|number| json!([line(number)])).collect()
 }
 
-/// Each line exists once, and there are fewer transactions than lines.
+/// Asserts that each line exists once, and that there are fewer transactions than lines.
 async fn are_shared(shop: &Shop, count: usize) {
     let sql = format!("SELECT count(*) = {count} AND count(DISTINCT job) = {count} FROM ledger");
     assert!(shop.holds(&sql).await);
@@ -90,7 +90,7 @@ async fn are_shared(shop: &Shop, count: usize) {
 async fn a_bad_effect_fails_only_its_own_job_of_its_transaction() {
     let shop = Shop::open().await;
     let mut scripts = lines(8);
-    // Such an order already exists.
+    // The order already exists, so that this effect fails.
     scripts[2] = json!([line(2), {"sql": call("add_order", json!([1]))}]);
     let gathered = Gathered::of(&shop, shop.login(), scripts).await;
     gathered.go_on().await;
