@@ -163,7 +163,8 @@ async fn a_payload_that_was_checked_before_is_not_checked_again_and_the_check_co
     assert!(used.cpu > checked, "{used:?}");
 }
 
-/// Gives each of the jobs 1 to `jobs` the payload of the first as its outcome, reports progress, and waits.
+/// A guest that gives each of the jobs 1 to `jobs` the payload of the first as its outcome, reports progress, and
+/// waits.
 fn settles(jobs: usize, output_schema: &str) -> Vec<u8> {
     let manifest = format!(
         r#"{{"handlers": [{{"name": "test.batch", "gates": [{{"kind": "batch", "max": {jobs}}}], "output_schema": {output_schema}}}]}}"#

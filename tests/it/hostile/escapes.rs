@@ -18,7 +18,7 @@ fn put(at: u32, text: &str) -> String {
         .collect()
 }
 
-/// Returns `{}` if the call fails with an error; traps if it succeeds.
+/// A guest that returns `{}` if the call fails with an error, and traps if it succeeds.
 fn refused(
     name: &'static str,
     guarantee: &'static str,
@@ -39,7 +39,7 @@ fn refused(
     }
 }
 
-/// Opens a path for reading, following links.
+/// A guest that opens a path for reading, following links.
 fn open_path(name: &'static str, guarantee: &'static str, path: &str) -> Case {
     let call = format!(
         "(call $open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const {}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))",
@@ -48,7 +48,7 @@ fn open_path(name: &'static str, guarantee: &'static str, path: &str) -> Case {
     refused(name, guarantee, OPEN, &put(300, path), &call)
 }
 
-/// A call with two paths, the first of them in the granted directory.
+/// A guest that makes a call with two paths, the first of them in the granted directory.
 fn two_paths(
     name: &'static str,
     guarantee: &'static str,

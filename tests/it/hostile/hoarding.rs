@@ -37,7 +37,7 @@ const IMPORTS: &str = r#"
     (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write (param i32 i32 i32 i32)))
     (import "wasi:io/streams@0.2.0" "[resource-drop]output-stream" (func $drop_stream (param i32)))"#;
 
-/// Makes this many sets of fields, one after another, and runs this for each; `$fields` is its handle.
+/// A guest that makes this many sets of fields, one after another, and runs `each` for each; `$fields` is its handle.
 fn make_sets(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     let value: String = "v".repeat(1024);
     let imports = format!(
@@ -75,7 +75,7 @@ fn fill_loop(count: u32, fill: &str) -> String {
     )
 }
 
-/// Makes a thousand sets of fields, each nearly as large as allowed, and drops none.
+/// A guest that makes a thousand sets of fields, each nearly as large as allowed, and drops none.
 fn hoards(handler: &str, count: u32, fill: &str) -> Vec<u8> {
     make_sets(handler, 1000, &fill_loop(count, fill))
 }
@@ -96,8 +96,8 @@ fn hoards_fields(handler: &str) -> Vec<u8> {
     hoards(handler, 600, fill)
 }
 
-/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is
-/// at 16385 (at 16384 with a leading slash).
+/// A guest that makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and
+/// the text is at 16385 (at 16384 with a leading slash).
 fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     let each = format!(
         "(memory.fill (i32.const 16385) (i32.const 0x61) (i32.const 70000))
@@ -108,7 +108,7 @@ fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     make_sets(handler, 1000, &each)
 }
 
-/// Makes 500 bodies, writes two chunks of 64 KiB into each, and sends none of them.
+/// A guest that makes 500 bodies, writes two chunks of 64 KiB into each, and sends none of them.
 fn hoards_bodies(handler: &str, of: &str) -> Vec<u8> {
     let each = format!(
         "(call ${of}_body (call ${of} (local.get $fields)) (i32.const 128))
