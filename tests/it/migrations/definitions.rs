@@ -305,7 +305,7 @@ async fn a_check_prints_its_findings_as_json() {
     assert_eq!((code, found), (1, missing));
 }
 
-/// Replaces the view `rouse.top` by one that returns no rows.
+/// The query of the view `rouse.top`, changed so that it returns no rows.
 async fn top_without_rows(client: &Client) -> String {
     let row = client
         .query_one("SELECT pg_get_viewdef('rouse.top'::regclass)", &[])
