@@ -127,7 +127,7 @@ async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
     assert_eq!(order, [first, second, high, normal, low]);
 }
 
-/// Its claims checked the leases before it had the handler of the orphan.
+/// The worker's claims checked the leases before the worker had the handler of the orphan.
 #[tokio::test]
 async fn a_busy_worker_adopts_orphans_of_a_new_handler_before_it_claims_its_queued_jobs() {
     let db = TestDb::new().await;
