@@ -90,7 +90,7 @@ async fn an_outcome_that_does_not_fit_on_the_disk_does_not_block_others_and_ends
     };
     let worker = TestWorker::start(&db, short).await;
     until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
-    // Their leases are not renewed forever: other attempts start.
+    // The leases of these jobs are not renewed forever: other attempts start.
     until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
     accept_ends(&client).await;
     until_true(
