@@ -228,7 +228,7 @@ async fn an_orphan_is_adopted_by_a_worker_that_has_not_leased_its_shard() {
     worker.drain().await;
 }
 
-/// A process with all guests.
+/// A host process with all guests.
 fn host(db: &TestDb, worker_id: &str) -> Host {
     let guests = guests_dir();
     let args = [
