@@ -39,7 +39,7 @@ async fn record(store: &Store, job: &ClaimedJob, step: &str) {
     assert_eq!(recorded.unwrap(), Ok(()));
 }
 
-/// Reads the steps that are newer than the known ones. Together they are all steps.
+/// Reads the steps that are newer than the known ones, and returns both together.
 async fn read(store: &Store, job: &ClaimedJob, known: RecordedSteps) -> RecordedSteps {
     let asked = [(job.id, job.fence)];
     let mut read = store.recorded_steps(&asked, vec![known]).await.unwrap();
