@@ -65,7 +65,7 @@ impl Held {
         self.caught_times(1).await;
     }
 
-    /// Waits until the statement has arrived this many times; with [`Side::Cut`], each time is cut.
+    /// Waits until the statement has arrived this many times; with [`Side::Cut`], its connection is cut each time.
     pub(crate) async fn caught_times(&self, times: usize) {
         let mut caught = self.0.caught.subscribe();
         tokio::time::timeout(TIMEOUT, caught.wait_for(|caught| *caught >= times))
@@ -166,7 +166,7 @@ impl Proxy {
         .await
     }
 
-    /// Waits until the refused connections are enough; returns the times of all.
+    /// Waits until the times of the refused connections satisfy this condition; returns them.
     pub(crate) async fn refused_until(
         &self,
         are_enough: impl Fn(&[Instant]) -> bool,
@@ -238,7 +238,7 @@ async fn wait_for(hold: &Hold) {
     let _ = released.wait_for(|released| *released).await;
 }
 
-/// One connection. It ends with either side.
+/// Forwards one connection, until either side closes it.
 async fn forward(client: TcpStream, socket: PathBuf, holds: Holds, sent: &AtomicUsize) {
     // A delay in the kernel would look like a delay of the worker.
     let _ = client.set_nodelay(true);
