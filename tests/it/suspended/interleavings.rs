@@ -109,7 +109,7 @@ async fn the_end_of_a_job_waits_for_a_signal_that_is_being_sent() {
     let job = claim_one(&store).await;
     let sender = client.transaction().await.unwrap();
     sender.query_one(SIGNAL, &[&id]).await.unwrap();
-    // Its lease is renewed in the meantime.
+    // The lease of the job is renewed in the meantime.
     let renewed = store.renew(&[renewal(&job, 60_000)]).await.unwrap();
     assert_eq!(renewed, [(job.id, None)]);
     let end = [settlement(&job, result("1"))];

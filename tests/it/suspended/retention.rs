@@ -66,7 +66,7 @@ async fn keep_without_need(client: &Client, parent: i64) {
     assert_eq!(kept(client).await, [parent]);
 }
 
-/// The next job gets the result of its parent, which is no longer in the history.
+/// Asserts that the next job gets the result of its parent, which is no longer in the history.
 async fn assert_reads_parent(store: &Store) {
     let sum = claim_one(store).await;
     let ends = store.parent_ends(sum.id, sum.fence, None, &[]).await;
