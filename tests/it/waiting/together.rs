@@ -75,7 +75,7 @@ async fn a_thousand_waiters_cost_one_look_for_all() {
     }
     ended.sort_unstable();
     assert_eq!(ended, ids);
-    // Their outcomes are read in batches of 16.
+    // The outcomes of the jobs are read in batches of 16.
     let after = proxy.sent();
     assert!(after - before < 100, "{} statements", after - before);
     assert_eq!(ends.waiters(), 0);
@@ -215,7 +215,7 @@ const DAMAGE: &str = "
     END
     $$";
 
-/// The first call of [`damage`].
+/// Prepares the database for [`damage`], and calls it for the first time.
 pub(super) async fn damage_first(client: &Client, id: i64, sqlstate: &str) {
     client
         .batch_execute("ALTER FUNCTION rouse.outcomes(bigint[]) RENAME TO _outcomes")
