@@ -21,7 +21,7 @@ async fn commit_and_find(transaction: Transaction<'_>, client: &Client, late: &[
     assert!(committed.elapsed() < Duration::from_secs(15));
 }
 
-/// Runs such jobs, one after another, until fast sweeps have forgotten the cursors before them.
+/// Runs jobs with these arguments, one after another, until fast sweeps have forgotten the cursors before them.
 async fn run_during_several_sweeps(client: &Client, job: &str) {
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(700) {
