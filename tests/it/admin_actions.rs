@@ -285,7 +285,7 @@ async fn a_retry_repeats_the_job_and_only_one_is_live_at_a_time() {
         events(&client, old).await,
         ["requested", "failed", "retried"]
     );
-    // Its unique key is taken.
+    // A retry is refused while another job has the unique key.
     assert!(is_true(&client, DELETE, &[&first]).await);
     client
         .query(

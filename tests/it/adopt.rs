@@ -32,7 +32,7 @@ async fn adopt(store: &Store) -> AdoptionResult {
         .unwrap()
 }
 
-/// Makes `last` decide this for all orphans, and returns its adoptions.
+/// Lists all orphans with `last`, and returns its decision `next` about each of them. Nothing is adopted yet.
 async fn decide(last: &Store, next: AfterLoss) -> Vec<Adoption> {
     let lanes: Vec<LaneId> = orders(last, 60_000)
         .await

@@ -18,7 +18,7 @@ async fn live_jobs(client: &Client) -> i64 {
     row.unwrap().get(0)
 }
 
-/// The message and hint of a call that must fail.
+/// The message and the code of the error of a call that must fail.
 async fn refused(client: &Client, call: &str) -> String {
     let error = client
         .query(call, &[])

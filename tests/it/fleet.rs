@@ -126,7 +126,7 @@ async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them(
         .await
         .exits(3);
 
-    // Its claims are freed, and the history still names the worker.
+    // The worker's claims are freed, and the history still names the worker.
     until_true(
         &client,
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
@@ -501,7 +501,7 @@ async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
         .prints("2 since")
         .prints(&format!("last job {} (video.cut)", jobs[1].id));
 
-    // It is listed although it stopped normally, and its next incarnation has the flag too.
+    // The worker is listed although it stopped normally, and its next incarnation has the flag too.
     let flagged = async || {
         let listed = run_rouse(&db, &["workers", "ls", "--json"]).await.json();
         let worker = &listed["workers"][0];

@@ -158,7 +158,7 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     worker.drain().await;
 }
 
-/// Its leases last for an hour. The database would wait until they end, because it does not count the worker as dead.
+/// The leases last for an hour. The database would wait until they end, because it does not count the worker as dead.
 #[tokio::test]
 async fn a_worker_that_has_been_silent_gives_up_its_attempts_and_starts_over() {
     let db = TestDb::new().await;

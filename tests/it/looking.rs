@@ -280,7 +280,7 @@ async fn an_idle_worker_sends_few_statements() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let statements = proxy.sent() - before;
     worker.drain().await;
-    // It looks after 5, 10, 20 … ms, ten times in three seconds. 8 to 12 statements were measured, with and
+    // The worker looks after 5, 10, 20 … ms, ten times in three seconds. 8 to 12 statements were measured, with and
     // without load.
     assert!(
         (1..20).contains(&statements),

@@ -274,7 +274,7 @@ async fn a_guest_that_keeps_computing_is_stopped_after_its_grace() {
 
 #[tokio::test]
 async fn a_lost_lease_stops_a_waiting_guest_at_once() {
-    // It waits a second time, forever, for a signal that has already been given.
+    // The guest waits a second time, forever, for a signal that has already been given.
     let handlers = Handlers::with(&[(
         "guest.wasm",
         &guest(

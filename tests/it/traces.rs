@@ -69,7 +69,7 @@ impl Traced {
     }
 }
 
-/// A host with the grants that the guests here need.
+/// The command of a host with the grants that the guests of these tests need.
 fn serve(db: &TestDb, http: &str) -> Command {
     let folder: PathBuf = scratch("traces");
     let config = folder.join("rouse.toml");

@@ -16,7 +16,7 @@ use crate::support::claims::{adopt, claim, error, orders, rand, result, settleme
 use crate::support::database::refusal;
 use crate::support::worker::{cancel, enqueue, enqueue_sql, until_true};
 
-/// Waits in SQL; returns `id state ended result` of each row.
+/// Waits in SQL; returns `id state ended` of each row, with the result or the kind of the error.
 async fn wait(client: &Client, ids: &[i64], timeout: &str) -> Vec<String> {
     let sql = "SELECT concat_ws(' ', id, state, ended, result, error ->> 'kind') FROM rouse.wait($1, $2::text::interval)";
     let rows = client.query(sql, &[&ids, &timeout]).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_wait_sees_the_end_of_a_lost_job_and_of_a_retry() {
     let expire = "UPDATE rouse.job SET lease_until = clock_timestamp()";
     client.batch_execute(expire).await.unwrap();
     let orders = orders(&survivor, 60_000).await;
-    // Its first crash is one too many.
+    // With a maximum of one crash, the job fails as lost.
     adopt(&survivor, Fence(rand()), &orders, 1, 1, None)
         .await
         .unwrap();

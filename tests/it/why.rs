@@ -196,7 +196,7 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
     );
     let signal = format!("SELECT rouse.signal({suspended}, 'a''; rm -rf b')");
     client.batch_execute(&signal).await.unwrap();
-    // Its turn comes after that of the retry.
+    // The turn of the suspended job comes after that of the retry.
     assert_why(&client, suspended, &[("ahead", "1 job of its handler")]).await;
 }
 
