@@ -105,8 +105,8 @@ pub(crate) async fn make_due(client: &Client, id: i64) {
         .unwrap();
 }
 
-/// Adopts orphans as a worker does, with `lost_max` crashes at most, but does not wait until their workers have been
-/// silent for some time.
+/// Adopts orphans as a worker does, and fails jobs with `lost_max` crashes, but does not wait until their workers have
+/// been silent for some time.
 pub(crate) async fn adopt(
     store: &Store,
     fence: Fence,
