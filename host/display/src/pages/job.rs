@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::cells;
-use super::jobs::shown_state;
+use super::jobs::{attempts, shown_state};
 use super::layout::Chrome;
 use super::timeline::timeline;
 use super::why::why;
@@ -65,7 +65,7 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
         (error(chrome, record))
         section class="card" aria-label="Timeline" { (timeline(history, is_live, now)) }
         div class="pair" {
-            section class="card" { h2 { "Facts" } (facts(chrome, record, now)) }
+            section class="card" { h2 { "Facts" } (facts(chrome, record, history, now)) }
             section class="card" { h2 { "History" } (events(chrome, history, now)) }
         }
         @if chrome.may_read_contents() {
@@ -150,7 +150,7 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
+fn facts(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup {
     let milliseconds = |value: &Value| value.as_f64().map(|ms| when::took(ms / 1e3));
     let row = |name: &str, value: Markup| html! { @if !value.0.is_empty() { dt { (name) } dd { (value) } } };
     let time = |key: &str| match record[key].is_string() {
@@ -176,7 +176,7 @@ fn facts(chrome: &Chrome, record: &Value, now: f64) -> Markup {
             (row("Tenant", linked_value(chrome, record, "tenant")))
             (row("Source", linked_value(chrome, record, "source")))
             (row("Unique key", html! { (cells::plain(&record["unique_key"])) }))
-            (row("Attempt", attempt(record)))
+            (row("Attempt", attempt(record, history)))
             (row("Retried from", cells::job(chrome, &record["retried_from"])))
             (row("Parent", cells::job(chrome, &record["parent"])))
             @if record["chain"] != record["id"] { (row("Chain", cells::job(chrome, &record["chain"]))) }
@@ -227,18 +227,23 @@ pub(super) fn tags(list: &Value) -> Markup {
     }
 }
 
-fn attempt(record: &Value) -> Markup {
-    let attempt = record["attempt"].as_i64().unwrap_or_default();
+fn attempt(record: &Value, history: &[Value]) -> Markup {
+    let uncounted = record["uncounted"].as_i64().unwrap_or_default();
+    let verb = if uncounted == 1 { "does" } else { "do" };
     html! {
-        @if attempt > 0 {
-            (attempt)
-            @if let Some(max) = record["max_attempts"].as_i64() { " of " (max) }
-            @if record["uncounted"].as_i64().unwrap_or_default() > 0 {
-                ", of which " (record["uncounted"]) " do not count (lost, suspended or given back)"
-            }
-
-        }
+        (attempts(record, attempts_max(record, history)))
+        @if uncounted > 0 { ", of which " (uncounted) " " (verb) " not count (lost, suspended or given back)" }
     }
+}
+
+/// The maximum number of attempts, without the uncounted ones: the producer's limit, or that of the last error that has
+/// one.
+fn attempts_max(record: &Value, history: &[Value]) -> Option<i64> {
+    let own = record["max_attempts"].as_i64();
+    let last = record["error"]["max_attempts"].as_i64();
+    let mut known = history.iter().rev();
+    own.or(last)
+        .or_else(|| known.find_map(|event| event["detail"]["max_attempts"].as_i64()))
 }
 
 fn suspension(chrome: &Chrome, wait: &Value) -> Markup {
@@ -524,6 +529,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn attempts_that_are_not_counted_raise_the_maximum() {
+        let shown = |job: Value, history: Value| {
+            let history = history.as_array().cloned().unwrap_or_default();
+            attempt(&job, &history).into_string()
+        };
+        assert_eq!(
+            shown(json!({"attempt": 0, "max_attempts": 3}), json!([])),
+            ""
+        );
+        assert_eq!(
+            shown(
+                json!({"attempt": 4, "uncounted": 1, "max_attempts": 3}),
+                json!([])
+            ),
+            "4 of 4, of which 1 does not count (lost, suspended or given back)"
+        );
+        let lost = json!({"attempt": 3, "uncounted": 2});
+        let failed = json!([{"event": "failed", "detail": {"max_attempts": 5}}, {"event": "lost", "detail": {}}]);
+        assert_eq!(
+            shown(lost, failed),
+            "3 of 7, of which 2 do not count (lost, suspended or given back)"
+        );
+        let last = json!({"attempt": 1, "uncounted": 0, "error": {"max_attempts": 5}});
+        assert_eq!(shown(last, Value::Null), "1 of 5");
+    }
 
     #[test]
     fn another_job_like_it_has_the_same_tags_and_the_same_time_in_the_future() {

@@ -202,7 +202,7 @@ fn row(chrome: &Chrome, job: &Value, has_priority: bool, now: f64) -> Markup {
             td data-label="Queue" { (cells::queue(chrome, cells::text(job, "queue"))) }
             @if has_priority { td data-label="Priority" { (cells::plain(&job["priority"])) } }
             td data-label="Tenant" { (cells::plain(&job["tenant"])) }
-            td class="keep" data-label="Attempt" { (tries(job)) }
+            td class="keep" data-label="Attempt" { (attempts(job, attempts_max(job))) }
             td class="keep" data-label="When" { (cells::time(&job[when], now)) }
             td class="message" data-label="Error" {
                 @if chrome.may_read_contents() && !error.is_empty() {
@@ -222,15 +222,22 @@ pub(super) fn shown_state(job: &Value) -> &str {
     }
 }
 
-fn tries(job: &Value) -> String {
-    let max = job["max_attempts"]
-        .as_i64()
-        .or(job["attempts_max"].as_i64());
-    match (job["attempt"].as_i64(), max) {
-        (None | Some(0), _) => String::new(),
-        (Some(attempt), Some(max)) => format!("{attempt} of {max}"),
-        (Some(attempt), None) => attempt.to_string(),
+/// The attempts of a job, for instance `2 of 3`, or nothing before the first one. `max` is their maximum number, from
+/// its producer or its last error. Attempts that were lost, suspended or given back are not counted against it, so they
+/// are added to it, as in `rouse job ls`.
+pub(super) fn attempts(job: &Value, max: Option<i64>) -> String {
+    let number = |key: &str| job[key].as_i64().unwrap_or_default();
+    match (number("attempt"), max) {
+        (0, _) => String::new(),
+        (attempt, Some(max)) => format!("{attempt} of {}", max + number("uncounted")),
+        (attempt, None) => attempt.to_string(),
     }
+}
+
+/// The maximum number of attempts of a listed job, if it is known.
+fn attempts_max(job: &Value) -> Option<i64> {
+    let own = job["max_attempts"].as_i64();
+    own.or(job["attempts_max"].as_i64())
 }
 
 #[cfg(test)]
@@ -294,6 +301,30 @@ mod tests {
         );
         for part in ["Priority", "retried as", "/jobs/77\"", ">12,034+<", ">8<"] {
             assert!(other.contains(part), "{part}: {other}");
+        }
+    }
+
+    #[test]
+    fn attempts_that_are_not_counted_raise_the_maximum() {
+        for (job, text) in [
+            (json!({"attempt": 0, "max_attempts": 3, "uncounted": 0}), ""),
+            (json!({"attempt": 2, "uncounted": 0}), "2"),
+            (
+                json!({"attempt": 2, "max_attempts": 3, "uncounted": 0}),
+                "2 of 3",
+            ),
+            // An attempt was lost.
+            (
+                json!({"attempt": 4, "max_attempts": 3, "uncounted": 1}),
+                "4 of 4",
+            ),
+            // The producer has set no limit: the last error has the handler's.
+            (
+                json!({"attempt": 4, "attempts_max": 5, "uncounted": 2}),
+                "4 of 7",
+            ),
+        ] {
+            assert_eq!(attempts(&job, attempts_max(&job)), text, "{job}");
         }
     }
 
