@@ -1,8 +1,18 @@
-//! The edges of a flow, from the rows of `rouse.flow`.
+//! The states of the jobs of a flow and its edges, from the rows of `rouse.flow`.
 
 use std::cmp::Reverse;
 
 use serde_json::Value;
+
+/// The state of a job. A queued job that waits for others is `waiting`; if one of these has failed, and the job waits for
+/// its retry, it is `stuck`.
+pub fn state(job: &Value) -> &str {
+    match job["state"].as_str().unwrap_or_default() {
+        "queued" if job["is_stuck"] == true => "stuck",
+        "queued" if !job["waits_for"].is_null() => "waiting",
+        state => state,
+    }
+}
 
 /// The chains that a job waits or waited for, each once, in the order of their ids, each with its `on_failure` unless
 /// that is the default. If a chain has several names, the strictest applies, as in Postgres: `cancel` (the default),
@@ -21,4 +31,35 @@ pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
     chains.sort_by_key(|&(on_failure, chain)| (chain, on_failure.map(Reverse)));
     chains.dedup_by_key(|&mut (_, chain)| chain);
     chains.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_queued_job_that_waits_for_a_failed_one_is_stuck() {
+        for (job, shown) in [
+            (
+                json!({"state": "queued", "waits_for": null, "is_stuck": false}),
+                "queued",
+            ),
+            (
+                json!({"state": "queued", "waits_for": [1], "is_stuck": false}),
+                "waiting",
+            ),
+            (
+                json!({"state": "queued", "waits_for": [1], "is_stuck": true}),
+                "stuck",
+            ),
+            (
+                json!({"state": "failed", "waits_for": null, "is_stuck": false}),
+                "failed",
+            ),
+        ] {
+            assert_eq!(state(&job), shown, "{job}");
+        }
+    }
 }

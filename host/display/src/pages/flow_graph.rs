@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::cells;
 use super::chart::px;
 use super::layout::Chrome;
-use crate::flow::chains;
+use crate::flow::{chains, state};
 
 /// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.
 const SINGLE_MAX: usize = 80;
@@ -44,15 +44,6 @@ struct Graph {
     edges: Vec<(usize, usize)>,
     /// Jobs that are not drawn.
     left_out: usize,
-}
-
-/// The state of a job; for a queued job, also whether it waits for others.
-fn state(job: &Value) -> &str {
-    match cells::text(job, "state") {
-        "queued" if job["is_stuck"] == true => "stuck",
-        "queued" if !job["waits_for"].is_null() => "waiting",
-        state => state,
-    }
 }
 
 /// Lays out the rows of `rouse.flow`, in which each job comes after those that it waits for.

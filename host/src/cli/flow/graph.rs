@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rouse_display::flow::chains;
+use rouse_display::flow::{chains, state};
 use serde_json::Value;
 
 /// One line of the drawing.
@@ -10,7 +10,7 @@ use serde_json::Value;
 pub(super) struct Line {
     /// The name of the job behind the branches of the tree; or the number of jobs that are left out.
     pub(super) drawn: String,
-    /// Its state; `waiting` for a queued job that waits for others.
+    /// Its state; for a queued job that waits for others, `waiting` or `stuck`.
     pub(super) state: String,
     pub(super) handler: String,
     /// Its id.
@@ -93,7 +93,6 @@ fn push(
 
 fn line(job: &Value, front: &str, jobs: &[Value], at: &HashMap<i64, usize>) -> Line {
     let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
-    let waits = !job["waits_for"].is_null();
     let mut parents: Vec<String> = chains(job)
         .map(|(on_failure, chain)| {
             let name = at
@@ -113,11 +112,7 @@ fn line(job: &Value, front: &str, jobs: &[Value], at: &HashMap<i64, usize>) -> L
     }
     Line {
         drawn: format!("{front}{}", text("name")),
-        state: if waits {
-            "waiting".to_owned()
-        } else {
-            text("state")
-        },
+        state: state(job).to_owned(),
         handler: text("handler"),
         job: job["job"].to_string(),
         after: match parents.is_empty() {
@@ -177,6 +172,14 @@ mod tests {
             (lines[0].state.as_str(), lines[1].state.as_str()),
             ("queued", "waiting")
         );
+    }
+
+    #[test]
+    fn a_job_that_waits_for_a_failed_one_is_stuck() {
+        let mut ship = job(2, "ship", json!({"paid": {"job": 1, "on_failure": "wait"}}));
+        ship["is_stuck"] = json!(true);
+        let lines = draw(&[job(1, "charge", json!(null)), ship], 10);
+        assert_eq!(lines[1].state, "stuck");
     }
 
     #[test]
