@@ -14,6 +14,14 @@ pub fn state(job: &Value) -> &str {
     }
 }
 
+/// The chain that an entry of `after` names, with its `on_failure` unless that is the default.
+pub fn chain(entry: &Value) -> Option<(Option<&str>, i64)> {
+    match entry.as_i64() {
+        Some(chain) => Some((None, chain)),
+        None => Some((entry["on_failure"].as_str(), entry["job"].as_i64()?)),
+    }
+}
+
 /// The chains that a job waits or waited for, each once, in the order of their ids, each with its `on_failure` unless
 /// that is the default. If a chain has several names, the strictest applies, as in Postgres: `cancel` (the default),
 /// then `wait`, then `run`.
@@ -22,10 +30,7 @@ pub fn chains(job: &Value) -> impl Iterator<Item = (Option<&str>, i64)> {
         .as_object()
         .into_iter()
         .flatten()
-        .filter_map(|(_, entry)| match entry.as_i64() {
-            Some(chain) => Some((None, chain)),
-            None => Some((entry["on_failure"].as_str(), entry["job"].as_i64()?)),
-        })
+        .filter_map(|(_, entry)| chain(entry))
         .collect();
     // In this order, the strictest entry of a chain comes first: `None` (the default), then `wait`, then `run`.
     chains.sort_by_key(|&(on_failure, chain)| (chain, on_failure.map(Reverse)));

@@ -8,6 +8,7 @@ use super::jobs::{attempts, shown_state};
 use super::layout::Chrome;
 use super::timeline::timeline;
 use super::why::why;
+use crate::flow::chain;
 use crate::sanitize;
 use crate::when;
 
@@ -162,12 +163,6 @@ fn facts(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup
             @for id in list.as_array().into_iter().flatten() { (cells::job(chrome, id)) " " }
         }
     };
-    let after = match &record["after"] {
-        Value::Object(named) => html! {
-            @for (name, id) in named { (cells::line(name)) " " (cells::job(chrome, id)) " " }
-        },
-        list => ids(list),
-    };
     html! {
         dl class="facts" {
             (row("Queue", cells::queue(chrome, cells::text(record, "queue"))))
@@ -180,7 +175,7 @@ fn facts(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup
             (row("Retried from", cells::job(chrome, &record["retried_from"])))
             (row("Parent", cells::job(chrome, &record["parent"])))
             @if record["chain"] != record["id"] { (row("Chain", cells::job(chrome, &record["chain"]))) }
-            (row("After", after))
+            (row("After", after(chrome, &record["after"])))
             (row("Waits for", ids(&record["waits_for"])))
             (row("Suspended", suspension(chrome, &record["wait"])))
             (row("Lease", html! { @if let Some(lease) = milliseconds(&record["lease_ms"]) { (lease) } }))
@@ -195,6 +190,19 @@ fn facts(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup
             (row("Started", time("started_at")))
             (row("Ended", time("finished_at")))
             (row("Used", usage(&record["usage"])))
+        }
+    }
+}
+
+/// The chains that a job waits or waited for, by name, each with its `on_failure` unless that is the default.
+fn after(chrome: &Chrome, named: &Value) -> Markup {
+    html! {
+        @for (name, entry) in named.as_object().into_iter().flatten() {
+            (cells::line(name)) " "
+            @if let Some((on_failure, chain)) = chain(entry) {
+                (cells::job(chrome, &chain.into())) " "
+                @if let Some(word) = on_failure { "(" (cells::line(word)) ") " }
+            }
         }
     }
 }
@@ -555,6 +563,22 @@ mod tests {
         );
         let last = json!({"attempt": 1, "uncounted": 0, "error": {"max_attempts": 5}});
         assert_eq!(shown(last, Value::Null), "1 of 5");
+    }
+
+    #[test]
+    fn each_job_that_it_waits_for_is_a_link() {
+        let named = json!({"paid": 17, "packed": {"job": 18, "on_failure": "run"}});
+        let shown = after(&Chrome::default(), &named).into_string();
+        for part in [
+            "paid <a",
+            "/jobs/17\"",
+            "packed <a",
+            "/jobs/18\"",
+            ">18</a> (run)",
+        ] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert_eq!(after(&Chrome::default(), &Value::Null).into_string(), "");
     }
 
     #[test]
