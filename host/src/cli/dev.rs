@@ -204,10 +204,7 @@ fn print_ready(
             )?,
             Some((handler, payload)) => {
                 writeln!(out, "try:      psql '{url}'")?;
-                writeln!(
-                    out,
-                    "          SELECT rouse.enqueue('{handler}', '{payload}');"
-                )?;
+                out.write_all(call(handler, payload.as_deref()).as_bytes())?;
                 writeln!(
                     out,
                     "then:     rouse job ID   (in this folder; Ctrl-C here stops everything)"
@@ -221,16 +218,49 @@ fn print_ready(
     Ok(())
 }
 
-/// An example call, preferably of a handler without grants.
-fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
+/// The handler of an example call, preferably one without grants, and its payload, quoted for SQL, if there is a simple
+/// one that matches the handler's schema.
+fn example(handlers: &HandlerSet) -> Option<(&str, Option<String>)> {
     let needs_nothing = |handler: &&Arc<Handler>| handler.manifest.capabilities.is_empty();
     let handler = handlers
         .get("text.stats")
         .or_else(|| handlers.handlers.values().find(needs_nothing))
         .or_else(|| handlers.handlers.values().next())?;
-    // There is no example for a schema with numbers that a `Value` cannot hold.
-    let schema = serde_json::from_str(handler.manifest.input_schema.written());
-    let payload = example::payload(&schema.unwrap_or_default()).to_string();
-    let quoted = plain(&payload).replace('\'', "''");
+    let payload = example::payload(&handler.manifest.input_schema);
+    let quoted = payload.map(|payload| as_json(payload).replace('\'', "''"));
     Some((&handler.manifest.name, quoted))
+}
+
+/// The lines with an example call.
+fn call(handler: &str, payload: Option<&str>) -> String {
+    let line =
+        |payload: &str| format!("          SELECT rouse.enqueue('{handler}', '{payload}');\n");
+    match payload {
+        Some(payload) => line(payload),
+        None => {
+            line("PAYLOAD")
+                + &format!(
+                    "          PAYLOAD: JSON that matches the handler's schema (`rouse handlers show {handler} --schema`)\n"
+                )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_without_an_example_payload_names_what_is_expected() {
+        assert_eq!(
+            call("a.b", Some("{}")),
+            "          SELECT rouse.enqueue('a.b', '{}');\n"
+        );
+        let lines = call("a.b", None);
+        assert!(lines.contains("('a.b', 'PAYLOAD');\n"), "{lines}");
+        assert!(
+            lines.contains("rouse handlers show a.b --schema"),
+            "{lines}"
+        );
+    }
 }
