@@ -75,7 +75,7 @@ struct Ls {
     handler: Option<String>,
 
     /// The tenant; default: jobs without a tenant
-    #[arg(long, requires = "handler")]
+    #[arg(long, requires = "handler", value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
     /// Print one JSON object
@@ -341,4 +341,36 @@ fn nothing(handler: &str, tenant: Option<&str>, key: Option<&str>) -> ExitCode {
         described(handler, tenant, key)
     );
     ExitCode::from(EXIT_UNKNOWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_tenant_is_refused() {
+        let commands: [(Command, &[&str]); 4] = [
+            (Ls::augment_args(Command::new("ls")), &["ls", "a.b"]),
+            (Get::augment_args(Command::new("get")), &["get", "a.b", "k"]),
+            (
+                Set::augment_args(Command::new("set")),
+                &["set", "a.b", "k", "1"],
+            ),
+            (
+                Delete::augment_args(Command::new("delete")),
+                &["delete", "a.b"],
+            ),
+        ];
+        for (command, args) in commands {
+            let parsed = |tenant| {
+                let args = args.iter().copied().chain(["--tenant", tenant]);
+                command.clone().try_get_matches_from(args)
+            };
+            assert!(parsed("t").is_ok(), "{args:?}");
+            let error = parsed("").unwrap_err().to_string();
+            assert!(error.contains("--tenant"), "{error}");
+        }
+    }
 }
