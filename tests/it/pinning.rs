@@ -282,7 +282,7 @@ fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     );
     let output = deployment.exits_with(0, &["handlers", "lock"]);
     assert!(
-        output.contains("new ") && output.contains("handlers.lock: 1 modules"),
+        output.contains("new ") && output.contains("handlers.lock: 1 module\n"),
         "{output}"
     );
     assert!(!output.contains("pin = "), "{output}");

@@ -6,6 +6,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
+use rouse_display::plural::{choose, counted};
 use serde_json::{Value, json};
 
 use self::graph::draw;
@@ -247,10 +248,11 @@ async fn show(args: Show) -> anyhow::Result<ExitCode> {
         .filter(|job| !job["finished_at"].is_null())
         .count();
     println!(
-        "flow {}{}: {done} of {} jobs have ended\n",
+        "flow {}{}: {done} of {} {} ended\n",
         args.id,
         name.unwrap_or_default(),
-        jobs.len()
+        counted(jobs.len(), "job"),
+        choose(jobs.len(), "has", "have")
     );
     let mut list = List::plain();
     for line in draw(jobs, if args.all { usize::MAX } else { 10 }) {
@@ -351,10 +353,8 @@ fn report(
 }
 
 fn summary(id: i64, jobs: i32, done_word: &str) -> String {
-    match jobs {
-        1 => format!("1 job of flow {id} is {done_word}"),
-        jobs => format!("{jobs} jobs of flow {id} are {done_word}"),
-    }
+    let are = choose(jobs, "is", "are");
+    format!("{} of flow {id} {are} {done_word}", counted(jobs, "job"))
 }
 
 fn unknown(id: i64) -> ExitCode {

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args as ClapArgs, Subcommand};
+use rouse_display::plural::{choose, counted};
 use serde_json::{Value, json};
 
 use super::ago;
@@ -313,8 +314,10 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
         }
         Err(error) => {
             if purged > 0 {
+                let jobs = counted(purged, "job");
+                let were = choose(purged, "was", "were");
                 eprintln!(
-                    "rouse: {purged} jobs of queue {queue} were cancelled before this; the same command continues"
+                    "rouse: {jobs} of queue {queue} {were} cancelled before this; the same command continues"
                 );
             }
             return Err(error.into());
@@ -327,7 +330,9 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
             as_json(json!({"queue": args.name, "purged": purged, "complete": complete}))
         );
     } else {
-        println!("{purged} jobs of queue {queue} are cancelled");
+        let jobs = counted(purged, "job");
+        let are = choose(purged, "is", "are");
+        println!("{jobs} of queue {queue} {are} cancelled");
     }
     if code == 0 {
         warn_of_unused_queue(&store, &args.name).await?;

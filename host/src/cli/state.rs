@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as ClapArgs, Subcommand};
+use rouse_display::plural::counted;
 use serde_json::{Value, json};
 
 use super::ago;
@@ -306,7 +307,7 @@ async fn delete(args: Delete) -> anyhow::Result<ExitCode> {
             )
         );
     } else if deleted > 0 {
-        println!("deleted {selection}: {deleted} keys");
+        println!("deleted {selection}: {}", counted(deleted, "key"));
     }
     match deleted {
         0 => Ok(nothing(&args.handler, tenant, key)),

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
+use rouse_display::plural::counted;
 
 /// Files of `sdk/wit`: the path of each below the folder, with its text.
 macro_rules! files {
@@ -65,9 +66,9 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
     }
     println!(
-        "{}: {} files written, {} unchanged; the world is rouse:handler/module",
+        "{}: {} written, {} unchanged; the world is rouse:handler/module",
         args.dir.display(),
-        missing.len(),
+        counted(missing.len(), "file"),
         FILES.len() - missing.len()
     );
     Ok(ExitCode::SUCCESS)

@@ -3,6 +3,7 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use metrics::counter;
+use rouse_display::plural::{choose, counted};
 use serde_json::{Value, json};
 
 use crate::invoke::Refusal;
@@ -103,7 +104,9 @@ impl From<Refusal> for Problem {
                 StatusCode::TOO_MANY_REQUESTS,
                 "full",
                 format!(
-                    "{max} invocations are running, which is the limit (`invoke_max`); retry later"
+                    "{} {} running, which is the limit (`invoke_max`); retry later",
+                    counted(max, "invocation"),
+                    choose(max, "is", "are")
                 ),
             ),
             Refusal::Stopping => Self::new(

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use percent_encoding::percent_decode_str;
 use rouse_display::pages::{self, JobFilter, Notice, Pairs, Tone, live_main, page};
+use rouse_display::plural::{choose, counted};
 
 use super::access::Reader;
 use super::bulk::{self, BulkAction};
@@ -261,7 +262,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                     Err(error) => return Err(stopped(flow, all, "retried", error)),
                 }
             }
-            Done::here(format!("{all} jobs of flow {flow} are retried."))
+            Done::here(of_flow(all, flow, "retried") + ".")
         }
         ["flows", flow, "cancel"] => {
             let flow = id(flow)?;
@@ -273,7 +274,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                     Err(error) => return Err(stopped(flow, all, "cancelled", error)),
                 }
             }
-            Done::here(format!("{all} jobs of flow {flow} are cancelled."))
+            Done::here(of_flow(all, flow, "cancelled") + ".")
         }
         ["schedules", name, "run"] => {
             let job = store.run_schedule(name).await.map_err(text)?;
@@ -313,9 +314,9 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                     _ => {}
                 }
             };
-            Done::here(format!(
-                "{all} ready jobs of queue {name} are cancelled.{rest}"
-            ))
+            let jobs = counted(all, "ready job");
+            let are = choose(all, "is", "are");
+            Done::here(format!("{jobs} of queue {name} {are} cancelled.{rest}"))
         }
         ["workers", worker, "clear-timeouts"] => {
             store.clear_timeouts(worker).await.map_err(text)?;
@@ -330,8 +331,19 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
 fn stopped(flow: i64, changed: i32, done_word: &str, error: StoreError) -> String {
     match changed {
         0 => error.to_string(),
-        _ => format!("{changed} jobs of flow {flow} are {done_word}; others are left: {error}"),
+        _ => {
+            let done = of_flow(changed, flow, done_word);
+            format!("{done}; others are left: {error}")
+        }
     }
+}
+
+fn of_flow(changed: i32, flow: i64, done_word: &str) -> String {
+    let are = choose(changed, "is", "are");
+    format!(
+        "{} of flow {flow} {are} {done_word}",
+        counted(changed, "job")
+    )
 }
 
 /// Changes several jobs: the selected ones at once, or all that match a filter, after a confirmation that shows their

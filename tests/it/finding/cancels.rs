@@ -33,12 +33,13 @@ async fn matching_live_jobs_are_counted_and_then_cancelled_or_deleted() {
             "cancel" => vec![queued, scheduled],
             _ => vec![enqueue_sql(&client, "'x', tenant => 't'").await],
         };
+        let them = if ids.len() == 1 { "it" } else { "them" };
         let args = ["job", verb, "--handler", "x", "--tenant", "t"];
         let (code, output) = run(&db, &args);
         assert_eq!(code, 2, "{output}");
         assert!(
             output.contains(&format!("found {} of the ", ids.len()))
-                && output.contains(&format!("nothing was done; --confirm {verb}s them")),
+                && output.contains(&format!("nothing was done; --confirm {verb}s {them}")),
             "{output}"
         );
         for id in &ids {
@@ -101,7 +102,7 @@ async fn a_job_that_ends_before_its_turn_is_skipped() {
     assert_eq!(status.code(), Some(0), "{output}");
     assert!(
         output.contains("cancelled 1 of the 2 jobs")
-            && output.contains("1 jobs had ended or started before they could be cancelled"),
+            && output.contains("1 job had ended or started before it could be cancelled"),
         "{output}"
     );
     assert_eq!(show(&watcher, ends).await.state, "succeeded");
@@ -265,7 +266,10 @@ async fn a_locked_job_is_changed_if_it_becomes_free_during_the_wait() {
     transaction.rollback().await.unwrap();
     let (status, output) = host.exit(TIMEOUT);
     assert_eq!(status.code(), Some(0), "{output}");
-    assert!(output.contains("cancelled 1 of the 1 jobs"), "{output}");
+    assert!(
+        output.contains("cancelled 1 of the 1 job that was examined"),
+        "{output}"
+    );
     assert_eq!(show(&watcher, locked).await.state, "cancelled");
 }
 
@@ -315,7 +319,7 @@ async fn a_queued_job_that_starts_before_its_turn_is_not_deleted() {
     assert_eq!(code, Some(0), "{output}");
     assert!(
         output.contains("deleted 1 of the 2 jobs")
-            && output.contains("1 jobs had ended or started before they could be deleted"),
+            && output.contains("1 job had ended or started before it could be deleted"),
         "{output}"
     );
     assert_eq!(show(&client, starts).await.state, "running");

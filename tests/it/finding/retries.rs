@@ -128,7 +128,7 @@ async fn jobs_of_newer_batches_are_retried_after_the_failed_job_that_they_wait_f
     let (code, output) = run(&db, &args);
     assert_eq!(code, 6, "{output}");
     assert!(
-        output.contains("retried 601 of the 602 jobs") && output.contains("1 were refused"),
+        output.contains("retried 601 of the 602 jobs") && output.contains("1 was refused"),
         "{output}"
     );
     let retries = "SELECT count(*), count(DISTINCT retried_from), count(blockers) FROM rouse.job WHERE retried_from IS NOT NULL";

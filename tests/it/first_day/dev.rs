@@ -179,7 +179,7 @@ async fn dev_prints_the_progress_of_jobs() {
         client.query(flood, &[]).await.unwrap();
         dev.line(TIMEOUT, |line| match json {
             true => line.contains("\"event\":\"jobs\"") && line.contains("\"succeeded\":"),
-            false => line.contains(" more jobs in the last second: ") && line.contains("succeeded"),
+            false => line.contains(" in the last second: ") && line.contains("succeeded"),
         });
         crate::support::worker::until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)")
             .await;
@@ -199,7 +199,9 @@ async fn dev_prints_the_progress_of_jobs() {
         };
         let counted: usize = output
             .lines()
-            .filter(|line| line.contains("more jobs in") || line.contains("\"event\":\"jobs\""))
+            .filter(|line| {
+                line.contains(" in the last second: ") || line.contains("\"event\":\"jobs\"")
+            })
             .filter_map(|line| match json {
                 true => serde_json::from_str::<Value>(line).unwrap()["more"]
                     .as_u64()?

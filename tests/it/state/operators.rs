@@ -84,7 +84,7 @@ async fn operators_list_read_set_and_delete_state() {
     rouse(&["delete", "gone.by", "n", "--confirm"])
         .await
         .exits(0)
-        .prints("1 keys");
+        .prints("1 key\n");
     rouse(&["delete", "gone.by", "n", "--confirm"])
         .await
         .exits(3);

@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::cells;
 use super::filter::JobFilter;
 use super::layout::Chrome;
+use crate::plural::choose;
 
 /// A change to many jobs.
 #[derive(Debug, Clone, Default)]
@@ -83,7 +84,7 @@ pub fn bulk(chrome: &Chrome, bulk: &Bulk) -> Markup {
                 (cells::number(bulk.done)) " " (bulk.done_word)
                 @if let Some(total) = bulk.total { " of " (cells::number(total)) @if bulk.at_least { "+" } }
                 @if bulk.refused > 0 { "; " (cells::number(bulk.refused)) " could not be: their state does not allow it, they were retried before, a live job has their unique key, or a job that they wait for has failed" }
-                @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " are left, because another transaction has locked them: start the change again when that transaction has ended" }
+                @if bulk.locked > 0 { "; " (cells::number(bulk.locked)) " " (choose(bulk.locked, "is", "are")) " left, because another transaction has locked " (choose(bulk.locked, "it", "them")) ": start the change again when that transaction has ended" }
                 "."
                 @if !bulk.who.is_empty() { " By " (cells::line(&bulk.who)) "." }
             }

@@ -10,6 +10,7 @@ use super::cells;
 use super::chart::px;
 use super::layout::Chrome;
 use crate::flow::{chains, state};
+use crate::plural::{choose, counted};
 
 /// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.
 const SINGLE_MAX: usize = 80;
@@ -158,7 +159,7 @@ pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
                 @for node in &graph.nodes { (drawn(chrome, node, left(node), top(node))) }
             }
         }
-        @if graph.left_out > 0 { p class="soft" { (graph.left_out) " jobs are not drawn." } }
+        @if graph.left_out > 0 { p class="soft" { (counted(graph.left_out, "job")) " " (choose(graph.left_out, "is", "are")) " not drawn." } }
     }
 }
 

@@ -9,6 +9,7 @@ use super::cells;
 use super::layout::Chrome;
 use super::queues::backlog_table;
 use super::workers::digest;
+use crate::plural::choose;
 use crate::when;
 
 /// The maximum number of failures, and of different errors, that the page of a handler lists.
@@ -130,7 +131,7 @@ pub fn handler(chrome: &Chrome, it: &HandlerPage<'_>, now: f64) -> Markup {
         }
         div class="stats" {
             a class={ "stat" @if failed > 0 { " bad" } } href={ (chrome.base) "/jobs?state=failed&state=timed_out&handler=" (encoded) } {
-                b { (rate) } span { "failed, of its newest " (cells::number(jobs)) " jobs" }
+                b { (rate) } span { "failed, of its newest " (cells::number(jobs)) " " (choose(jobs, "job", "jobs")) }
             }
             div class="stat" { b { (took("wait_p50")) " · " (took("wait_p95")) } span { "wait p50 · p95" } }
             div class="stat" { b { (took("run_p50")) " · " (took("run_p95")) } span { "run p50 · p95" } }

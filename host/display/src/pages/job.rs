@@ -9,6 +9,7 @@ use super::layout::Chrome;
 use super::timeline::timeline;
 use super::why::why;
 use crate::flow::chain;
+use crate::plural::choose;
 use crate::sanitize;
 use crate::when;
 
@@ -237,10 +238,9 @@ pub(super) fn tags(list: &Value) -> Markup {
 
 fn attempt(record: &Value, history: &[Value]) -> Markup {
     let uncounted = record["uncounted"].as_i64().unwrap_or_default();
-    let verb = if uncounted == 1 { "does" } else { "do" };
     html! {
         (attempts(record, attempts_max(record, history)))
-        @if uncounted > 0 { ", of which " (uncounted) " " (verb) " not count (lost, suspended or given back)" }
+        @if uncounted > 0 { ", of which " (uncounted) " " (choose(uncounted, "does", "do")) " not count (lost, suspended or given back)" }
     }
 }
 

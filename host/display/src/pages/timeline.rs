@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::cells;
 use super::chart::{px, swatch};
+use crate::plural::{choose, counted};
 use crate::when;
 
 /// The width of the drawing; it is stretched to the page.
@@ -128,7 +129,7 @@ pub(super) fn timeline(history: &[Value], is_live: bool, now: f64) -> Markup {
             @for (tone, meaning) in MEANINGS {
                 @if bars.iter().any(|bar| bar.tone == tone) { span { (swatch(tone)) (meaning) } }
             }
-            @if left_out > 0 { span { "The first " (left_out) " parts are not drawn." } }
+            @if left_out > 0 { span { "The first " (counted(left_out, "part")) " " (choose(left_out, "is", "are")) " not drawn." } }
         }
     }
 }

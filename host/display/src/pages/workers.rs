@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::cells;
 use super::layout::Chrome;
+use crate::plural::{choose, counted};
 
 /// The maximum number of listed workers.
 const LISTED_MAX: usize = 500;
@@ -97,6 +98,7 @@ pub fn worker(
         return html! {};
     };
     let stats = &worker["stats"];
+    let timeouts = worker["timeouts"].as_i64().unwrap_or_default();
     let list = |key: &str, none: &str| match cells::joined(&worker[key]) {
         text if text.is_empty() => none.to_owned(),
         text => text,
@@ -114,9 +116,9 @@ pub fn worker(
             div class="stat" { b { @if let Some(cores) = stats["cpu_cores"].as_f64() { (format!("{cores:.2}")) } @else { "–" } } span { "cores" } }
             div class="stat" { b { @if let Some(bytes) = stats["memory_bytes"].as_u64() { (cells::bytes(bytes)) } @else { "–" } } span { "memory" } }
         }
-        @if worker["timeouts"].as_i64() > Some(0) {
+        @if timeouts > 0 {
             p class="notice bad" {
-                (worker["timeouts"]) " attempts have timed out since " (cells::exact_time(&worker["timed_out_since"], now))
+                (counted(timeouts, "attempt")) " " (choose(timeouts, "has", "have")) " timed out since " (cells::exact_time(&worker["timed_out_since"], now))
                 "; the last for job " (cells::job(chrome, &worker["timed_out_job"])) " "
                 (cells::handler(chrome, cells::text(worker, "timed_out_handler"))) ". "
                 (chrome.button(&format!("/workers/{}/clear-timeouts", chrome.encoded(cells::text(worker, "worker_id"))), "Clear", "", ""))
@@ -222,6 +224,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn one_timeout_is_singular() {
+        let page = |timeouts: i64| {
+            let incarnation = json!({"worker_id": "w-1", "timeouts": timeouts});
+            let none = RunningAttempts::default();
+            worker(&Chrome::default(), &[incarnation], &none, 1.0).into_string()
+        };
+        assert!(page(1).contains("1 attempt has timed out since"));
+        assert!(page(2).contains("2 attempts have timed out since"));
+        assert!(!page(0).contains("timed out since"));
+    }
 
     #[test]
     fn the_page_of_a_worker_says_which_of_its_attempts_are_not_listed() {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use rouse_display::gate::describe;
+use rouse_display::plural::counted;
 use serde_json::{Value, json};
 
 use super::{EXIT_UNKNOWN, no_gate};
@@ -57,7 +58,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     keys(&gate, &found.keys, store.now().await?).print("no key has jobs");
     let shown = i64::try_from(found.keys.len()).unwrap_or(i64::MAX);
     if found.total > shown {
-        println!("and {} more keys (--limit N)", found.total - shown);
+        let more = counted(found.total - shown, "more key");
+        println!("and {more} (--limit N)");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -160,6 +160,7 @@ pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     let text = table.text();
     match hidden {
         0 => text,
+        1 => format!("{text}\n1 more has its default (--defaults prints it)"),
         hidden => {
             format!("{text}\n{hidden} more have their defaults (--defaults prints them)")
         }

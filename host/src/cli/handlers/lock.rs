@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
+use rouse_display::plural::counted;
 
 use crate::cli::text::plain;
 use crate::config::File;
@@ -44,7 +45,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for line in changes(&before, &now) {
         println!("{}", plain(&line));
     }
-    println!("{}: {} modules", lock.display(), now.len());
+    println!("{}: {}", lock.display(), counted(now.len(), "module"));
     if !file.pins_to_lock() {
         println!("handlers.lock takes effect with pin = \"lock\" in rouse.toml");
     }

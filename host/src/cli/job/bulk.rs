@@ -6,6 +6,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
+use rouse_display::plural::{choose, counted};
 use serde_json::{Value, json};
 
 use super::change::{EXIT_REFUSED, cancel_each, delete_each, retry_each};
@@ -268,8 +269,9 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         Err(error) => {
             if args.confirm && work.done > 0 {
                 eprintln!(
-                    "rouse: {} jobs were {done_word} before this; the same command with --until {until} continues",
-                    work.done
+                    "rouse: {} {} {done_word} before this; the same command with --until {until} continues",
+                    counted(work.done, "job"),
+                    choose(work.done, "was", "were")
                 );
             }
             return Err(error);
@@ -291,16 +293,18 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         println!("{}", as_json(summary));
     } else {
         println!(
-            "{} {} of the {} jobs that were examined",
+            "{} {} of the {} that {} examined",
             if args.confirm { done_word } else { "found" },
             work.done,
-            work.examined_count
+            counted(work.examined_count, "job"),
+            choose(work.examined_count, "was", "were")
         );
     }
     if work.skipped > 0 {
         eprintln!(
-            "rouse: {} jobs had ended or started before they could be {done_word}",
-            work.skipped
+            "rouse: {} had ended or started before {} could be {done_word}",
+            counted(work.skipped, "job"),
+            choose(work.skipped, "it", "they")
         );
     }
     if !complete {
@@ -315,24 +319,20 @@ async fn all_matching(args: Chosen, change: Change) -> anyhow::Result<ExitCode> 
         return Ok(ExitCode::from(EXIT_STOPPED));
     }
     if !args.confirm && work.done > 0 {
-        eprintln!("rouse: nothing was done; --confirm {} them", change.verb());
+        let them = choose(work.done, "it", "them");
+        eprintln!(
+            "rouse: nothing was done; --confirm {} {them}",
+            change.verb()
+        );
         return Ok(ExitCode::from(EXIT_UNCONFIRMED));
     }
     if !work.refused.is_empty() {
-        eprintln!(
-            "rouse: {} were refused, because a live job has their unique key, their payload was removed, or a job that they wait for \
-             has failed: {}",
-            work.refused.len(),
-            listed(&work.refused)
-        );
+        eprintln!("rouse: {}", refused(&work.refused));
     }
     if !work.locked.is_empty() {
-        eprintln!(
-            "rouse: {} were not {done_word}, because another transaction has locked them: {}; the same command with --until {until} tries \
-             them again",
-            work.locked.len(),
-            listed(&work.locked)
-        );
+        let locked = locked(&work.locked, done_word);
+        let them = choose(work.locked.len(), "it", "them");
+        eprintln!("rouse: {locked}; the same command with --until {until} tries {them} again");
     }
     Ok(match work.refused.is_empty() && work.locked.is_empty() {
         true => ExitCode::SUCCESS,
@@ -466,6 +466,33 @@ impl Work<'_> {
     }
 }
 
+/// Why these jobs were not retried.
+fn refused(jobs: &BTreeSet<i64>) -> String {
+    let (were, their, they_wait) = match jobs.len() {
+        1 => ("was", "its", "it waits"),
+        _ => ("were", "their", "they wait"),
+    };
+    format!(
+        "{} {were} refused, because a live job has {their} unique key, {their} payload was removed, or a job that {they_wait} for \
+         has failed: {}",
+        jobs.len(),
+        listed(jobs)
+    )
+}
+
+/// Why these jobs were not changed.
+fn locked(jobs: &BTreeSet<i64>, done_word: &str) -> String {
+    let (were, them) = match jobs.len() {
+        1 => ("was", "it"),
+        _ => ("were", "them"),
+    };
+    format!(
+        "{} {were} not {done_word}, because another transaction has locked {them}: {}",
+        jobs.len(),
+        listed(jobs)
+    )
+}
+
 /// The first of these jobs.
 fn listed(jobs: &BTreeSet<i64>) -> String {
     let named: Vec<String> = jobs.iter().take(NAMED).map(ToString::to_string).collect();
@@ -474,4 +501,30 @@ fn listed(jobs: &BTreeSet<i64>) -> String {
         false => "",
     };
     format!("{}{more}", named.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_refused_or_locked_job_is_singular() {
+        let (one, two) = (BTreeSet::from([7]), BTreeSet::from([7, 9]));
+        assert_eq!(
+            refused(&one),
+            "1 was refused, because a live job has its unique key, its payload was removed, or a job that it waits for has failed: 7"
+        );
+        assert_eq!(
+            refused(&two),
+            "2 were refused, because a live job has their unique key, their payload was removed, or a job that they wait for has failed: 7, 9"
+        );
+        assert_eq!(
+            locked(&one, "cancelled"),
+            "1 was not cancelled, because another transaction has locked it: 7"
+        );
+        assert_eq!(
+            locked(&two, "cancelled"),
+            "2 were not cancelled, because another transaction has locked them: 7, 9"
+        );
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use rouse_display::plural::counted;
 use serde_json::Value;
 
 use crate::cli::ago;
@@ -133,10 +134,8 @@ pub(super) fn print_keys(queue: &Value, now: f64) {
     }
     list.print("no key has jobs");
     if keys.len() > KEYS_SHOWN {
-        println!(
-            "and {} more keys (--json shows all)",
-            keys.len() - KEYS_SHOWN
-        );
+        let more = counted(keys.len() - KEYS_SHOWN, "more key");
+        println!("and {more} (--json shows all)");
     }
 }
 

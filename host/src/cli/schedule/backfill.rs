@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use clap::Args as ClapArgs;
 use jiff::{SignedDuration, Timestamp};
+use rouse_display::plural::counted;
 use serde_json::json;
 
 use super::{next, unknown};
@@ -64,8 +65,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", as_json(done));
     } else {
         println!(
-            "backfill {id} of schedule {}: {count} due times; those that have no job yet get one (`rouse schedule show {}`)",
+            "backfill {id} of schedule {}: {}; each that has no job yet gets one (`rouse schedule show {}`)",
             plain(&args.name),
+            counted(count, "due time"),
             plain(&args.name)
         );
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rouse_display::plural::counted;
 use serde_json::{Value, json};
 
 use crate::cli::ago;
@@ -179,11 +180,8 @@ pub(super) fn more_text(more: &BTreeMap<String, u64>) -> String {
         .iter()
         .map(|(outcome, jobs)| format!("{jobs} {outcome}"))
         .collect();
-    format!(
-        "{} more jobs in the last second: {}",
-        more.values().sum::<u64>(),
-        each.join(", ")
-    )
+    let jobs = counted(more.values().sum::<u64>(), "more job");
+    format!("{jobs} in the last second: {}", each.join(", "))
 }
 
 /// The same line as JSON.

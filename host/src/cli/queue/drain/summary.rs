@@ -1,5 +1,6 @@
 //! The result of a drain.
 
+use rouse_display::plural::{choose, counted};
 use serde_json::{Value, json};
 
 use crate::cli::text::plain;
@@ -132,7 +133,9 @@ impl Summary {
             self.failed
         );
         if self.retried > 0 {
-            text.push_str(&format!(", {} failed attempts were retried", self.retried));
+            let attempts = counted(self.retried, "failed attempt");
+            let were = choose(self.retried, "was", "were");
+            text.push_str(&format!(", {attempts} {were} retried"));
         }
         for left in &self.left {
             text.push_str(&format!("\nleft: {}", line(left)));
@@ -199,7 +202,7 @@ mod tests {
         };
         assert_eq!(
             summary.to_text(),
-            "queue mail: 5 succeeded, 0 failed, 1 failed attempts were retried\n\
+            "queue mail: 5 succeeded, 0 failed, 1 failed attempt was retried\n\
              left: here: 2 for later\nleft: nowhere: 3 ready; no such handler"
         );
         assert!(!summary.has_failures(), "the retry succeeded");
