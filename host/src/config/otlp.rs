@@ -1,6 +1,6 @@
 //! Which signals are exported, by the standard variables of OpenTelemetry:
 //! <https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>. The exporters read the others
-//! (headers, timeouts, sampler, resource) themselves.
+//! (headers, sampler, resource) themselves; they read the timeouts too, which also apply to the host's HTTP client.
 
 use std::time::Duration;
 
@@ -41,16 +41,28 @@ fn signals(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Signals> {
         logs: is_exported("LOGS", get)?,
         has_name: get("OTEL_SERVICE_NAME").is_some() || has("service.name"),
         has_instance_id: has("service.instance.id"),
-        timeout: timeout(get)?,
+        traces_timeout: timeout("TRACES", get)?,
+        logs_timeout: timeout("LOGS", get)?,
         spans_max_is_set: get("OTEL_BSP_MAX_QUEUE_SIZE").is_some(),
         lines_max_is_set: get("OTEL_BLRP_MAX_QUEUE_SIZE").is_some(),
     })
 }
 
-/// The timeout of one request.
-fn timeout(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Duration>> {
-    let name = "OTEL_EXPORTER_OTLP_TIMEOUT";
-    let Some(text) = get(name) else {
+/// A variable of the exporter of this signal: its name and its value. A variable for one signal takes precedence.
+fn setting(
+    signal: &str,
+    rest: &str,
+    get: &dyn Fn(&str) -> Option<String>,
+) -> Option<(String, String)> {
+    let own = format!("OTEL_EXPORTER_OTLP_{signal}_{rest}");
+    let general = format!("OTEL_EXPORTER_OTLP_{rest}");
+    let own_value = get(&own).map(|value| (own, value));
+    own_value.or_else(|| get(&general).map(|value| (general, value)))
+}
+
+/// The timeout of one request with this signal.
+fn timeout(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<Duration>> {
+    let Some((name, text)) = setting(signal, "TIMEOUT", get) else {
         return Ok(None);
     };
     match text.parse() {
@@ -82,13 +94,7 @@ fn check_sampler(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<()> {
 }
 
 fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<bool> {
-    // A variable for one signal takes precedence.
-    let setting = |rest: &str| {
-        let own = format!("OTEL_EXPORTER_OTLP_{signal}_{rest}");
-        let general = format!("OTEL_EXPORTER_OTLP_{rest}");
-        let own_value = get(&own).map(|value| (own, value));
-        own_value.or_else(|| get(&general).map(|value| (general, value)))
-    };
+    let setting = |rest: &str| setting(signal, rest, get);
     let exporter = format!("OTEL_{signal}_EXPORTER");
     match get(&exporter).as_deref() {
         None | Some("otlp") => {}
@@ -121,13 +127,16 @@ fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Re
 mod tests {
     use super::*;
 
-    fn signals_from(set: &[(&str, &str)]) -> Result<(bool, bool), String> {
+    fn all_from(set: &[(&str, &str)]) -> Result<Signals, String> {
         let get = |name: &str| {
             let found = set.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let signals = signals(&get).map_err(|error| error.to_string())?;
-        Ok((signals.traces, signals.logs))
+        signals(&get).map_err(|error| error.to_string())
+    }
+
+    fn signals_from(set: &[(&str, &str)]) -> Result<(bool, bool), String> {
+        all_from(set).map(|signals| (signals.traces, signals.logs))
     }
 
     const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
@@ -155,6 +164,26 @@ mod tests {
         assert_eq!(
             signals_from(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]),
             Ok((true, false))
+        );
+    }
+
+    #[test]
+    fn the_timeout_of_one_signal_takes_precedence_over_the_general_one() {
+        let timeouts = |set: &[(&str, &str)]| {
+            let signals = all_from(set).unwrap();
+            [signals.traces_timeout, signals.logs_timeout].map(|it| it.map(|it| it.as_millis()))
+        };
+        let general = ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "30000");
+        assert_eq!(timeouts(&[ENDPOINT]), [None, None]);
+        assert_eq!(timeouts(&[ENDPOINT, general]), [Some(2_000), Some(2_000)]);
+        assert_eq!(timeouts(&[ENDPOINT, traces]), [Some(30_000), None]);
+        assert_eq!(timeouts(&[general, traces]), [Some(30_000), Some(2_000)]);
+        let logs = ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "0");
+        let error = all_from(&[ENDPOINT, logs]).unwrap_err();
+        assert!(
+            error.starts_with("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT is"),
+            "{error}"
         );
     }
 

@@ -59,8 +59,10 @@ pub struct Signals {
     pub has_name: bool,
     /// The operator has set `service.instance.id`.
     pub has_instance_id: bool,
-    /// The timeout of one request, if the operator has set it.
-    pub timeout: Option<Duration>,
+    /// The timeout of one request with spans, if the operator has set it.
+    pub traces_timeout: Option<Duration>,
+    /// The timeout of one request with lines, if the operator has set it.
+    pub logs_timeout: Option<Duration>,
     /// `OTEL_BSP_MAX_QUEUE_SIZE` is set.
     pub spans_max_is_set: bool,
     /// `OTEL_BLRP_MAX_QUEUE_SIZE` is set.
@@ -81,7 +83,7 @@ impl Exporter {
         if !signals.traces && !signals.logs {
             return Ok(None);
         }
-        let http = http_client(signals.timeout.unwrap_or(REQUEST_MAX));
+        let http = http_client();
         let resource = resource(signals, worker_id);
         let scope = InstrumentationScope::builder("rouse")
             .with_version(env!("CARGO_PKG_VERSION"))
@@ -96,7 +98,7 @@ impl Exporter {
         if signals.traces {
             let spans = SpanExporter::builder()
                 .with_http()
-                .with_http_client(http.of("traces"))
+                .with_http_client(http.of("traces", signals.traces_timeout))
                 .build()
                 .context("set up the export of traces (OTEL_EXPORTER_OTLP_*)")?;
             let mut batches = BatchConfigBuilder::default();
@@ -118,7 +120,7 @@ impl Exporter {
         if signals.logs {
             let lines = LogExporter::builder()
                 .with_http()
-                .with_http_client(http.of("logs"))
+                .with_http_client(http.of("logs", signals.logs_timeout))
                 .build()
                 .context("set up the export of logs (OTEL_EXPORTER_OTLP_*)")?;
             let mut batches = LogBatches::default();
@@ -220,7 +222,7 @@ struct Http {
     signal: &'static str,
 }
 
-fn http_client(timeout: Duration) -> Http {
+fn http_client() -> Http {
     let mut roots = RootCertStore::empty();
     // Without certificates, https fails when it is used, and the SDK logs the error.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -237,15 +239,16 @@ fn http_client(timeout: Duration) -> Http {
     Http {
         client: Client::builder(TokioExecutor::new()).build(connector),
         runtime: Handle::current(),
-        timeout,
+        timeout: REQUEST_MAX,
         signal: "",
     }
 }
 
 impl Http {
-    fn of(&self, signal: &'static str) -> Self {
+    fn of(&self, signal: &'static str, timeout: Option<Duration>) -> Self {
         Self {
             signal,
+            timeout: timeout.unwrap_or(REQUEST_MAX),
             ..self.clone()
         }
     }
