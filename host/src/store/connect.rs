@@ -30,6 +30,7 @@ pub use backoff::{Away, OpenError, Reach, backoff};
 use conninfo::Params;
 pub use error::ConnectError;
 use error::next_step;
+use passfile::Passwords;
 use pool::QuietConnect;
 pub(super) use pool::why;
 pub use pool::{Opener, Pool, PooledClient};
@@ -65,6 +66,8 @@ const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Connector {
     config: Config,
+    /// Those of the password file, if `config` has none.
+    passwords: Passwords,
     tls: Tls,
     mode: SslMode,
     backoff: Arc<Backoff>,
@@ -117,17 +120,17 @@ impl Connector {
         });
         let (check, roots) = roots(mode, root_cert.as_deref(), home.as_deref())?;
         let tls = Tls::new(check, roots)?;
-        if config.get_password().is_none() {
-            let default = home.map(|home| format!("{home}/.pgpass"));
-            if let Some(file) = passfile.or(default)
-                && let Some(password) = passfile::look_up(Path::new(&file), &config)?
-            {
-                config.password(password);
+        let default = home.map(|home| format!("{home}/.pgpass"));
+        let passwords = match passfile.or(default) {
+            Some(file) if config.get_password().is_none() => {
+                passfile::look_up(Path::new(&file), &config)?
             }
-        }
+            _ => Passwords::default(),
+        };
         let backoff = Backoff::new(config.get_user().unwrap_or_default());
         Ok(Self {
             config,
+            passwords,
             tls,
             mode,
             backoff: Arc::new(backoff),
@@ -161,7 +164,8 @@ impl Connector {
 
     fn opening(&self) -> impl Future<Output = Result<(Client, Connection), Error>> + use<> {
         let (config, tls) = (self.config.clone(), self.tls.clone());
-        async move { open(&config, &tls).await }
+        let passwords = self.passwords.clone();
+        async move { open(&config, &passwords, &tls).await }
     }
 
     fn timed_out(&self, waited: Duration) -> ConnectError {
@@ -288,7 +292,10 @@ impl Connector {
     pub fn pool(&self, size: usize) -> Pool {
         let manager = Manager::from_connect(
             self.config.clone(),
-            QuietConnect(self.tls.clone()),
+            QuietConnect {
+                passwords: self.passwords.clone(),
+                tls: self.tls.clone(),
+            },
             ManagerConfig {
                 recycling_method: RecyclingMethod::Fast,
             },
@@ -343,14 +350,22 @@ impl fmt::Debug for Connector {
 }
 
 /// Opens a session at the first host that accepts it.
-async fn open(config: &Config, tls: &Tls) -> Result<(Client, Connection), Error> {
+async fn open(
+    config: &Config,
+    passwords: &Passwords,
+    tls: &Tls,
+) -> Result<(Client, Connection), Error> {
     let mut order: Vec<usize> = (0..config.get_hosts().len()).collect();
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
         order.shuffle(&mut rand::rng());
     }
     let mut failed = None;
     for index in order {
-        match open_at(&at_host(config, index), tls).await {
+        let mut at_host = at_host(config, index);
+        if let Some(password) = passwords.get(index) {
+            at_host.password(password);
+        }
+        match open_at(&at_host, tls).await {
             Ok(opened) => return Ok(opened),
             Err(error) => failed = Some(error),
         }

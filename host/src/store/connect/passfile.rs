@@ -1,52 +1,70 @@
 //! Password files, as libpq reads them.
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path, sync::Arc};
 
 use tokio_postgres::{Config, config::Host};
 
 use super::ConnectError;
 
-/// The password for a connection, from the first line of the file that matches it (`host:port:database:user:password`,
-/// `*` matches any value). `None` if the file does not exist, or if other users can read it: such a file is ignored
+/// The passwords of the hosts of a connection. Without a password file, no host has one.
+#[derive(Clone, Default)]
+pub(super) struct Passwords(Arc<[Option<String>]>);
+
+impl Passwords {
+    /// The password of the host at this index.
+    pub(super) fn get(&self, index: usize) -> Option<&str> {
+        self.0.get(index)?.as_deref()
+    }
+}
+
+/// The password of each host, from the first line of the file that matches it (`host:port:database:user:password`, `*`
+/// matches any value). There are none if the file does not exist, or if other users can read it: such a file is ignored
 /// with a warning, as in libpq.
-pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
+pub(super) fn look_up(path: &Path, config: &Config) -> Result<Passwords, ConnectError> {
     let failed = |error| ConnectError::PassFile {
         path: path.to_owned(),
         error,
     };
     let found = match fs::metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Passwords::default()),
         Err(error) => return Err(failed(error)),
     };
     if !found.is_file() {
         tracing::warn!(path = %path.display(), "the password file is ignored, because it is not a regular file");
-        return Ok(None);
+        return Ok(Passwords::default());
     }
     if found.mode() & 0o077 != 0 {
         tracing::warn!(
             path = %path.display(),
             "the password file is ignored, because other users can read it: run chmod 0600 on it"
         );
-        return Ok(None);
+        return Ok(Passwords::default());
     }
     let text = fs::read_to_string(path).map_err(failed)?;
-    let host = match config.get_hosts().first() {
-        Some(Host::Tcp(name)) => name.clone(),
+    let (hosts, ports) = (config.get_hosts().iter().enumerate(), config.get_ports());
+    let passwords = hosts.map(|(index, host)| {
+        let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
+        password_of(host, port, config, &text)
+    });
+    Ok(Passwords(passwords.collect()))
+}
+
+fn password_of(host: &Host, port: u16, config: &Config, file: &str) -> Option<String> {
+    let host = match host {
+        Host::Tcp(name) => name.clone(),
         // libpq: a connection to the default directory matches localhost.
-        Some(Host::Unix(directory))
+        Host::Unix(directory)
             if directory == Path::new("/var/run/postgresql") || directory == Path::new("/tmp") =>
         {
             "localhost".into()
         }
-        Some(Host::Unix(directory)) => directory.to_string_lossy().into_owned(),
-        None => return Ok(None),
+        Host::Unix(directory) => directory.to_string_lossy().into_owned(),
     };
-    let port = config.get_ports().first().copied().unwrap_or(5432);
     let user = config.get_user().unwrap_or_default();
     let database = config.get_dbname().unwrap_or(user);
     let wanted = [host.as_str(), &port.to_string(), database, user];
-    Ok(text.lines().find_map(|line| password_in(line, wanted)))
+    file.lines().find_map(|line| password_in(line, wanted))
 }
 
 fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 
 use super::backoff::{Backoff, OpenError, Try};
-use super::{Tls, next_step, open};
+use super::{Passwords, Tls, next_step, open};
 use crate::store::error::describe;
 
 /// A pool of connections to one database.
@@ -133,7 +133,10 @@ impl managed::Manager for Opener {
 
 /// Connects like deadpool's default, but logs the end of a connection at debug level: the worker reports an outage
 /// once.
-pub(super) struct QuietConnect(pub(super) Tls);
+pub(super) struct QuietConnect {
+    pub(super) passwords: Passwords,
+    pub(super) tls: Tls,
+}
 
 type Connected = (Client, JoinHandle<()>);
 
@@ -142,9 +145,9 @@ impl Connect for QuietConnect {
         &self,
         config: &Config,
     ) -> Pin<Box<dyn Future<Output = Result<Connected, Error>> + Send + '_>> {
-        let (config, tls) = (config.clone(), self.0.clone());
+        let config = config.clone();
         Box::pin(async move {
-            let (client, connection) = open(&config, &tls).await?;
+            let (client, connection) = open(&config, &self.passwords, &self.tls).await?;
             let driver = tokio::spawn(async move {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "a connection of the pool ended");

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     sync::{Arc, Mutex},
     thread,
@@ -215,9 +215,9 @@ fn a_password_file_is_used_only_if_it_is_private() {
         let path = file(line, mode);
         let env = [("PGPASSFILE", path.path().to_str().unwrap())];
         let connector = connector("postgres://ann@db.example/jobs", &env).unwrap();
-        connector.config.get_password().map(<[u8]>::to_vec)
+        connector.passwords.get(0).map(str::to_owned)
     };
-    assert_eq!(password(0o600).as_deref(), Some(&b"fr0mfile"[..]));
+    assert_eq!(password(0o600).as_deref(), Some("fr0mfile"));
     assert_eq!(password(0o640), None);
 }
 
@@ -227,6 +227,28 @@ fn a_password_in_the_string_takes_precedence_over_the_file() {
     let env = [("PGPASSFILE", path.path().to_str().unwrap())];
     let connector = connector("postgres://ann:fr0murl@db.example/jobs", &env).unwrap();
     assert_eq!(connector.config.get_password(), Some(&b"fr0murl"[..]));
+    assert_eq!(connector.passwords.get(0), None);
+}
+
+#[test]
+fn the_password_file_is_searched_for_each_host() {
+    let path = file("b:6432:jobs:ann:forb\n*:*:jobs:ann:others\n", 0o600);
+    let env = [("PGPASSFILE", path.path().to_str().unwrap())];
+    let passwords = |url: &str| {
+        let connector = connector(url, &env).unwrap();
+        [0, 1].map(|index| connector.passwords.get(index).map(str::to_owned))
+    };
+    let known = |password: &str| Some(password.to_owned());
+    assert_eq!(
+        passwords("postgres://ann@a,b:6432/jobs"),
+        [known("others"), known("forb")]
+    );
+    // One port is that of all hosts.
+    assert_eq!(
+        passwords("host=b,a port=6432 user=ann dbname=jobs"),
+        [known("forb"), known("others")]
+    );
+    assert_eq!(passwords("postgres://bob@a,b/jobs"), [None, None]);
 }
 
 #[test]
@@ -304,6 +326,64 @@ fn each_of_several_hosts_has_its_own_address_and_port_and_all_other_settings() {
     ] {
         let text = error(&format!("{wrong} {OTHERS}"), &[]);
         assert!(text.contains(why), "{text}");
+    }
+}
+
+/// A server on this port requests the password of each connection, and refuses it. Returns the passwords, too.
+fn requesting() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let passwords = Arc::new(Mutex::new(Vec::new()));
+    let seen = passwords.clone();
+    let message = |client: &mut TcpStream| {
+        let mut length = [0; 4];
+        client.read_exact(&mut length).unwrap();
+        let mut body = vec![0; u32::from_be_bytes(length) as usize - 4];
+        client.read_exact(&mut body).unwrap();
+        body
+    };
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            message(&mut client);
+            // AuthenticationCleartextPassword.
+            client.write_all(b"R\0\0\0\x08\0\0\0\x03").unwrap();
+            let mut kind = [0];
+            // A client without a password closes the connection.
+            if client.read_exact(&mut kind).is_err() {
+                continue;
+            }
+            let password = message(&mut client);
+            let password = String::from_utf8(password).unwrap();
+            let password = password.trim_end_matches('\0').to_owned();
+            seen.lock().unwrap().push(password);
+            let fields = "SFATAL\0C28P01\0Mno\0\0";
+            let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+            let answer = [&b"E"[..], &length, fields.as_bytes()].concat();
+            client.write_all(&answer).unwrap();
+        }
+    });
+    (port, passwords)
+}
+
+#[tokio::test]
+async fn each_host_gets_its_own_password_of_the_password_file() {
+    let ((first, to_first), (second, to_second)) = (requesting(), requesting());
+    let url = format!("postgres://ann@127.0.0.1:{first},127.0.0.1:{second}/jobs?sslmode=disable");
+    let for_second = format!("127.0.0.1:{second}:jobs:ann:two\n");
+    let for_both = format!("127.0.0.1:{first}:jobs:ann:one\n{for_second}");
+    for (lines, passwords) in [(for_second, vec![]), (for_both, vec!["one"])] {
+        let path = file(&lines, 0o600);
+        let env = [("PGPASSFILE", path.path().to_str().unwrap())];
+        for is_pooled in [false, true] {
+            let connector = connector(&url, &env).unwrap();
+            match is_pooled {
+                false => assert!(connector.connect().await.is_err()),
+                true => assert!(connector.pool(1).get().await.is_err()),
+            }
+            assert_eq!(std::mem::take(&mut *to_first.lock().unwrap()), passwords);
+            assert_eq!(std::mem::take(&mut *to_second.lock().unwrap()), ["two"]);
+        }
     }
 }
 
