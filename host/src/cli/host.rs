@@ -218,8 +218,8 @@ impl Host {
             .worker_key_file
             .clone()
             .or_else(|| file.worker_key_file(&folder));
-        if let Some(key_file) = key_file {
-            settings.key = WorkerKey::new(config::read_or_make_key(&key_file)?);
+        if let Some(key_file) = &key_file {
+            settings.key = WorkerKey::new(config::read_or_make_key(key_file)?);
         }
         settings.notify &= !args.no_notify;
         settings.fair_share = file.fair_share(Environment)?;
@@ -260,7 +260,7 @@ impl Host {
             ..sandbox_settings(&file, &folder, attempts_max, None)?
         };
         let sql_logins = file.sql_logins(&folder, Environment, None)?;
-        for why in file.exposed(&folder, &args.handlers) {
+        for why in file.exposed(&folder, &args.handlers, key_file.as_deref()) {
             warn!("{why}");
         }
         open_files::raise_limit();

@@ -20,9 +20,10 @@ impl Trouble {
     /// the variables of Rouse. Relative paths start at `folder`; `handlers` is the folder with the modules.
     pub(super) fn find(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
+        let key_file = file.worker_key_file(folder);
         // A host creates the key if it is missing.
-        let key_file = file.worker_key_file(folder).filter(|path| path.exists());
-        let key = key_file.and_then(|path| config::read_or_make_key(&path).err());
+        let existing = key_file.as_deref().filter(|path| path.exists());
+        let key = existing.and_then(|path| config::read_or_make_key(path).err());
         errors.extend(key);
         errors.extend(invocations::tokens(file, folder).err());
         errors.extend(file.fair_share(Environment).err());
@@ -36,7 +37,9 @@ impl Trouble {
             .map(|grant| grant.cannot_be_opened(&"there is no such directory"));
         Self {
             errors: errors.iter().map(|error| format!("{error:#}")).collect(),
-            warnings: missing.chain(file.exposed(folder, handlers)).collect(),
+            warnings: missing
+                .chain(file.exposed(folder, handlers, key_file.as_deref()))
+                .collect(),
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::sandbox::Mode;
 
 impl File {
     /// A sentence for each directory that is granted read-write and contains a file on which the host relies. Relative
-    /// paths start at `folder`.
-    pub fn exposed(&self, folder: &Path, handlers: &Path) -> Vec<String> {
+    /// paths start at `folder`. `key_file`: the file with the worker's key, from here or from the command line.
+    pub fn exposed(&self, folder: &Path, handlers: &Path, key_file: Option<&Path>) -> Vec<String> {
         let settings = self.sandbox(folder, 1);
         let secrets = self
             .secrets
@@ -34,6 +34,9 @@ impl File {
             self.invoke_token_file(folder)
                 .map(|file| ("the invoke token", file)),
         );
+        own.extend(key_file.map(|file| ("the worker's key", file.to_path_buf())));
+        let authorities = self.http_ca_file.as_ref();
+        own.extend(authorities.map(|file| ("http_ca_file", folder.join(file))));
         let own: Vec<(&str, PathBuf, Way)> = own
             .into_iter()
             .map(|(name, path)| (name, path.clone(), Way::resolve(&path)))
@@ -52,7 +55,7 @@ impl File {
                 .filter(|(.., way)| way.end == dir || way.is_beneath(&dir));
             warnings.extend(exposed.map(|(name, path, _)| {
                 format!(
-                    "{} may change {name} ({}), and so what the host runs and grants: it lies in {}, which is granted read-write; grant a directory of its own instead",
+                    "{} may change {name} ({}), and so what the host runs, grants or trusts: it lies in {}, which is granted read-write; grant a directory of its own instead",
                     grant.handler,
                     path.display(),
                     grant.dir.display()
@@ -136,12 +139,14 @@ mod tests {
         let folder = folder.path();
         let warnings = |grants: &str| {
             let text = format!(
-                "cache_dir = \"off\"\n[secrets.KEY]\nfile = \"keys/key\"\n[handlers.x]\ndirs = [{grants}]"
+                "cache_dir = \"off\"\nworker_key_file = \"state/key\"\nhttp_ca_file = \"ca/ca.pem\"\n[secrets.KEY]\nfile = \"keys/key\"\n[handlers.x]\ndirs = [{grants}]"
             );
             let path = folder.join("rouse.toml");
             std::fs::write(&path, text).unwrap();
             let (file, start) = File::read(Some(&path)).expect("a valid file");
-            file.exposed(&start, &folder.join("modules")).join("\n")
+            let key = file.worker_key_file(&start);
+            file.exposed(&start, &folder.join("modules"), key.as_deref())
+                .join("\n")
         };
         let all = warnings(r#"{ dir = ".", at = "/all", mode = "read-write" }"#);
         for name in [
@@ -149,6 +154,8 @@ mod tests {
             "rouse.toml",
             "handlers.lock",
             "a secret",
+            "the worker's key",
+            "http_ca_file",
         ] {
             assert!(
                 all.contains(&format!("x may change {name} (")),
@@ -160,6 +167,14 @@ mod tests {
             secret.starts_with("x may change a secret (") && secret.lines().count() == 1,
             "{secret}"
         );
+        for (dir, name) in [("state", "the worker's key"), ("ca", "http_ca_file")] {
+            let warning = warnings(&format!(
+                r#"{{ dir = "{dir}", at = "/data", mode = "read-write" }}"#
+            ));
+            let start = format!("x may change {name} (");
+            assert!(warning.starts_with(&start), "{warning}");
+            assert_eq!(warning.lines().count(), 1, "{warning}");
+        }
         let modules = warnings(r#"{ dir = "modules", at = "/out", mode = "read-write" }"#);
         assert!(
             modules.starts_with("x may change the handlers folder ("),
