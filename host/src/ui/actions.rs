@@ -137,19 +137,19 @@ pub(super) async fn act(
     if parts == ["jobs", "change"] {
         return change_jobs(&ui, &reader, &form, &headers).await;
     }
-    match run_action(&ui.reads.store.on_behalf_of(&reader.name), &parts, &form).await {
-        Ok(Some(done)) => {
-            ui.reads.forget();
-            back(
-                &ui,
-                &headers,
-                Notice {
-                    tone: Tone::Good,
-                    text: done.text,
-                },
-                &done.to,
-            )
-        }
+    let ended = run_action(&ui.reads.store.on_behalf_of(&reader.name), &parts, &form).await;
+    // An action that has failed may have changed something before.
+    ui.reads.forget();
+    match ended {
+        Ok(Some(done)) => back(
+            &ui,
+            &headers,
+            Notice {
+                tone: Tone::Good,
+                text: done.text,
+            },
+            &done.to,
+        ),
         Ok(None) => ui.problem_for(
             &reader,
             StatusCode::NOT_FOUND,
@@ -259,7 +259,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                 match store.retry_flow(flow, OF_FLOW_AT_ONCE, before).await {
                     Ok(0) => break,
                     Ok(retried) => all += retried,
-                    Err(error) => return Err(stopped(flow, all, "retried", error)),
+                    Err(error) => return Err(stopped(all, &of_flow(all, flow, "retried"), error)),
                 }
             }
             Done::here(of_flow(all, flow, "retried") + ".")
@@ -271,7 +271,9 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                 match store.cancel_flow(flow, OF_FLOW_AT_ONCE).await {
                     Ok(0) => break,
                     Ok(cancelled) => all += cancelled,
-                    Err(error) => return Err(stopped(flow, all, "cancelled", error)),
+                    Err(error) => {
+                        return Err(stopped(all, &of_flow(all, flow, "cancelled"), error));
+                    }
                 }
             }
             Done::here(of_flow(all, flow, "cancelled") + ".")
@@ -303,20 +305,16 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
             let since = std::time::Instant::now();
             let mut all = 0;
             let rest = loop {
-                let purged = store
-                    .purge_queue(name, PURGED_AT_ONCE)
-                    .await
-                    .map_err(text)?;
-                all += purged;
-                match purged {
-                    0 => break "",
-                    _ if since.elapsed() > PURGE_TIMEOUT => break " More are left: purge again.",
-                    _ => {}
+                match store.purge_queue(name, PURGED_AT_ONCE).await {
+                    Ok(0) => break "",
+                    Ok(purged) => all += purged,
+                    Err(error) => return Err(stopped(all, &of_queue(all, name), error)),
+                }
+                if since.elapsed() > PURGE_TIMEOUT {
+                    break " More are left: purge again.";
                 }
             };
-            let jobs = counted(all, "ready job");
-            let are = choose(all, "is", "are");
-            Done::here(format!("{jobs} of queue {name} {are} cancelled.{rest}"))
+            Done::here(format!("{}.{rest}", of_queue(all, name)))
         }
         ["workers", worker, "clear-timeouts"] => {
             store.clear_timeouts(worker).await.map_err(text)?;
@@ -327,14 +325,11 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
     Ok(Some(done))
 }
 
-/// Why a change of a flow has stopped, after it has changed this many jobs: each statement has been committed.
-fn stopped(flow: i64, changed: i32, done_word: &str, error: StoreError) -> String {
+/// Why a change has stopped, after it has changed this many jobs, as `done` says: each statement has been committed.
+fn stopped(changed: i32, done: &str, error: StoreError) -> String {
     match changed {
         0 => error.to_string(),
-        _ => {
-            let done = of_flow(changed, flow, done_word);
-            format!("{done}; others are left: {error}")
-        }
+        _ => format!("{done}; others are left: {error}"),
     }
 }
 
@@ -344,6 +339,12 @@ fn of_flow(changed: i32, flow: i64, done_word: &str) -> String {
         "{} of flow {flow} {are} {done_word}",
         counted(changed, "job")
     )
+}
+
+fn of_queue(cancelled: i32, queue: &str) -> String {
+    let are = choose(cancelled, "is", "are");
+    let jobs = counted(cancelled, "ready job");
+    format!("{jobs} of queue {queue} {are} cancelled")
 }
 
 /// Changes several jobs: the selected ones at once, or all that match a filter, after a confirmation that shows their

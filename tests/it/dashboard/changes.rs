@@ -145,6 +145,44 @@ async fn a_change_of_a_flow_that_stops_at_a_locked_job_says_what_was_done() {
 }
 
 #[tokio::test]
+async fn a_purge_that_fails_after_its_first_batch_says_what_was_done_and_pages_show_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1500]));
+             CREATE FUNCTION public.permit_one_purge() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF NEW.queue IS NOT NULL AND EXISTS (SELECT FROM rouse.record AS r WHERE r.queue = NEW.queue) THEN
+                     RAISE EXCEPTION 'one purge is enough';
+                 END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER permit_one_purge BEFORE INSERT ON rouse.record
+                 FOR EACH ROW EXECUTE FUNCTION public.permit_one_purge()",
+        )
+        .await
+        .unwrap();
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get("/queues/default").await.body;
+    assert!(page.contains(">1,500<"), "{page}");
+    let token = dashboard.form_token("/queues/default").await;
+    let done = dashboard
+        .post("/queues/default/purge", &format!("csrf={token}"))
+        .await;
+    assert_eq!(done.status, 303, "{}", done.body);
+    let notice = done.cookie();
+    let shown = dashboard
+        .send("GET", "/queues/default", &[("Cookie", &notice)], "")
+        .await
+        .body;
+    let words = "1000 ready jobs of queue default are cancelled; others are left: ";
+    assert!(shown.contains(words), "{shown}");
+    assert!(shown.contains("one purge is enough"), "{shown}");
+    assert!(shown.contains(">500<"), "{shown}");
+}
+
+#[tokio::test]
 async fn selected_jobs_are_cancelled_and_those_that_have_ended_are_counted_separately() {
     let db = shop().await;
     let client = db.client().await;
