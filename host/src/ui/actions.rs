@@ -351,6 +351,10 @@ fn of_queue(cancelled: i32, queue: &str) -> String {
 /// number.
 async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap) -> Response {
     let problem = |problem: Problem| ui.problem_page(reader, &problem);
+    let started = |number: Result<u64, Problem>| match number {
+        Ok(number) => Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response(),
+        Err(error) => problem(error),
+    };
     let filter = match JobFilter::read(form) {
         Ok(filter) => filter,
         Err(why) => return problem(Problem::invalid(why)),
@@ -376,16 +380,12 @@ async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap
             };
             return back(ui, headers, notice, "");
         }
-        let number = bulk::change_ids(ui, what, ids, &reader.name);
-        return Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response();
+        return started(bulk::change_ids(ui, what, ids, &reader.name));
     }
     let until = form.get("until-now").and_then(|until| until.parse().ok());
     match (form.get("sure"), until) {
         (Some("yes"), Some(until)) => {
-            match bulk::change_all(ui, what, &filter, until, &reader.name) {
-                Ok(number) => Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response(),
-                Err(error) => problem(error),
-            }
+            started(bulk::change_all(ui, what, &filter, until, &reader.name))
         }
         _ => match bulk::confirm(ui, reader, what, &filter).await {
             Ok(page) => page,

@@ -26,7 +26,7 @@ enum Stopped {
     Database(#[from] StoreError),
 }
 
-/// The number of changes that are remembered.
+/// The number of changes that are remembered, and so the maximum number of those that run at the same time.
 const KEPT: usize = 50;
 /// The number of jobs that one statement finds.
 const BATCH: i32 = 500;
@@ -76,8 +76,9 @@ impl BulkAction {
                     "Only jobs that have ended can be retried: choose their states.".into(),
                 ));
             }
-            Self::Cancel => keep_states(&mut filter, &["queued", "running"], self)?,
-            Self::RunNow | Self::Delete => keep_states(&mut filter, &["queued"], self)?,
+            Self::Cancel => keep_states(&mut filter, &["queued", "running"], "cancelled")?,
+            Self::RunNow => keep_states(&mut filter, &["queued"], "made due now")?,
+            Self::Delete => keep_states(&mut filter, &["queued"], "deleted")?,
         }
         Ok(filter)
     }
@@ -92,11 +93,12 @@ impl BulkAction {
     }
 }
 
-/// Keeps only these states in the filter; sets all of them if the filter names none.
+/// Keeps only these states in the filter; sets all of them if the filter names none. `changed`: what the change does to
+/// a job, for instance `cancelled`.
 ///
 /// # Errors
 /// If the filter names only other states.
-fn keep_states(filter: &mut JobFilter, states: &[&str], what: BulkAction) -> Result<(), Problem> {
+fn keep_states(filter: &mut JobFilter, states: &[&str], changed: &str) -> Result<(), Problem> {
     if filter.states.is_empty() {
         filter.states = states.iter().map(|&state| state.to_owned()).collect();
         return Ok(());
@@ -105,11 +107,8 @@ fn keep_states(filter: &mut JobFilter, states: &[&str], what: BulkAction) -> Res
         .states
         .retain(|state| states.contains(&state.as_str()));
     if filter.states.is_empty() {
-        let why = format!(
-            "Only {} jobs can be {}.",
-            states.join(" and "),
-            what.bulk("").done_word
-        );
+        let states = states.join(" and ");
+        let why = format!("Only {states} jobs can be {changed}.");
         return Err(Problem::invalid(why));
     }
     Ok(())
@@ -135,17 +134,25 @@ impl Bulks {
             .map(|(_, bulk)| bulk.clone())
     }
 
-    fn add(&self, bulk: Bulk) -> u64 {
+    /// Adds a change that starts. The oldest one that has ended is forgotten if there is no room.
+    ///
+    /// # Errors
+    /// If all changes are still running.
+    fn add(&self, bulk: Bulk) -> Result<u64, Problem> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.changes.len() == KEPT {
+            let ended = all.changes.iter().position(|(_, bulk)| !bulk.is_running);
+            let Some(ended) = ended else {
+                return Err(Problem::busy(format!(
+                    "{KEPT} changes are running, which is the limit. Start this one when one of them has ended."
+                )));
+            };
+            all.changes.remove(ended);
+        }
         all.last += 1;
         let number = all.last;
-        if all.changes.len() == KEPT {
-            // A change that is still running is kept, unless all of them are.
-            let ended = all.changes.iter().position(|(_, bulk)| !bulk.is_running);
-            all.changes.remove(ended.unwrap_or(0));
-        }
         all.changes.push_back((number, bulk));
-        number
+        Ok(number)
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut Bulk)) {
@@ -201,13 +208,21 @@ pub(super) async fn confirm(
 }
 
 /// Starts to change these jobs; returns the number of the change.
-pub(super) fn change_ids(ui: &Ui, what: BulkAction, mut ids: Vec<i64>, who: &str) -> u64 {
+///
+/// # Errors
+/// If too many changes are running.
+pub(super) fn change_ids(
+    ui: &Ui,
+    what: BulkAction,
+    mut ids: Vec<i64>,
+    who: &str,
+) -> Result<u64, Problem> {
     // Jobs are retried after those that they wait for.
     ids.sort_unstable();
     let number = ui.bulks.add(Bulk {
         total: Some(i64::try_from(ids.len()).unwrap_or(i64::MAX)),
         ..what.bulk(who)
-    });
+    })?;
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
     tokio::spawn(async move {
         let states = ["queued", "running"].map(str::to_owned);
@@ -222,10 +237,13 @@ pub(super) fn change_ids(ui: &Ui, what: BulkAction, mut ids: Vec<i64>, who: &str
         ui.bulks.end(number, ended);
         ui.reads.forget();
     });
-    number
+    Ok(number)
 }
 
 /// Starts to change all jobs that match the filter and were enqueued or had ended by `until`, in seconds since 1970.
+///
+/// # Errors
+/// If the filter does not fit the action, or too many changes are running.
 pub(super) fn change_all(
     ui: &Ui,
     what: BulkAction,
@@ -234,7 +252,7 @@ pub(super) fn change_all(
     who: &str,
 ) -> Result<u64, Problem> {
     let filter = what.applicable(filter)?;
-    let number = ui.bulks.add(what.bulk(who));
+    let number = ui.bulks.add(what.bulk(who))?;
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
     tokio::spawn(async move {
         let ended = change_matching(&ui, &store, what, &filter, until, number).await;
@@ -412,20 +430,63 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_without_jobs_that_allow_the_action_names_those_that_do() {
+        let why = |what: BulkAction| {
+            let filter = JobFilter::for_states(&["succeeded"]);
+            what.applicable(&filter).err().map(|problem| problem.why)
+        };
+        for (what, text) in [
+            (
+                BulkAction::Cancel,
+                "Only queued and running jobs can be cancelled.",
+            ),
+            (BulkAction::RunNow, "Only queued jobs can be made due now."),
+            (BulkAction::Delete, "Only queued jobs can be deleted."),
+        ] {
+            assert_eq!(why(what).as_deref(), Some(text));
+        }
+    }
+
+    fn add(bulks: &Bulks, who: &str) -> u64 {
+        let added = bulks.add(BulkAction::Retry.bulk(who));
+        added.ok().expect("there is room")
+    }
+
+    #[test]
     fn old_changes_are_forgotten() {
         let bulks = Bulks::default();
-        let first = bulks.add(BulkAction::Retry.bulk("ada"));
-        let second = bulks.add(BulkAction::Retry.bulk(""));
+        let first = add(&bulks, "ada");
+        let second = add(&bulks, "");
         bulks.end(second, Ok(()));
         assert!(!bulks.get(second).unwrap().is_running);
-        let third = bulks.add(BulkAction::Retry.bulk(""));
+        let third = add(&bulks, "");
         bulks.end(third, Err(Stopped::Host));
         let error = bulks.get(third).unwrap().error;
         assert!(error.is_some_and(|error| error.contains("the host stopped")));
         for _ in 3..=KEPT {
-            bulks.add(BulkAction::Retry.bulk(""));
+            add(&bulks, "");
         }
         assert!(bulks.get(first).is_some(), "it still runs");
         assert!(bulks.get(second).is_none());
+    }
+
+    #[test]
+    fn no_more_changes_run_than_are_remembered() {
+        let bulks = Bulks::default();
+        let all: Vec<u64> = (0..KEPT).map(|_| add(&bulks, "")).collect();
+        let Err(refused) = bulks.add(BulkAction::Retry.bulk("")) else {
+            panic!("it is refused");
+        };
+        assert!(
+            refused.why.contains("50 changes are running"),
+            "{}",
+            refused.why
+        );
+        assert!(all.iter().all(|number| bulks.get(*number).is_some()));
+        bulks.end(all[7], Ok(()));
+        let next = add(&bulks, "");
+        assert_eq!(next, all[KEPT - 1] + 1, "a refused change has no number");
+        assert!(bulks.get(next).is_some() && bulks.get(all[0]).is_some());
+        assert!(bulks.get(all[7]).is_none());
     }
 }

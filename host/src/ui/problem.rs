@@ -32,6 +32,15 @@ impl Problem {
         }
     }
 
+    pub(super) fn busy(why: String) -> Self {
+        Self {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            title: "Too many changes",
+            why,
+            is_of_database: false,
+        }
+    }
+
     pub(super) fn needs_sign_in(what: &str) -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
