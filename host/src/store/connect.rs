@@ -323,9 +323,14 @@ impl Connector {
                 }
             })
             .collect();
-        let user = self.config.get_user().unwrap_or("the system's user");
+        let user = self.user();
         let database = self.config.get_dbname().unwrap_or(user);
         format!("{database} on {} as {user}", hosts.join(", "))
+    }
+
+    /// The name of the role.
+    pub(super) fn user(&self) -> &str {
+        self.config.get_user().unwrap_or("the system's user")
     }
 
     /// The time limit for opening a connection: TLS and login can hang even after the server has accepted the

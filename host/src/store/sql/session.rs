@@ -172,7 +172,7 @@ impl Login {
 
     /// The name of the role.
     pub(super) fn user(&self) -> &str {
-        self.target.rsplit(" as ").next().unwrap_or_default()
+        self.connector.user()
     }
 
     /// The maximum number of its connections.
@@ -239,5 +239,17 @@ impl Login {
             self.note_unavailable(started_at);
         }
         (response.map_err(|_| self.no_response(timeout)), false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_role_is_taken_from_the_connection_string() {
+        let url = "postgres://run%20as%20x@db.example/jobs";
+        let connector = Connector::from_url(url, &|_| None).unwrap();
+        assert_eq!(Login::new(&connector, 1).user(), "run as x");
     }
 }
