@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::server::encode;
 use super::{USER, home};
 
 /// A server that another process is running.
@@ -35,6 +36,7 @@ impl Running {
     /// A connection string for one of its databases.
     pub fn url(&self, database: &str) -> String {
         let socket_dir = self.socket_dir.to_string_lossy().replace('/', "%2F");
+        let database = encode(database);
         format!("postgres://{USER}@{socket_dir}:{}/{database}", self.port)
     }
 }
@@ -50,4 +52,20 @@ fn socket_of(pid_file: &Path) -> Option<(PathBuf, u16)> {
     let socket = socket_dir.join(format!(".s.PGSQL.{port}"));
     std::os::unix::net::UnixStream::connect(socket).ok()?;
     Some((socket_dir, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_database_is_percent_encoded() {
+        let server = Running {
+            data_dir: "/data".into(),
+            socket_dir: "/tmp/rouse".into(),
+            port: 5433,
+        };
+        let url = server.url("a/b?c");
+        assert_eq!(url, "postgres://rouse@%2Ftmp%2Frouse:5433/a%2Fb%3Fc");
+    }
 }

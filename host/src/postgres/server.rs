@@ -118,7 +118,7 @@ impl Drop for Server {
 }
 
 /// Percent-encodes characters with a meaning in connection strings.
-fn encode(name: &str) -> String {
+pub(super) fn encode(name: &str) -> String {
     name.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => {
