@@ -80,7 +80,7 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt after this delay; makes the error retryable.
+    /// Requests the next attempt after this time, rounded up to milliseconds; makes the error retryable.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.permanent = false;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::handler::Entry;
 use crate::host::{Host, PendingResponse};
+use crate::job::milliseconds;
 use crate::{AbortReason, Ctx, Error, Level};
 
 #[expect(missing_docs, reason = "generated from the contract")]
@@ -88,9 +89,7 @@ fn failure(error: Error) -> Failure {
         message: error.message,
         details: details(error.details),
         permanent: error.permanent,
-        retry_after_ms: error
-            .retry_after
-            .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+        retry_after_ms: error.retry_after.map(milliseconds),
     }
 }
 

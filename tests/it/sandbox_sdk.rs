@@ -91,6 +91,15 @@ async fn all_guests_are_served_with_their_declared_settings() {
 }
 
 #[tokio::test]
+async fn the_delay_that_an_error_requests_is_rounded_up_to_milliseconds() {
+    let RunEnd::Failed(failed) = run("test.fail", json!({"as": "retry-after"})).await else {
+        panic!("expected a failure");
+    };
+    // The handler requests 1,499,001 µs.
+    assert_eq!(failed.retry_after, Some(Duration::from_millis(1500)));
+}
+
+#[tokio::test]
 async fn a_guest_receives_all_properties_of_its_job() {
     let set = catalog().await.current();
     let input = JobInput {

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use super::bindings::rouse::handler::batch::{self, BatchError};
 use super::{Failure, Imports, aborted, details};
 use crate::host::Batch;
+use crate::job::milliseconds;
 use crate::{Error, JobInfo, Result};
 
 impl Batch for Imports {
@@ -33,6 +34,6 @@ fn failure(error: Error) -> Failure {
         message: error.message,
         details: details(error.details),
         permanent: error.permanent,
-        retry_after_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+        retry_after_ms: wait.map(milliseconds),
     }
 }

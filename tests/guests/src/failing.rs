@@ -30,7 +30,7 @@ pub(crate) fn fail(payload: Fail) -> Result<Value, Error> {
     Err(match payload.r#as {
         As::Retryable => Error::retryable("not this time").kind("busy"),
         As::Permanent => Error::permanent("never").kind("hopeless"),
-        As::RetryAfter => Error::retryable("later").retry_after(Duration::from_millis(1500)),
+        As::RetryAfter => Error::retryable("later").retry_after(Duration::from_micros(1_499_001)),
         As::Details => Error::permanent("see the details").details(json!({"code": [5, 5, 0]})),
         As::Nul => Error::permanent("before\0after")
             .kind("k\0k")
