@@ -337,7 +337,10 @@ fn jobs_that_the_host_refuses_are_refused() {
                 "max_attempts must be between 1 and 1000",
             ),
             (job().unique_key(&long), "unique_key must have 1 to 512"),
-            (job().unique_key(nul), "the options has a NUL character"),
+            (
+                job().unique_key(nul),
+                "the options object has a NUL character",
+            ),
             (
                 job().tags(["gpu", "=eu"]),
                 "tags must be a list of at most 16 tags",

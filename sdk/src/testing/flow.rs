@@ -47,7 +47,7 @@ impl EnqueuedJob {
         let of_job = |why: String| format!("the job for {}: {why}", job.handler);
         let checked = check_handler(&job.handler)
             .and_then(|()| json::check("payload", &job.payload).map_err(of_job))
-            .and_then(|()| json::check("options", &job.options).map_err(of_job))
+            .and_then(|()| json::check("options object", &job.options).map_err(of_job))
             .and_then(|()| check_options(&job.options).map_err(of_job))
             .and_then(|()| job.check_after(children).map_err(of_job));
         match checked {

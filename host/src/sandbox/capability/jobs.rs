@@ -129,7 +129,7 @@ impl NewJobs {
     /// Checks the options of a job.
     fn options(&self, options: Vec<u8>, kind: &NewJobKind) -> Result<JsonText, String> {
         check_size(options.len(), self.children)?;
-        let options = json_from("options", options)?;
+        let options = json_from("options object", options)?;
         let read: Options<'_> = serde_json::from_str(&options.0)
             .map_err(|error| format!("the options are wrong: {error}"))?;
         read.check()?;
@@ -260,7 +260,12 @@ mod tests {
             ("{", None, "not JSON"),
             ("\"\\u0000\"", None, "NUL"),
             ("{}", Some("[]"), "options are wrong"),
-            ("{}", Some("{"), "not JSON"),
+            ("{}", Some("{"), "the options object is not JSON"),
+            (
+                "{}",
+                Some(r#"{"unique_key": "a\u0000b"}"#),
+                "the options object has a NUL character",
+            ),
             ("{}", Some(r#"{"tenant": "other"}"#), "tenant"),
             ("{}", Some(r#"{"source": "s"}"#), "source"),
             ("{}", Some(r#"{"max_attempts": "3"}"#), "expected u32"),
