@@ -2,6 +2,7 @@
 
 mod written;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,6 +28,9 @@ const SCHEMA: &str = "jobs";
 
 /// The time after which `rouse dev` publishes again while a worker still has a removed handler, or after an error.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// The maximum number of texts that [`Warned`] keeps.
+const TEXTS_MAX: usize = 100;
 
 /// Options of `rouse contract`.
 #[derive(Debug, ClapArgs)]
@@ -259,13 +263,20 @@ async fn delete(args: &Delete) -> anyhow::Result<ExitCode> {
 /// is dropped.
 pub(super) async fn publish_forever(connector: Connector, catalog: Arc<Catalog>) {
     let mut changed = catalog.changed();
+    let mut warned = Warned::default();
     loop {
         changed.mark_unchanged();
         let handlers = catalog.tried().await;
         let again = match publish_all(&connector, &handlers).await {
-            Ok(changes) => changes.iter().any(|it| it.change == Change::Kept),
+            Ok(changes) => {
+                warned = Warned::default();
+                changes.iter().any(|it| it.change == Change::Kept)
+            }
             Err(error) => {
-                warn!(error = format!("{error:#}"), "cannot publish the contracts");
+                let error = format!("{error:#}");
+                if warned.is_new(&error) {
+                    warn!(error, "cannot publish the contracts");
+                }
                 true
             }
         };
@@ -275,6 +286,21 @@ pub(super) async fn publish_forever(connector: Connector, catalog: Arc<Catalog>)
                 return;
             }
         }
+    }
+}
+
+/// The errors that were logged since the last success: one that lasts, such as a function of the user's own with the
+/// name of a typed function, is logged once.
+#[derive(Default)]
+struct Warned(HashSet<String>);
+
+impl Warned {
+    /// True if this error has not been logged.
+    fn is_new(&mut self, error: &str) -> bool {
+        if self.0.len() == TEXTS_MAX {
+            self.0.clear();
+        }
+        self.0.insert(error.to_owned())
     }
 }
 
@@ -296,4 +322,19 @@ async fn publish_all(
         }
     }
     Ok(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_is_logged_once() {
+        let mut warned = Warned::default();
+        let logged = ["a", "a", "b", "a", "b", "c"].map(|error| warned.is_new(error));
+        assert_eq!(logged, [true, false, true, false, false, true]);
+        let all = (0..10 * TEXTS_MAX).filter(|n| warned.is_new(&n.to_string()));
+        assert_eq!(all.count(), 10 * TEXTS_MAX);
+        assert!(warned.0.len() <= TEXTS_MAX);
+    }
 }
