@@ -1679,7 +1679,7 @@ pub async fn email_send(
 pub struct HttpFetchPayload {
     /// The size limit, bytes: 1 MiB by default, with `to` 16 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes_max: Option<i64>,
+    pub bytes_max: Option<u64>,
     /// The etag of an earlier result: if it is unchanged, nothing is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
@@ -1691,7 +1691,7 @@ pub struct HttpFetchPayload {
     pub redirects: Option<i64>,
     /// The time limit of the request, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout_ms: Option<i64>,
+    pub timeout_ms: Option<u64>,
     /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced. Without a file the content is in the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
@@ -1704,7 +1704,7 @@ pub struct HttpFetchPayload {
 pub struct HttpFetchResult {
     /// The size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<i64>,
+    pub bytes: Option<u64>,
     /// The content type that the server declares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
@@ -1784,33 +1784,33 @@ pub struct TextStatsPayload {
     pub text: String,
     /// How many of its most frequent words to list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub top: Option<i64>,
+    pub top: Option<u64>,
 }
 
 /// The result of `text.stats`. A word is a run of letters and digits, with apostrophes and hyphens inside. Words that differ only in case count as the same word.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TextStatsResult {
     /// Bytes of UTF-8.
-    pub bytes: i64,
+    pub bytes: u64,
     /// Unicode characters.
-    pub chars: i64,
+    pub chars: u64,
     /// Lines, including a last line without a line break.
-    pub lines: i64,
+    pub lines: u64,
     /// The longest word; of several, the first.
     pub longest_word: Option<String>,
     /// The most frequent words; in alphabetical order if equally frequent.
     pub top_words: Vec<TextStatsResultWordCount>,
     /// Distinct words.
-    pub unique_words: i64,
+    pub unique_words: u64,
     /// Words.
-    pub words: i64,
+    pub words: u64,
 }
 
 /// The frequency of a word.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TextStatsResultWordCount {
     /// The number of occurrences.
-    pub count: i64,
+    pub count: u64,
     /// In lower case.
     pub word: String,
 }

@@ -26,6 +26,8 @@ pub(super) enum Type {
     Null,
     Boolean,
     Integer,
+    /// An integer that may exceed the maximum of signed 64-bit integers, and is not negative.
+    Unsigned,
     Number,
     Text,
     /// A string, number or boolean.
@@ -323,7 +325,7 @@ impl Reader<'_> {
         let all = types.into_iter().map(|of| match of {
             "null" => Type::Null,
             "boolean" => Type::Boolean,
-            "integer" => Type::Integer,
+            "integer" => integer(keywords),
             "number" => Type::Number,
             "string" => Type::Text,
             "array" => match (keywords.get("items"), keywords.get("prefixItems")) {
@@ -418,6 +420,21 @@ fn with_alternatives(keywords: &Map<String, Value>, all: &[Value]) -> Map<String
     merged
 }
 
+/// The type of the integers that match these rules.
+fn integer(keywords: &Map<String, Value>) -> Type {
+    let text = |keyword: &str| keywords.get(keyword).and_then(Value::as_str);
+    let may_be_large = match keywords.get("maximum") {
+        Some(max) => max.is_u64() && !max.is_i64(),
+        // Rust's u64 and usize. Values of these formats may exceed bigint, too (`rouse contract`).
+        None => matches!(text("format"), Some("uint64" | "uint")),
+    };
+    let is_unsigned = keywords.get("minimum").is_some_and(Value::is_u64);
+    match is_unsigned && may_be_large {
+        true => Type::Unsigned,
+        false => Type::Integer,
+    }
+}
+
 fn literal(value: &Value) -> Type {
     match value {
         Value::Null => Type::Null,
@@ -435,4 +452,30 @@ fn text(schema: &Value, keyword: &str) -> String {
         .and_then(Value::as_str)
         .unwrap_or_default()
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn integers_are_unsigned_if_larger_ones_than_signed_ones_match() {
+        for (schema, of) in [
+            (json!({"format": "uint64", "minimum": 0}), Type::Unsigned),
+            (json!({"format": "uint", "minimum": 0}), Type::Unsigned),
+            (json!({"minimum": 0, "maximum": u64::MAX}), Type::Unsigned),
+            (json!({"minimum": -1, "maximum": u64::MAX}), Type::Integer),
+            (
+                json!({"format": "uint64", "minimum": 0, "maximum": 9}),
+                Type::Integer,
+            ),
+            (json!({"format": "uint32", "minimum": 0}), Type::Integer),
+            (json!({"format": "int64"}), Type::Integer),
+            (json!({}), Type::Integer),
+        ] {
+            assert_eq!(integer(schema.as_object().unwrap()), of, "{schema}");
+        }
+    }
 }

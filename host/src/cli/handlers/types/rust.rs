@@ -179,6 +179,7 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
                     Type::Null => "Null",
                     Type::Boolean => "Boolean",
                     Type::Integer => "Integer",
+                    Type::Unsigned => "Unsigned",
                     Type::Number => "Number",
                     Type::Text => "Text",
                     Type::Literal(_) => "Literal",
@@ -215,6 +216,8 @@ fn expression(of: &Type, recursive: &BTreeSet<&str>, direct: bool) -> String {
         Type::Any | Type::Object(_) => "Value".into(),
         Type::Null => "()".into(),
         Type::Boolean | Type::Literal(Value::Bool(_)) => "bool".into(),
+        Type::Unsigned => "u64".into(),
+        Type::Literal(Value::Number(number)) if !number.is_i64() => "u64".into(),
         Type::Integer | Type::Literal(Value::Number(_)) => "i64".into(),
         Type::Number => "f64".into(),
         Type::Text | Type::Literal(_) => "String".into(),
@@ -259,3 +262,24 @@ const KEYWORDS: &[&str] = &[
     "while", "abstract", "become", "box", "do", "final", "macro", "override", "priv", "try",
     "typeof", "unsized", "virtual", "yield", "self", "super", "crate",
 ];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn integers_have_the_type_that_holds_them() {
+        for (of, code) in [
+            (Type::Integer, "i64"),
+            (Type::Unsigned, "u64"),
+            (Type::Literal(json!(-1)), "i64"),
+            (Type::Literal(json!(i64::MAX)), "i64"),
+            (Type::Literal(json!(u64::MAX)), "u64"),
+            (Type::Union(vec![Type::Unsigned, Type::Null]), "Option<u64>"),
+        ] {
+            assert_eq!(expression(&of, &BTreeSet::new(), false), code);
+        }
+    }
+}

@@ -124,7 +124,7 @@ fn expression(of: &Type) -> String {
         Type::Any => "unknown".into(),
         Type::Null => "null".into(),
         Type::Boolean => "boolean".into(),
-        Type::Integer | Type::Number => "number".into(),
+        Type::Integer | Type::Unsigned | Type::Number => "number".into(),
         Type::Text => "string".into(),
         Type::Literal(value) => value.to_string(),
         Type::List(of) => format!("Array<{}>", expression(of)),
