@@ -38,7 +38,7 @@ CREATE TABLE rouse.queue (
     -- {"key": weight, …}, above 0; all other keys have the default weight.
     weights           jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(weights) = 'object'),
     default_weight    double precision NOT NULL DEFAULT 1 CHECK (default_weight BETWEEN 0.001 AND 1000),
-    -- Jobs that have waited this long go first, in seconds, starting with the oldest; 0: none do.
+    -- Jobs that have waited this long go first, in seconds, starting with the oldest; 0: never.
     starvation_s      integer NOT NULL DEFAULT 300 CHECK (starvation_s BETWEEN 0 AND 31536000),
     -- The maximum number of running jobs of a key across all workers; 0: no limit.
     max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
@@ -597,7 +597,7 @@ BEGIN
 END
 $$;
 
--- Finished jobs. Insert-only, one partition a day for those with the general retention, and others for each retention
+-- Finished jobs. Insert-only, one partition a day for those with the default retention, and others for each retention
 -- that a queue has set (functions/partitions.sql).
 CREATE TABLE rouse.finished (
     id                bigint NOT NULL,
@@ -646,7 +646,7 @@ CREATE TABLE rouse.finished (
     after             jsonb,
     origin            jsonb,
     trace             text,
-    -- The number of days for which it is kept; 0 means the general retention.
+    -- The number of days for which it is kept; 0 means the default retention.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL)),

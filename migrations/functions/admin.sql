@@ -453,8 +453,8 @@ END
 $$;
 
 -- Sets the number of days for which finished jobs of a queue are kept, and the number for those that failed or timed
--- out. Null: unchanged; 0: the general retention, or that of the queue's other jobs. Applies to jobs that end after the
--- change. Returns the current settings (null: the general retention). Leaves a record. Warns if the lookup of a job
+-- out. Null: unchanged; 0: the default retention, or that of the queue's other jobs. Applies to jobs that end after the
+-- change. Returns the current settings (null: the default retention). Leaves a record. Warns if the lookup of a job
 -- would need 20 % of the server's locks: attempts and records are kept as long, and for each day the lookup locks both
 -- partitions with their five indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
@@ -467,7 +467,7 @@ DECLARE
 BEGIN
     PERFORM rouse._check_queue('set_retention', set_retention.queue);
     IF set_retention.keep_days NOT BETWEEN 0 AND 3650 OR set_retention.keep_failed_days NOT BETWEEN 0 AND 3650 THEN
-        RAISE EXCEPTION 'rouse.set_retention: keep_days and keep_failed_days must be 1 to 3650 days, or 0 for the general retention'
+        RAISE EXCEPTION 'rouse.set_retention: keep_days and keep_failed_days must be 1 to 3650 days, or 0 for the default retention'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     INSERT INTO rouse.queue (name) VALUES (set_retention.queue) ON CONFLICT DO NOTHING;

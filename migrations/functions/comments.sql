@@ -88,7 +88,7 @@ COMMENT ON FUNCTION rouse.resume_queue IS
 COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.set_retention IS
-    'Sets the number of days for which finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
+    'Sets the number of days for which finished jobs of a queue are kept, and those that failed; 0 means the default retention.';
 COMMENT ON FUNCTION rouse.set_payload_limit IS
     'Sets the maximum size of the payloads of a queue, in bytes.';
 COMMENT ON FUNCTION rouse.set_default_retention IS

@@ -67,7 +67,7 @@ $$;
 --   weights         {"acme": 3, …}: weights of keys, 0.001 to 1000; replaces those that were set. A key of
 --                   tenant-and-handler is acme/email.send
 --   default_weight  the weight of all other keys
---   starvation      jobs that have waited this long go first, starting with the oldest; 0: none do
+--   starvation      jobs that have waited this long go first, starting with the oldest; 0: never
 --   max_in_flight   running jobs of a key on all workers; 0: any number
 --   charge          jobs: a job costs its key one turn; cpu: as much CPU time as the last jobs of its lane have used,
 --                   compared with others

@@ -2,7 +2,7 @@
 -- are only called by other functions, under their search_path.
 
 -- Finished jobs of a queue with its own retention are in separate partitions, so that they too can be removed by
--- dropping partitions: rouse.finished has the partitions finished_default (0 days: the general retention) and
+-- dropping partitions: rouse.finished has the partitions finished_default (0 days: the default retention) and
 -- finished_keep_N (N days). Those have daily partitions, finished_20270131 and finished_keep_90_20270101. Beyond 31
 -- days they are monthly, because each partition makes looking up a job by its id slower.
 
@@ -75,8 +75,8 @@ LANGUAGE sql STABLE AS $$
     SELECT make_interval(days => l.keep_days) FROM rouse.limits AS l WHERE l.only_row
 $$;
 
--- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its
--- partition is missing because no worker has run for a week, the general retention applies.
+-- The retention, in days, of a job of this lane that ends now in this state; 0 means the default retention. If its
+-- partition is missing because no worker has run for a week, the default retention applies.
 CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

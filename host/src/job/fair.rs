@@ -74,7 +74,7 @@ pub struct FairShare {
     pub weights: HashMap<String, f64>,
     /// The weight of all other keys.
     pub default_weight: f64,
-    /// Jobs that have waited this long go first; `None` means that none do.
+    /// Jobs that have waited this long go first; `None`: never.
     pub starvation: Option<Duration>,
     /// The maximum number of running jobs of a key, across all workers; `None` means no limit.
     pub max_in_flight: Option<u32>,

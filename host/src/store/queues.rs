@@ -130,8 +130,8 @@ impl Store {
     }
 
     /// Sets the number of days for which finished jobs of a queue are kept, and the number for jobs that failed or
-    /// timed out: `None` leaves a setting unchanged, 0 resets it to the general retention. Returns the current
-    /// settings; `None` means the general retention.
+    /// timed out: `None` leaves a setting unchanged, 0 resets it to the default retention. Returns the current
+    /// settings; `None` means the default retention.
     pub async fn set_retention(
         &self,
         queue: &str,

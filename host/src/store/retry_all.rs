@@ -78,7 +78,7 @@ impl RetryAll {
     /// if that was the last call.
     ///
     /// # Errors
-    /// If the filter is invalid, or the database does not answer.
+    /// If the filter is invalid, or the database does not respond.
     pub async fn go_on(&mut self, store: &Store) -> Result<bool, StoreError> {
         let Some(call) = self.calls.pop_front() else {
             return Ok(false);

@@ -9,7 +9,7 @@ use super::layout::Chrome;
 /// The filter of the audit, as it was typed.
 #[derive(Debug, Clone, Default)]
 pub struct AuditQuery {
-    /// Only by this login, or for this reader; empty: all.
+    /// Only by this login, or for this user of the dashboard; empty: all.
     pub who: String,
     /// Only actions on this queue, not those on its jobs; empty: all.
     pub queue: String,
@@ -50,7 +50,7 @@ pub fn audit(
         div class="title" { h1 { "Audit" } }
         section class="card" {
             form class="filters" method="get" action={ (chrome.base) "/audit" } {
-                label { "By" input type="search" name="who" value=(filter.who) placeholder="a login, or a reader" autocomplete="off" spellcheck="false"; }
+                label { "By" input type="search" name="who" value=(filter.who) placeholder="a login, or a user" autocomplete="off" spellcheck="false"; }
                 label { "Queue" input type="search" name="queue" value=(filter.queue) autocomplete="off" spellcheck="false"; }
                 button type="submit" class="main" { "Search" }
             }

@@ -14,7 +14,7 @@ pub struct Bulk {
     pub action: &'static str,
     /// Its past participle, for instance `retried`.
     pub done_word: &'static str,
-    /// The reader who started it; empty: the person at this machine.
+    /// The user who started it; empty: the user on this machine.
     pub who: String,
     /// The number of jobs to which it applies, if they were counted.
     pub total: Option<i64>,

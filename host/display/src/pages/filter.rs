@@ -44,7 +44,7 @@ pub struct JobFilter {
     fields: Vec<(&'static str, String)>,
 }
 
-/// Fields that compare contents, which anonymous readers may not see.
+/// Fields that compare contents, which anonymous users may not see.
 const OF_CONTENTS: [&str; 3] = ["error", "kind", "payload"];
 
 /// All fields except the states: name, label, an example.

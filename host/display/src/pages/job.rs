@@ -25,7 +25,7 @@ const INDENTED_MAX: usize = 24;
 pub struct Job {
     /// A row of `rouse.jobs` without payload and result, with its `history`.
     pub record: Value,
-    /// The payload, as Postgres wrote it; `None` if there is none, or the reader may not see it.
+    /// The payload, as Postgres wrote it; `None` if there is none, or the user may not see it.
     pub payload: Option<String>,
     /// The result, likewise.
     pub result: Option<String>,

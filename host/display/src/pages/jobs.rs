@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_escapes_untrusted_text_and_hides_errors_from_anonymous_readers() {
+    fn the_list_escapes_untrusted_text_and_hides_errors_from_anonymous_users() {
         let mut chrome = Chrome::default();
         let filter = JobFilter::for_states(&["failed"]);
         let page = |chrome: &Chrome| jobs(chrome, &filter, &found(), None, 1.0).into_string();

@@ -5,13 +5,13 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::sanitize::line;
 
-/// The permissions of the reader.
+/// The permissions of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Role {
     /// Nothing, before a sign-in.
     #[default]
     Nobody,
-    /// Read, without payloads, results, errors and logs: a reader from another machine who has not signed in.
+    /// Read, without payloads, results, errors and logs: a user on another machine who has not signed in.
     Anonymous,
     /// Read.
     Viewer,
@@ -73,7 +73,7 @@ pub struct Notice {
     pub text: String,
 }
 
-/// The frame of a page: the address of the dashboard, the reader, the notice.
+/// The frame of a page: the address of the dashboard, the user, the notice.
 #[derive(Debug, Clone, Default)]
 pub struct Chrome {
     /// The path of the dashboard, without a slash at its end, for instance `/ui`.
@@ -82,15 +82,15 @@ pub struct Chrome {
     pub instance: String,
     /// Its colour, as `#rrggbb`; empty: none.
     pub colour: String,
-    /// The permissions of the reader.
+    /// The permissions of the user.
     pub role: Role,
-    /// The name under which the reader has signed in; empty on this machine.
+    /// The name under which the user has signed in; empty on this machine.
     pub reader: String,
-    /// The token that forms send back; empty if the reader can change nothing.
+    /// The token that forms send back; empty if the user can change nothing.
     pub csrf: String,
-    /// True if readers can sign in.
+    /// True if users can sign in.
     pub can_sign_in: bool,
-    /// True if this reader has signed in with a token.
+    /// True if this user has signed in with a token.
     pub can_sign_out: bool,
     /// Changes with each build, so that browsers read the new style and script.
     pub version: String,
@@ -101,12 +101,12 @@ pub struct Chrome {
 }
 
 impl Chrome {
-    /// True if the reader may change something.
+    /// True if the user may change something.
     pub fn may_act(&self) -> bool {
         self.role == Role::Operator
     }
 
-    /// True if the reader may see payloads, results, errors and logs.
+    /// True if the user may see payloads, results, errors and logs.
     pub fn may_read_contents(&self) -> bool {
         self.role >= Role::Viewer
     }

@@ -1,4 +1,4 @@
-//! The page on which readers enter their token.
+//! The page on which users enter their token.
 
 use maud::{Markup, html};
 

@@ -58,7 +58,7 @@ function morph(now, next) {
   }
 }
 
-/** True for attributes that the reader controls. */
+/** True for attributes that the user controls. */
 function kept(element, attribute) {
   return (element.nodeName === "DETAILS" && attribute === "open")
     || (element.nodeName === "INPUT" && element.type !== "hidden" && (attribute === "value" || attribute === "checked"))
@@ -85,7 +85,7 @@ function connect() {
       count();
     }
   });
-  // The server ends the connection from time to time, to check the access of the reader again.
+  // The server ends the connection from time to time, to check the access of the user again.
   source.addEventListener("again", () => {
     disconnect();
     connect();
