@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use serde_json::Value;
 
-/// The state of a job. A queued job that waits for others is `waiting`; if one of these has failed, and the job waits for
-/// its retry, it is `stuck`.
+/// The state of a job. A queued job that waits for others is `waiting`; if one of these has failed, and the job waits
+/// for its retry, it is `stuck`.
 pub fn state(job: &Value) -> &str {
     match job["state"].as_str().unwrap_or_default() {
         "queued" if job["is_stuck"] == true => "stuck",
