@@ -689,6 +689,8 @@ BEGIN
             SELECT next.id FROM rouse.audit_outbox AS next
             WHERE next.taken_by IS NULL OR next.taken_by = p_worker
                OR next.taken_at < clock_timestamp() - interval '2 minutes'
+               -- The clock has been set back.
+               OR next.taken_at > clock_timestamp() + interval '10 seconds'
             ORDER BY next.id LIMIT p_max FOR UPDATE SKIP LOCKED))
         RETURNING u.*)
     SELECT t.id, t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail

@@ -113,13 +113,15 @@ BEGIN
     END IF;
     FOREACH name IN ARRAY p_partitions LOOP
         EXECUTE format(
-            'WITH n AS MATERIALIZED (SELECT n.chain FROM unnest($1) AS n(chain) WHERE n.chain <= (SELECT max(f.id) FROM rouse.%1$I AS f)) '
+            'WITH n AS MATERIALIZED (SELECT n.chain FROM unnest($1) AS n(chain) WHERE n.chain <= (SELECT max(f.id) FROM rouse.%1$I AS f)), '
+            -- Materialized, so that rouse._last_ended is called for chains in this partition only.
+            'e AS MATERIALIZED ('
+            '    SELECT DISTINCT ON (e.chain) e.chain, e.id, e.state, e.result, e.error '
+            '    FROM (SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.id = n.chain '
+            '          UNION ALL SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.chain = n.chain) AS e '
+            '    ORDER BY e.chain, e.id DESC) '
             'INSERT INTO rouse.kept_end AS k (chain, job, state, result, error) '
-            'SELECT DISTINCT ON (e.chain) e.chain, e.id, e.state, e.result, e.error '
-            'FROM (SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.id = n.chain '
-            '      UNION ALL SELECT n.chain, f.id, f.state, f.result, f.error FROM n JOIN rouse.%1$I AS f ON f.chain = n.chain) AS e '
-            'WHERE e.id = (rouse._last_ended(e.chain)).id '
-            'ORDER BY e.chain, e.id DESC '
+            'SELECT e.chain, e.id, e.state, e.result, e.error FROM e WHERE e.id = (rouse._last_ended(e.chain)).id '
             'ON CONFLICT (chain) DO UPDATE SET job = excluded.job, state = excluded.state, result = excluded.result, error = excluded.error '
             'WHERE k.job < excluded.job', name) USING needed;
     END LOOP;

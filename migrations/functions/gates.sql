@@ -214,9 +214,9 @@ LANGUAGE sql IMMUTABLE ROWS 4 AS $$
     VALUES (p_queue, p_handler), (p_queue, ''), ('', p_handler), ('', '')
 $$;
 
--- Each running job behind these gates has a lease that ends at this time or later. While a transaction is open all day,
--- job_lease keeps an entry for each job that has ended since; those of leases that ended earlier are not read. After the
--- clock was set back, new leases may end earlier, so all are read. Served by lease_floor_pkey.
+-- Each running job behind these gates has a lease that ends at this time or later. While a transaction is open all
+-- day, job_lease keeps an entry for each job that has ended since; those of leases that ended earlier are not read.
+-- After the clock was set back, new leases may end earlier, so all are read. Served by lease_floor_pkey.
 CREATE OR REPLACE FUNCTION rouse._lease_floor(p_gates text[], p_at timestamptz) RETURNS timestamptz
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql STABLE AS $$
@@ -228,28 +228,43 @@ BEGIN
 END
 $$;
 
--- rouse._lease_floor for a claim, which holds the locks of these gates. If it is more than two minutes ago, it is raised
--- to a minute ago, unless a lease has ended in between and its job is still running: each entry is read once. No job can
--- appear below it later: no other claim through these gates is in progress, and adoptions and renewals change rows that
--- are running already.
+-- rouse._lease_floor for a claim, which holds the locks of these gates. A floor of more than two minutes ago is raised
+-- to a minute ago, or to the first lease that ended in between and whose job is still running behind one of the gates:
+-- such an orphan, if no worker adopts it, keeps the floor where it is. Each entry is read once. No job can appear below
+-- the floor later: no other claim through these gates is in progress, and adoptions and renewals change rows that are
+-- running already. Served by job_lease and lane_id.
 CREATE OR REPLACE FUNCTION rouse._raise_lease_floor(p_gates text[], p_at timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 DECLARE
     oldest timestamptz := rouse._lease_floor(p_gates, p_at);
     newer  timestamptz := p_at - interval '1 minute';
 BEGIN
-    IF oldest >= newer - interval '1 minute'
-       OR EXISTS (SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= oldest AND j.lease_until < newer) THEN
+    IF oldest >= newer - interval '1 minute' THEN
         RETURN oldest;
     END IF;
-    INSERT INTO rouse.lease_floor AS f (gate, lease_until) SELECT u.gate, newer FROM unnest(p_gates) AS u(gate)
-    ON CONFLICT (gate) DO UPDATE SET lease_until = excluded.lease_until;
-    RETURN newer;
+    IF oldest = '-infinity' THEN
+        -- These would be trusted again once the clock has passed them.
+        DELETE FROM rouse.lease_floor AS f WHERE f.gate = ANY (p_gates) AND f.lease_until > p_at - interval '30 s';
+    END IF;
+    newer := coalesce((
+        SELECT j.lease_until FROM rouse.job AS j
+        WHERE j.state = 'running' AND j.lease_until >= oldest AND j.lease_until < newer
+          AND EXISTS (
+              SELECT FROM (SELECT a.queue, a.handler FROM rouse.lane AS a WHERE a.id = j.lane LIMIT 1) AS l, rouse._claim_gates() AS g
+              WHERE g.name = ANY (p_gates) AND coalesce(g.queue, l.queue) = l.queue AND coalesce(g.handler, l.handler) = l.handler
+              OFFSET 0)
+        ORDER BY j.lease_until LIMIT 1), newer);
+    IF newer > oldest THEN
+        INSERT INTO rouse.lease_floor AS f (gate, lease_until) SELECT u.gate, newer FROM unnest(p_gates) AS u(gate)
+        ON CONFLICT (gate) DO UPDATE SET lease_until = excluded.lease_until;
+    END IF;
+    RETURN greatest(newer, oldest);
 END
 $$;
 
--- The number of running jobs of each key of these gates, whose leases end at p_since (rouse._lease_floor) or later. All
--- running jobs count, including those whose lease has ended: they are adopted, or fail. Served by job_lease and lane_id.
+-- The number of running jobs of each key of these gates, whose leases end at p_since (rouse._lease_floor) or later.
+-- All running jobs count, including those whose lease has ended: they are adopted, or fail. Served by job_lease and
+-- lane_id.
 CREATE OR REPLACE FUNCTION rouse._in_flight(p_gates text[], p_since timestamptz) RETURNS TABLE (gate text, key text, jobs integer)
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql ROWS 500 AS $$

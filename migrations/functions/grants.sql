@@ -78,7 +78,7 @@ GRANT SELECT (id, lane, turn, worker, retried_from, chain, flow, flow_name, requ
     ON rouse.job TO rouse_observer, rouse_operator;
 GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;
 GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer, rouse_operator;
--- All columns except the hash of the key.
+-- What people read of workers; not the hash of the key.
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;

@@ -249,7 +249,14 @@ BEGIN
     END LOOP;
 
     IF finished <> '{}' THEN
-        PERFORM rouse._keep_ends(finished);
+        BEGIN
+            PERFORM rouse._keep_ends(finished);
+        EXCEPTION
+            -- An enqueue that has named such a job is not committed yet.
+            WHEN lock_not_available THEN
+                in_use := in_use + cardinality(finished);
+                others := ARRAY(SELECT o.name FROM unnest(others) AS o(name) WHERE o.name <> ALL (finished));
+        END;
     END IF;
 
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP

@@ -363,9 +363,10 @@ $$;
 
 -- Reports that the worker is alive, the changes to its capabilities (rouse._change_capabilities; null: none), its
 -- statistics, and whether it is draining; and expires workers without a heartbeat for 90 s. Returns the number of
--- expired workers, and that of the attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of
--- the worker. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A
--- call that waited longer would still be waiting when the host tries again, and each try would add a session.
+-- expired workers, and that of the attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because
+-- rouse.clear_timeouts locks the row of the worker. This is a third of the time that a host waits for a response
+-- (RESPONSE_TIMEOUT in host/src/store.rs). A call that waited longer would still be waiting when the host tries again,
+-- and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_changes jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$

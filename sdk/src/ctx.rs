@@ -54,6 +54,17 @@ pub struct Ctx {
     in_step: Cell<bool>,
 }
 
+/// A context, and another one that has its steps until it is dropped, including when a wait or a panic unwinds.
+#[cfg(not(target_family = "wasm"))]
+struct Swapped<'a>(&'a Ctx, Ctx);
+
+#[cfg(not(target_family = "wasm"))]
+impl Drop for Swapped<'_> {
+    fn drop(&mut self) {
+        self.1.started.swap(&self.0.started);
+    }
+}
+
 impl Ctx {
     pub(crate) fn new(job: JobInfo, world: Rc<World>) -> Self {
         Self {
@@ -70,9 +81,8 @@ impl Ctx {
         let other = Self::new(job, Rc::clone(&self.world));
         other.started.swap(&self.started);
         other.in_step.set(self.in_step.get());
-        let result = run(&other);
-        other.started.swap(&self.started);
-        result
+        let both = Swapped(self, other);
+        run(&both.1)
     }
 
     pub(crate) fn world(&self) -> &World {

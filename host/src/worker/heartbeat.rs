@@ -330,7 +330,10 @@ impl<'a> Heartbeats<'a> {
                 shared.presence.heartbeat_now.notify_one();
             }
             Err(error) => {
-                self.reported.lost(current);
+                // Any other error was an answer: nothing has changed in the database.
+                if error.is_unanswered() || error.is_unreachable() {
+                    self.reported.lost(current);
+                }
                 if self.failures == 0 {
                     warn_unless_unreachable!(
                         error,

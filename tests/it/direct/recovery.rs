@@ -231,8 +231,9 @@ async fn jobs_of_a_handler_that_a_live_worker_has_lost_leave_its_inbox() {
     let store = worker(&db, "a").await;
     assert_eq!(enqueue(&client, "").await, "a");
     let other = worker(&db, "b").await;
+    let gone = json!({"greet": null, "test.sleep": null});
     store
-        .heartbeat(Some(&json!({})), &Stats::default(), false)
+        .heartbeat(Some(&gone), &Stats::default(), false)
         .await
         .unwrap();
     assert_eq!(other.recover_direct(10, None).await.unwrap().moved, 1);

@@ -76,10 +76,21 @@ async fn an_orphan_that_stays_behind_still_counts_however_old_it_is() {
         .await
         .unwrap();
     assert_eq!(claimed(&store).await, 1);
-    assert_eq!(
-        number(&client, "SELECT count(*) FROM rouse.lease_floor").await,
-        1
-    );
+}
+
+/// An old orphan in another queue does not count, and does not keep the jobs that have ended from being passed over.
+#[tokio::test]
+async fn an_orphan_in_front_of_another_gate_does_not_matter() {
+    let (db, client) = gate("'one', 'max_concurrent', queue => 'mail', max => 1").await;
+    enqueue(&client, "a", "").await;
+    let (_dead, store) = (db.worker().await, db.worker().await);
+    client.batch_execute(OLD_RUNNING).await.unwrap();
+    enqueue(&client, "a", ", queue => 'mail'").await;
+    assert_eq!(claimed(&store).await, 1);
+    let floor =
+        "SELECT extract(epoch FROM clock_timestamp() - lease_until)::bigint FROM rouse.lease_floor";
+    let floor = number(&client, floor).await;
+    assert!((60..120).contains(&floor), "{floor} s ago");
 }
 
 /// The clock was set back by an hour since the last claims behind this gate: new leases end before old ones did.

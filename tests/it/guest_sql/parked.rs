@@ -54,7 +54,7 @@ async fn statements_that_postgres_refuses_are_never_run_and_park_their_handlers(
         ("sql.commit", "syntax error"),
         ("sql.role", "syntax error"),
         ("sql.missing", "no_such_table"),
-        ("sql.modifying", "data-modifying WITH"),
+        ("sql.modifying", "RETURNING if a WITH changes data"),
         ("sql.syntax", "syntax error"),
         ("sql.into", "leave out INTO"),
     ] {

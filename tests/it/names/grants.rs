@@ -114,7 +114,7 @@ async fn a_job_that_is_denied_a_withheld_secret_or_state_gets_the_lines_that_bin
             &["invoke", handler, payload, "--handlers", "handlers-wasm"],
             &folder,
         );
-        ran.exits(1).prints("so to no module");
+        ran.exits(1).prints("so no module gets it");
         ran.prints(&lines(table, "test_guests.wasm"));
     }
 }

@@ -214,6 +214,24 @@ async fn an_enqueue_waits_for_maintenance_that_deletes_an_end_and_keeps_it_again
     assert_reads_parent(&store).await;
 }
 
+/// An enqueue that is not committed yet has kept an older end of the chain.
+#[tokio::test]
+async fn a_partition_stays_until_the_enqueue_that_relies_on_one_of_its_jobs_has_committed() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let parent = old_parent(&client, &store).await;
+    client.query_one(SUM, &[&parent]).await.unwrap();
+    let older = "UPDATE rouse.kept_end SET job = job - 1, result = '6'";
+    as_owner(&client, older).await;
+    let enqueuing = other.transaction().await.unwrap();
+    let lock = "SET LOCAL ROLE rouse_owner; SELECT FROM rouse.kept_end FOR NO KEY UPDATE";
+    enqueuing.batch_execute(lock).await.unwrap();
+    assert_eq!(store.maintain_partitions().await.unwrap(), (0, 1));
+    enqueuing.commit().await.unwrap();
+    assert_eq!(store.maintain_partitions().await.unwrap(), (1, 0));
+    assert_reads_parent(&store).await;
+}
+
 #[tokio::test]
 async fn the_end_of_a_call_outlives_its_partition_although_an_attempt_has_failed_since() {
     let db = TestDb::new().await;

@@ -51,9 +51,10 @@ impl Reported {
         self.refused = Some(current);
     }
 
-    /// Notes that a heartbeat got no response, or could not be sent: the database may have its changes or not, and after
-    /// an outage, it may have lost earlier ones. All are sent again.
+    /// Notes that a heartbeat got no response, or could not be sent: the database may have its changes or not, and
+    /// after an outage, it may have lost earlier ones. All are sent again.
     pub(super) fn lost(&mut self, current: Map<String, Value>) {
+        self.refused = None;
         self.known.extend(current);
         self.known
             .values_mut()
@@ -133,5 +134,14 @@ mod tests {
         );
         reported.accepted(handlers(2));
         assert!(reported.changes(&handlers(3)).is_some());
+    }
+
+    #[test]
+    fn an_outage_after_a_refusal_lets_all_be_sent_again() {
+        let mut reported = Reported::registered(&json!({"handler.0": {"version": "1.0.0"}}));
+        reported.refused(handlers(3));
+        reported.lost(handlers(3));
+        let all = Value::Object(handlers(3));
+        assert_eq!(reported.changes(&handlers(3)), Some(all));
     }
 }
