@@ -29,7 +29,7 @@ CREATE TABLE rouse.queue (
     -- How jobs of the same priority are ordered: the keys take turns (drr, deficit round robin), or the lanes do
     -- (fifo).
     policy            text NOT NULL DEFAULT 'fifo' CHECK (policy IN ('fifo', 'drr')),
-    -- This column and those below apply to drr only. The property by which its jobs are divided.
+    -- This column and those below apply to drr only. The property of a job that is its key.
     fair_key          text NOT NULL DEFAULT 'tenant' CHECK (fair_key IN ('tenant', 'handler', 'source', 'tenant-and-handler')),
     -- The cost of a job for its key: a turn, or as much CPU time as the last jobs of its lane have used.
     charge            text NOT NULL DEFAULT 'jobs' CHECK (charge IN ('jobs', 'cpu')),
@@ -44,7 +44,7 @@ CREATE TABLE rouse.queue (
     max_in_flight     integer NOT NULL DEFAULT 0 CHECK (max_in_flight BETWEEN 0 AND 1000000),
     -- How a worker is chosen for each job when it is enqueued (functions/direct.sql); shared: none is.
     dispatch          text NOT NULL DEFAULT 'shared' CHECK (dispatch IN ('shared', 'round-robin', 'hash', 'random')),
-    -- hash only: the values whose jobs go to the same worker.
+    -- hash only: jobs with the same values of these properties go to the same worker.
     dispatch_key      text[] NOT NULL DEFAULT '{tenant}',
     -- The number of shards into which its lanes are divided, and which workers lease (functions/shards.sql); 0: its
     -- lanes are not divided, and all workers serve all of them.
@@ -71,13 +71,13 @@ CREATE TABLE rouse.lane (
     handler  text NOT NULL,
     priority rouse.priority NOT NULL,
     tags     text[] NOT NULL,
-    -- Empty, or the jobs with these values by which a fair queue or a gate divides them: {"tenant": "acme", "$.region":
-    -- "eu"}; or *, those for which no lane was left. See functions/gates.sql.
+    -- The values by which a fair queue or a gate divides jobs, and which all jobs of this lane have: {"tenant": "acme",
+    -- "$.region": "eu"}. Empty: there are none. *: the jobs for whose values no lane was left. See functions/gates.sql.
     key      text NOT NULL DEFAULT '',
     -- The incarnation of the worker whose inbox this lane is (functions/direct.sql), as in the key; null: any worker
     -- serves it.
     worker   bigint,
-    -- In a row without a key: producers use lanes with these values as their key instead. A copy of settings in
+    -- In a row without a key: producers use lanes whose keys have values for these names instead. A copy of settings in
     -- rouse.queue and rouse.gate, kept in the row because every enqueue reads it. Null: they use this lane. Empty: they
     -- use this lane as well, but a gate acts when a job is enqueued.
     divided_by text[],
@@ -135,8 +135,8 @@ CREATE TABLE rouse.gate_key (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
 -- For gates that count running jobs: each running job behind the gate has a lease that ends at this time or later. So a
--- claim does not read the index entries of all jobs that have ended while a transaction is open all day. A gate without
--- a row has no such time.
+-- claim does not read the index entries that a transaction which is open all day keeps for jobs that have ended. A gate
+-- without a row has no such time.
 CREATE TABLE rouse.lease_floor (
     gate        text COLLATE "C" PRIMARY KEY,
     lease_until timestamptz NOT NULL
@@ -215,8 +215,8 @@ CREATE TABLE rouse.worker (
     platform      text NOT NULL DEFAULT '',
     -- {"handler": {"version": …, "grants": […], "max_attempts": …}, …}; empty once the incarnation has ended.
     capabilities  jsonb NOT NULL DEFAULT '{}',
-    -- Those of handlers whose modules declare schedules, [{"key": handler, "value": {…}}, …]: the others may be
-    -- megabytes.
+    -- The capabilities of the handlers whose modules declare schedules, [{"key": handler, "value": {…}}, …]. They are
+    -- read without the others, which may be megabytes.
     schedules     jsonb NOT NULL GENERATED ALWAYS AS (
         jsonb_path_query_array(capabilities, '$.keyvalue() ? (exists (@.value.schedule))', '{}', true)) STORED,
     -- The maximum number of concurrent attempts.
@@ -226,7 +226,7 @@ CREATE TABLE rouse.worker (
     tags          text[] NOT NULL DEFAULT '{}',
     draining_at   timestamptz,
     dead_at       timestamptz,
-    -- Another host has taken over the worker id, with the same key.
+    -- The time at which another host took over the worker id, with the same key.
     replaced_at   timestamptz,
     -- The time at which the host was seen alive after the end of this incarnation: it has not crashed.
     outlived_at   timestamptz,
@@ -426,7 +426,8 @@ CREATE TABLE rouse.dependency (
     on_failure text NOT NULL CHECK (on_failure IN ('cancel', 'run', 'wait')),
     job        bigint NOT NULL
 );
--- Neither index could serve the other's searches, not even while the statistics are empty.
+-- Each index serves only its own searches, so that no plan chooses the wrong one, not even while the statistics are
+-- empty.
 CREATE INDEX dependency_chain ON rouse.dependency (chain, on_failure);
 CREATE INDEX dependency_job ON rouse.dependency (job);
 
@@ -530,7 +531,7 @@ CREATE UNIQUE INDEX schedule_run_due ON rouse.schedule_run (schedule, due_at) WH
 CREATE INDEX schedule_run_last ON rouse.schedule_run (schedule, id);
 CREATE INDEX schedule_run_at ON rouse.schedule_run (at);
 
--- Requests to enqueue jobs for due times of the past, from `since` to before `before`.
+-- Requests to enqueue jobs for due times of the past, from `since` up to, but not including, `before`.
 CREATE TABLE rouse.backfill (
     id            bigint PRIMARY KEY DEFAULT nextval('rouse.turn_seq'),
     schedule      text COLLATE "C" NOT NULL,
