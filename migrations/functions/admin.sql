@@ -276,7 +276,8 @@ BEGIN
             IF stored_at IS NOT NULL THEN
                 INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
             END IF;
-            -- The job that ended last too, if the retry of an older one continues its chain (rouse._has_successor).
+            -- Also for the job that ended last, if the retry of an older one continues the chain
+            -- (rouse._has_successor).
             INSERT INTO rouse.record (at, job, event, who, detail)
             SELECT p_at, r.id, 'retried', session_user, jsonb_build_object('as', fresh)
             FROM (SELECT p_was.id UNION SELECT last.id WHERE continued IS NOT NULL) AS r(id);
@@ -344,7 +345,7 @@ BEGIN
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
         RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload. Enqueue a new job with its payload.';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload. Enqueue a new job, and pass the payload again.';
     END IF;
     RETURN coalesce(done.made, done.live);
 END
@@ -455,8 +456,8 @@ $$;
 -- Sets the number of days for which finished jobs of a queue are kept, and the number for those that failed or timed
 -- out. Null: unchanged; 0: the default retention, or that of the queue's other jobs. Applies to jobs that end after the
 -- change. Returns the current settings (null: the default retention). Leaves a record. Warns if the lookup of a job
--- would need 20 % of the server's locks: attempts and records are kept as long, and for each day the lookup locks both
--- partitions with their five indexes.
+-- would need 20 % of the server's locks: attempts and records are kept as long, and for each day, the lookup locks both
+-- partitions and their five indexes.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -515,8 +516,9 @@ END
 $$;
 
 -- Sets the number of days for which finished jobs are kept if their queue has no retention of its own, and returns the
--- previous number. Workers drop older history within an hour, including jobs that have already ended. Leaves a record.
--- Warns as rouse.set_retention does; for each day, the lookup of a job also locks the partition of finished jobs.
+-- previous number. Workers drop older history within an hour, including that of jobs that ended before the change.
+-- Leaves a record. Warns as rouse.set_retention does; for each day, the lookup of a job also locks the partition of
+-- finished jobs and its six indexes.
 CREATE OR REPLACE FUNCTION rouse.set_default_retention(keep_days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -540,8 +542,8 @@ BEGIN
 END
 $$;
 
--- Warns if the lookup of a job takes 20 % of the locks of this server, at the given number of locks for each day of
--- history.
+-- Warns if the lookup of a job would need 20 % of the locks of this server, at the given number of locks for each day
+-- of history.
 CREATE OR REPLACE FUNCTION rouse._warn_of_locks(p_function text, p_days integer, p_locks_per_day integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -642,7 +644,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
--- Actions of workers are reported by their own events.
+-- Actions of workers have their own events in the log.
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN

@@ -47,12 +47,12 @@ $$;
 -- all. It leaves out rows that another transaction has locked, jobs of paused queues, and lanes that this worker may
 -- not claim from. Served by job_lease, then by the primary key.
 --
--- A job whose loss would be its crash number `p_crashes_max` is left out until its worker has sent nothing for
--- `p_silence_ms` after the lease ended. So this loss, which decides whether the job fails, is judged like earlier ones:
--- after a live worker has had time to report.
+-- A job for which this loss would be crash number `p_crashes_max` is left out until `p_silence_ms` after its lease
+-- ended. So this loss, which decides whether the job fails, is judged like earlier ones: after a live worker has had
+-- time to report.
 --
--- Waits 250 ms for the worker's own row, then the call fails with lock_not_available; the host continues with its other
--- claims in the meantime.
+-- Waits up to 250 ms for the worker's own row; after that, the call fails with lock_not_available, and the host
+-- continues with its other claims in the meantime.
 CREATE OR REPLACE FUNCTION rouse.orphans(
     p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz, p_crashes_max bigint,
     p_silence_ms bigint)
@@ -86,7 +86,8 @@ BEGIN
                   AND (j.lease_until <= silent OR p_crashes_max IS NULL OR j.uncounted + 1 < p_crashes_max
                        OR rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until) < p_crashes_max)
                 ORDER BY j.lease_until LIMIT greatest(1000, 4 * p_wanted)) AS o
-            -- Looked up for these jobs only: one that nobody may adopt is listed by each look of each worker.
+            -- The priority is looked up for these jobs only, because each look of each worker reads orphans that no
+            -- worker adopts.
             ORDER BY (SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id) AS o
         CROSS JOIN LATERAL (
             SELECT * FROM rouse.job AS j
@@ -134,7 +135,7 @@ BEGIN
             'lease_ended_at', orphan.lease_until);
         -- The fence is compared once more, because a job can be in the list twice.
         IF orphan.next = 'failed' THEN
-            -- A producer that has named the job (rouse._lock_live) holds up its end.
+            -- The job cannot end yet if a producer that has named it holds its lock (rouse._lock_live).
             PERFORM FROM rouse.job AS j WHERE j.id = orphan.id AND j.fence = orphan.fence FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;
             CONTINUE WHEN rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) < greatest(orphan.crashes, 1);

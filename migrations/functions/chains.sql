@@ -2,8 +2,8 @@
 -- that of its first job.
 
 -- The jobs of a chain that are kept, in order; no row if the job does not exist or is no longer kept. `is_last`: the
--- end of the chain is that of this job, which is live or has ended last. No job has it if the last one is no longer
--- kept. Served by finished_id, finished_chain, job_chain, the primary key and record_job.
+-- end of the chain is that of this job, which is live or has ended last. It is false for all jobs if the last one is no
+-- longer kept. Served by finished_id, finished_chain, job_chain, the primary key and record_job.
 CREATE OR REPLACE FUNCTION rouse.chain(id bigint)
 RETURNS TABLE (job bigint, handler text, queue text, state rouse.state, attempt integer, retried_from bigint, requested_at timestamptz,
                finished_at timestamptz, is_last boolean)
@@ -58,9 +58,9 @@ BEGIN
 END
 $$;
 
--- Locks the live job of a chain and returns it, or the job that ended last: then the chain is not retried until the
--- caller commits. Waits for a concurrent retry. Raises an error if the chain does not exist, or its end is no longer
--- kept.
+-- Locks and returns the live job of a chain; if there is none, the job that ended last, so that the chain is not
+-- retried until the caller commits. Waits for a concurrent retry. Raises an error if the chain does not exist, or its
+-- end is no longer kept.
 CREATE OR REPLACE FUNCTION rouse._lock_chain(p_name text, p_id bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -256,7 +256,8 @@ BEGIN
             RETURN;
         END IF;
     ELSE
-        -- Either the limits have just been removed; or the role was renamed or dropped, and nothing is permitted.
+        -- Either the limits have just been removed; or the role was renamed or dropped, in which case nothing is
+        -- permitted.
         PERFORM FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.limited;
         IF NOT FOUND THEN
             RETURN;

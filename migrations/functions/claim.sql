@@ -34,7 +34,7 @@
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them, in the order of the ids:
 -- rows that were enqueued together are updated together, regardless of lane. The caller knows the order of the lanes.
--- After these rows, there are rows without an id for each lane from which gates let no job start now: `closed_by` names
+-- These are followed by a row without an id for each lane from which gates let no job start now: `closed_by` names
 -- gates, and `lease_ms` is the number of milliseconds for which they let none start (null: until a job of the key has
 -- ended).
 CREATE OR REPLACE FUNCTION rouse.claim(

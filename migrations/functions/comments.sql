@@ -22,7 +22,7 @@ COMMENT ON FUNCTION rouse.outcomes IS
 COMMENT ON FUNCTION rouse.wait IS
     'Waits until all of these jobs have ended or the timeout has expired, and returns how each of them has ended.';
 COMMENT ON FUNCTION rouse.flow IS
-    'Returns the jobs of a flow, of each name the latest one, each after those that it waits for.';
+    'Returns the latest job of each name in a flow, each after those that it waits for.';
 COMMENT ON FUNCTION rouse.chain IS
     'Returns the jobs of a chain in order, given any of them.';
 COMMENT ON FUNCTION rouse.chain_result IS
@@ -92,13 +92,13 @@ COMMENT ON FUNCTION rouse.set_retention IS
 COMMENT ON FUNCTION rouse.set_payload_limit IS
     'Sets the maximum size of the payloads of a queue, in bytes.';
 COMMENT ON FUNCTION rouse.set_default_retention IS
-    'Sets the number of days for which finished jobs are kept whose queue has no retention of its own.';
+    'Sets the number of days for which finished jobs are kept if their queue has no retention of its own.';
 COMMENT ON FUNCTION rouse.fair_keys IS
-    'The keys of fair queues that have jobs: weight, ready and running jobs, and the age of the oldest.';
+    'Returns the keys of fair queues that have jobs, with weight, ready and running jobs, and the age of the oldest.';
 COMMENT ON FUNCTION rouse.set_fair_share IS
     'Sets how the jobs of a queue share its workers: tenants, handlers or sources take turns, with weights and a limit on jobs in flight.';
 COMMENT ON FUNCTION rouse.gate_keys IS
-    'The keys of gates that have an effect now or have ready jobs: running and ready jobs, how many may start, and when the gate opens.';
+    'Returns the keys of gates that have an effect now or have ready jobs, with running and ready jobs, how many may start, and when the gate opens.';
 COMMENT ON FUNCTION rouse.set_dispatch IS
     'Sets how workers are chosen for the jobs of a queue when they are enqueued: in turn, by a hash of a key, at random, or not at all.';
 COMMENT ON FUNCTION rouse.set_shards IS
@@ -135,7 +135,7 @@ COMMENT ON FUNCTION rouse.outlived IS
 COMMENT ON FUNCTION rouse.unregister IS
     'Ends this incarnation and frees the jobs that it has claimed.';
 COMMENT ON FUNCTION rouse.sleep IS
-    'Requests notifications for these queues for some time.';
+    'Requests notifications for these queues for a given time.';
 COMMENT ON FUNCTION rouse.awake IS
     'Ends the request for notifications.';
 COMMENT ON FUNCTION rouse.declare_fair_share IS
@@ -235,7 +235,7 @@ COMMENT ON FUNCTION rouse.maintain_signals IS
 COMMENT ON FUNCTION rouse.maintain_flows IS
     'Deletes flows of which no job is kept, and returns where to continue.';
 COMMENT ON FUNCTION rouse.maintain_gate_keys IS
-    'Deletes keys of gates that have no effect any more, and returns where to continue.';
+    'Deletes the keys of gates that no longer have an effect, and returns where to continue.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the partitions of today and the next days; returns how many.';
 

@@ -213,7 +213,7 @@ END
 $$;
 
 -- The statement that creates the typed function of a handler. `p_contract` as for rouse.publish_contracts; every name
--- and constant in it is quoted, and types are those of a list.
+-- and constant in it is quoted, and only listed types are accepted.
 CREATE OR REPLACE FUNCTION rouse._function_definition(p_schema name, p_name name, p_contract jsonb) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -242,11 +242,11 @@ BEGIN
                 USING ERRCODE = 'too_many_arguments';
         END IF;
         IF coalesce(entry.name, '') = '' OR octet_length(entry.name) > 63 OR starts_with(entry.name, 'rouse_') THEN
-            RAISE EXCEPTION 'rouse.publish_contracts: % is not the name of a parameter', quote_nullable(left(entry.name, 140))
+            RAISE EXCEPTION 'rouse.publish_contracts: % is not a parameter name', quote_nullable(left(entry.name, 140))
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Names are 1 to 63 bytes long and do not start with rouse_.';
         END IF;
         IF NOT coalesce(entry.type = ANY (types), false) THEN
-            RAISE EXCEPTION 'rouse.publish_contracts: % is not a type of parameters', quote_nullable(left(entry.type, 140))
+            RAISE EXCEPTION 'rouse.publish_contracts: % is not a parameter type', quote_nullable(left(entry.type, 140))
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF octet_length(entry.fallback) > 1024 THEN
@@ -345,7 +345,7 @@ BEGIN
     END IF;
     definition := rouse._function_definition(p_schema, called, p_contract);
     IF (was.handler IS NULL OR (was.function_schema, was.function_name) IS DISTINCT FROM (p_schema, called)) AND rouse._function_of(p_schema, called) IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.publish_contracts: there is a function %.% already, which is not that of a contract', quote_ident(p_schema), quote_ident(called)
+        RAISE EXCEPTION 'rouse.publish_contracts: function %.% already exists, and does not belong to a contract', quote_ident(p_schema), quote_ident(called)
             USING ERRCODE = 'duplicate_function', HINT = 'Rename it, or publish to another schema (--schema).';
     END IF;
 

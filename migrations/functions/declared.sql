@@ -103,9 +103,10 @@ END
 $$;
 
 -- Rejects a job of a module's schedule that would give way to the job p_id, if the login that declares the schedule is
--- limited and its workers could not run that job. Any host fires the schedule, so the limits of the caller do not
--- count. If several logins declare it, or none does now, those of the login to which the schedule belongs do. A login
--- that no longer exists, or has another name, permits nothing. Served by the primary keys.
+-- limited and its workers could not run that job. The limits of that login apply instead of those of the caller,
+-- because any host fires the schedule. If several logins declare it, or none does now, the limits of the login to which
+-- the schedule belongs apply. A login that no longer exists, or has another name, permits nothing. Served by the
+-- primary keys.
 CREATE OR REPLACE FUNCTION rouse._check_merged_run(p_schedule text, p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -118,7 +119,7 @@ BEGIN
     IF role IS NULL THEN
         RAISE EXCEPTION 'rouse: schedule % may not use job %, with which a gate would merge its job: the login that declared it does not exist',
             p_schedule, p_id
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'It may once a live worker declares the schedule again.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The schedule may use the job once a live worker declares the schedule again.';
     END IF;
     SELECT * INTO limits FROM rouse.worker_login AS l WHERE l.login = role;
     IF FOUND THEN

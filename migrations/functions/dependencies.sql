@@ -128,8 +128,8 @@ BEGIN
 END
 $$;
 
--- Locks a live job against its end until the caller commits, and returns its chain; null if it is not live. Waits for a
--- settlement that is about to commit. Served by the primary key.
+-- Locks a live job, so that it cannot end before the caller commits, and returns its chain; null if it is not live.
+-- Waits for a settlement that is about to commit. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock_live(p_id bigint) RETURNS bigint
 LANGUAGE sql AS $$
     SELECT coalesce(j.chain, j.id) FROM rouse.job AS j WHERE j.id = p_id FOR KEY SHARE
@@ -162,7 +162,7 @@ BEGIN
     entries := (SELECT count(*) FROM rouse._dependencies_of(p_after));
     IF entries > 10000 THEN
         RAISE EXCEPTION 'rouse.enqueue: after names % jobs; at most 10000 are allowed', entries
-            USING ERRCODE = 'program_limit_exceeded', HINT = 'Let it wait for jobs that wait for up to 10000 others each.';
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Let the job wait for others that each wait for up to 10000 jobs.';
     END IF;
     SELECT d.name, d.entry INTO wrong
     FROM rouse._dependencies_of(p_after) AS d
@@ -211,7 +211,7 @@ BEGIN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'rouse.enqueue: job % has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry', p_id
                 USING ERRCODE = 'feature_not_supported',
-                      HINT = 'Enqueue it in a transaction with that level, which is the default, or with on_failure cancel or run.';
+                      HINT = 'Enqueue the new job in a transaction with that level, which is the default, or with on_failure cancel or run.';
         END IF;
         -- A retry takes a stronger lock of this row: either it waits, and sees the dependency, or it has committed, and
         -- may have ended too.
@@ -270,7 +270,7 @@ BEGIN
                 INSERT INTO rouse.kept_end (chain, job, state, result, error)
                 VALUES (locked.chain, ended.id, ended.state, ended.result, ended.error)
                 ON CONFLICT (chain) DO NOTHING;
-                -- The end of a job that was retried since. Not DO UPDATE, which would always lock the row.
+                -- Replaces the end of a job that was retried since. Not DO UPDATE, which would always lock the row.
                 UPDATE rouse.kept_end AS k SET job = ended.id, state = ended.state, result = ended.result, error = ended.error
                 WHERE k.chain = locked.chain AND k.job < ended.id;
                 PERFORM FROM rouse.kept_end AS k WHERE k.chain = locked.chain FOR KEY SHARE;
@@ -525,12 +525,12 @@ $$;
 
 -- For maintenance: notes chains that have ended while jobs still wait for them. A chain whose last job is no longer
 -- kept counts as failed, unless it is known to have succeeded (rouse.kept_end), and also cancels the jobs that wait for
--- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for 250 ms. Served by
--- the primary keys: while a large number of releases are made, a chain with dependencies that are left may be behind
--- thousands of dead entries, which this transaction keeps.
+-- a retry of it, which can never come. Looks at up to `p_max` chains, starting at a random one, for at most 250 ms:
+-- during a large number of releases, the next chain with dependencies may be behind thousands of dead index entries,
+-- which this transaction keeps. Served by dependency_chain and the primary keys.
 --
---   lost     the number of noted chains whose release was lost, which no known interleaving leaves behind
---   dropped  the number of those for whose retry jobs have waited until they were no longer kept
+--   lost     the number of noted chains whose release was lost, which no known interleaving causes
+--   dropped  the number of noted chains that were no longer kept while jobs still waited for their retry
 CREATE OR REPLACE FUNCTION rouse._sweep_dependencies(p_max integer, OUT lost integer, OUT dropped integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE

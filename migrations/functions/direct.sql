@@ -74,7 +74,7 @@ END
 $$;
 
 -- Chooses the worker for a job, by the policy of its queue; null: none, because none takes such jobs, or the job has no
--- value of the key.
+-- value for the key.
 --
 --   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and starting at a
 --                random number, so that producers do not wait for each other
@@ -347,7 +347,7 @@ BEGIN
     INSERT INTO rouse.queue (name) VALUES (set_dispatch.queue) ON CONFLICT DO NOTHING;
     SELECT * INTO was FROM rouse.queue AS q WHERE q.name = set_dispatch.queue FOR NO KEY UPDATE;
     IF set_dispatch.key IS NOT NULL AND coalesce(set_dispatch.dispatch, was.dispatch) <> 'hash' THEN
-        RAISE EXCEPTION 'rouse.set_dispatch: only hash has a key; queue % is dispatched: %', set_dispatch.queue, coalesce(set_dispatch.dispatch, was.dispatch)
+        RAISE EXCEPTION 'rouse.set_dispatch: only hash has a key; dispatch of queue % is %', set_dispatch.queue, coalesce(set_dispatch.dispatch, was.dispatch)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Set dispatch to hash, or leave out the key.';
     END IF;
     UPDATE rouse.queue AS q

@@ -150,7 +150,7 @@ DECLARE
 BEGIN
     FOR passed IN SELECT o.* FROM rouse._gates_of(p_was, p_lane) AS o LOOP
         IF passed.key <> rouse._gate_key_of_job(passed.parts, p_lane.queue, p_lane.handler, p_was.tenant, p_was.source, p_payload) THEN
-            RAISE EXCEPTION 'rouse: job % cannot be given another payload: it has another key of gate %', p_was.id, passed.gate
+            RAISE EXCEPTION 'rouse: job % cannot be given another payload: that would change its key of gate %', p_was.id, passed.gate
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel the job, and enqueue another one.';
         END IF;
         UPDATE rouse.gate_key AS k SET job = p_made WHERE k.gate = passed.gate AND k.key = passed.key AND k.job = p_was.id;

@@ -14,7 +14,7 @@ BEGIN
     IF p_bytes > bytes_max THEN
         RAISE EXCEPTION 'rouse.enqueue: the payload is % bytes long; queue % allows %', p_bytes, p_queue, bytes_max
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Store large data elsewhere and enqueue a reference to it, or let the queue have larger ones: rouse.set_payload_limit.';
+                  HINT = 'Store large data elsewhere and enqueue a reference to it, or raise the limit of the queue with rouse.set_payload_limit.';
     END IF;
 END
 $$;
@@ -148,13 +148,13 @@ BEGIN
     IF p_time IS NULL THEN
         RETURN NULL;
     END IF;
-    -- Not the intervals: where these are compared, a month has 30 days, and a year 360.
+    -- Not a comparison of intervals, which would count a month as 30 days, and a year as 360.
     IF ms NOT BETWEEN least_ms AND most_ms THEN
         RAISE EXCEPTION 'rouse.enqueue: % must be between % and %, not %', p_name,
             CASE p_name WHEN 'lease' THEN '2 seconds' ELSE '1 millisecond' END,
             CASE p_name WHEN 'lease' THEN '1 day' WHEN 'timeout' THEN '30 days' ELSE '3660 days' END, p_time
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = CASE p_name WHEN 'job_timeout' THEN 'Leave it out for none.' ELSE 'Leave it out for the handler''s own.' END;
+                  HINT = CASE p_name WHEN 'job_timeout' THEN 'Leave it out for no job timeout.' ELSE 'Leave it out for the handler''s own.' END;
     END IF;
     RETURN ms::bigint;
 END
@@ -257,8 +257,8 @@ BEGIN
     -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no
     -- lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
-        -- A payload that the contract refuses, and an unknown handler, find none either: _enqueue reports them. Nor do
-        -- jobs of fair queues, whose lane _enqueue finds by their key. Served by lane_key.
+        -- No lane is found either if the contract refuses the payload, or if the handler is unknown: _enqueue reports
+        -- that. The same applies to jobs of fair queues, whose lane _enqueue finds by their key. Served by lane_key.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants, trace)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, greatest(run_at, at),
                max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants, trace
@@ -271,7 +271,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- An argument is new, null, rare, or wrong: all checks, in order.
+    -- The lane is new, or an argument is null, rare or wrong: rouse._enqueue makes all checks, in order.
     RETURN (SELECT e.id FROM rouse._enqueue(
         job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
         job_timeout, after, NULL, NULL, p_trace => trace) AS e);
@@ -333,7 +333,7 @@ BEGIN
         PERFORM rouse._check_contract(p_handler, p_payload);
     END IF;
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('singleton', 'debounce') AND g.handler = p_handler;
-    -- A chain continues in any case.
+    -- Gates do not apply to the next job of a chain.
     IF FOUND AND p_chain IS NULL THEN
         passed := rouse._pass_gates(p_id, coalesce(p_queue, 'default'), p_handler, p_tenant, p_source, p_payload, at, p_may_refuse, p_run_at);
         IF passed.live IS NOT NULL THEN
@@ -536,7 +536,7 @@ BEGIN
     WHERE g.kind IN ('max_concurrent', 'throttle', 'batch') AND coalesce(g.handler, enqueue_many.handler) = enqueue_many.handler
       AND coalesce(g.queue, queue, 'default') = coalesce(queue, 'default') AND array_to_string(g.key, ' ') LIKE '%$%';
     is_spread := is_spread OR FOUND;
-    -- With direct dispatch, each enqueue chooses the lane: a choice would count as a turn of a worker.
+    -- With direct dispatch, each enqueue chooses the lane: an extra choice here would count as a turn of a worker.
     IF is_spread IS NOT TRUE THEN
         lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
     END IF;

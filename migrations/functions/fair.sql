@@ -43,7 +43,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.queue'::regclass AND tgname = 'fair_share_changed') THEN
         CREATE TRIGGER fair_share_changed AFTER UPDATE ON rouse.queue
             FOR EACH ROW WHEN (
-                -- Not as rows: a dump prints these in another form, which rouse migrate would take for a change.
+                -- The columns one by one: a dump prints a comparison of rows in another form, which `rouse migrate`
+                -- would take for a change.
                 old.policy IS DISTINCT FROM new.policy
                 OR old.fair_key IS DISTINCT FROM new.fair_key
                 OR old.charge IS DISTINCT FROM new.charge
@@ -145,7 +146,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.declare_fair_share: login % may not serve queue %', session_user, quote_literal(left(p_queue, 140))
             USING ERRCODE = 'RW006', HINT = 'Its queues are listed in rouse.worker_login.';
     END IF;
-    -- The bound of rouse._queue_changed, which comes after the weights have been written.
+    -- The same bound as in rouse._queue_changed, which checks it only after the weights have been written.
     PERFORM rouse._check_size('declare_fair_share', octet_length(p_weights::text), 1048576);
     IF is_limited AND NOT EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = p_queue) THEN
         SELECT l.lanes_max INTO most FROM rouse.limits AS l WHERE l.only_row;

@@ -112,13 +112,13 @@ BEGIN
                 p_name, entry.key, wrong, left(entry.value::text, 140)
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        -- Names are columns of lanes; everything else is in the job.
+        -- Handler, queue and tags are columns of lanes; everything else is in the job.
         IF entry.key IN ('handler', 'queue') THEN
             lanes := lanes || format('l.%I = %L', entry.key, entry.word);
         ELSIF entry.key = 'tag' THEN
             lanes := lanes || format('l.tags @> ARRAY[%L]', entry.word);
         ELSIF entry.key = 'unique_key' THEN
-            -- The key follows the tenant, as in the view rouse.jobs.
+            -- The key follows the handler and a slash, as in the view rouse.jobs.
             condition := condition || format(' AND substr(k.unique_key, strpos(k.unique_key, ''/'') + 1) = %L', entry.word);
         ELSIF entry.key IN ('tenant', 'source') THEN
             condition := condition || format(' AND k.%I = %L', entry.key, entry.word);
@@ -272,11 +272,11 @@ $$;
 --
 --   retried, made   the jobs, and the new job of each
 --   refused         jobs whose unique key a live job has, whose payload was removed, or that wait for a chain that has
---                   failed: an older batch may retry it, and then the job can be retried too
+--                   failed: a later batch, with older jobs, may retry it, and then the job can be retried too
 --   locked          jobs that another transaction has locked: a later call may retry them. `lock_wait` is the time for
 --                   which this call waits for all of them together, by default not at all.
 --
--- It waits for another batch for up to 10 s, and is an error if that has not committed by then.
+-- It waits up to 10 s for another batch, and fails if that batch has not committed by then.
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, max integer DEFAULT 100, max_examined integer DEFAULT 100000, lock_wait interval DEFAULT '0',
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT locked bigint[], OUT examined_count integer, OUT next_before bigint)
@@ -328,7 +328,7 @@ BEGIN
         -- A subtransaction: if another transaction has locked something that the retry needs, only this retry is
         -- undone.
         BEGIN
-            -- 0 would wait without end.
+            -- 0 would mean no timeout.
             PERFORM set_config('lock_timeout', greatest(ceil(extract(epoch FROM wait_end - clock_timestamp()) * 1000), 1) || 'ms', true);
             done := rouse._retry(was, at);
         EXCEPTION

@@ -38,7 +38,7 @@ $$;
 --   due        [{"name", "revision", "cron", …}, …]; null: none. `previous`: waiting, if its previous job has not
 --              started; running, if it has; null, if it has ended
 --   backfills  up to ten that are not finished, in the order of their ids, starting after `p_after_backfill`, and
---              continuing with the first; null: none
+--              then from the first one; null: none
 --
 -- `p_except`: revisions of schedules that are left out, because the caller could not fire them a moment ago. Otherwise
 -- `p_max` schedules that nobody can fire would keep all others off the list. `p_except_backfills`: the same for
@@ -128,8 +128,8 @@ $$;
 -- due: otherwise, a failing job would make the schedule skip due times until its last attempt. All or nothing: if one
 -- of the jobs is refused, nothing is written. Waits up to p_lock_wait_ms, at most 250 ms, for another transaction that
 -- has locked a previous job, or that enqueues a job with the same key of a gate; after that, the call fails with
--- lock_not_available. Once a call of a host's round has failed in this way, the others hardly wait. Served by the
--- primary keys.
+-- lock_not_available. Once one call of a host's round has failed in this way, the other calls of the round hardly wait.
+-- Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.fire_schedules(
     p_worker bigint, p_key bytea, p_changes rouse.schedule_change[], p_firings rouse.schedule_firing[],
     p_lock_wait_ms integer DEFAULT 250) RETURNS SETOF text

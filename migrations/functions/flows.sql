@@ -1,7 +1,7 @@
 -- Flows: graphs of jobs that are enqueued in one call. A flow has no state of its own: it is counted from its jobs when
 -- it is read.
 
--- Rejects a graph, with an error that names the job.
+-- Raises the error for an invalid graph.
 CREATE OR REPLACE FUNCTION rouse._refuse_flow(p_message text, p_hint text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -202,7 +202,7 @@ $$;
 -- chain that `after` and `waits_for` of other jobs name: that of the first job of the name. `is_stuck`: a chain that it
 -- waits for has failed, until it is retried. Whether a chain has failed is looked up once for each chain, because
 -- thousands of jobs may wait for the same one. If the latest job of a name is no longer kept, an older one that is kept
--- does not stand for it. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain, lane_id and
+-- is not shown in its place. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain, lane_id and
 -- record_job.
 CREATE OR REPLACE FUNCTION rouse.flow(id bigint)
 RETURNS TABLE (name text, job bigint, chain bigint, handler text, queue text, state rouse.state, attempt integer, after jsonb, waits_for bigint[], is_stuck boolean,
@@ -247,9 +247,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
     ORDER BY e.chain
 $$;
 
--- The number of jobs of a flow in each state, for rouse.flows; with the same jobs and state names as rouse.flow, which
--- also looks up the lane and the dependencies of each job. `finished_at` includes the ends of older jobs that
--- rouse.flow leaves out. Served by job_flow, finished_flow, dependency_job, the primary key, job_chain and record_job.
+-- The number of jobs of a flow in each state, for rouse.flows; of the same jobs as in rouse.flow, which also looks up
+-- the lane and the dependencies of each job. `finished_at` includes the ends of older jobs that rouse.flow leaves out.
+-- Served by job_flow, finished_flow, dependency_job, the primary key, job_chain and record_job.
 CREATE OR REPLACE FUNCTION rouse._count_flow(
     p_id bigint, OUT jobs bigint, OUT waiting bigint, OUT scheduled bigint, OUT ready bigint, OUT running bigint, OUT succeeded bigint,
     OUT failed bigint, OUT cancelled bigint, OUT stuck bigint, OUT finished_at timestamptz)
@@ -381,14 +381,14 @@ $$;
 
 -- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns their number. The others
 -- keep their results. Call it until it returns 0: each call is a separate transaction, which ends 30 ms after its first
--- retry, because a retry locks the jobs that it waits for against their ends. Jobs that ended at or after `before`
--- (null: the time of the call) are left alone: pass the time of the first call to retry each job once, even if it fails
--- again in the meantime.
+-- retry, because a retry locks the jobs that it waits for, and they cannot end in the meantime. Jobs that ended at or
+-- after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each job once,
+-- even if it fails again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, whose unique key a live job has, or whose
--- retry is no longer kept. Jobs come after those that they wait for. If another transaction has locked a job, or a job
--- that it waits for, the call ends before that job. If that job is the first, the call waits for the lock; thus it
--- never waits for a lock while others may wait for its own. Served by job_flow, finished_flow, finished_id and
+-- retry is no longer kept. Jobs are retried after those that they wait for. If another transaction has locked a job, or
+-- a job that it waits for, the call ends before that job. If that job is the first, the call waits for the lock; thus
+-- it never waits for a lock while others may wait for its own. Served by job_flow, finished_flow, finished_id and
 -- record_job.
 CREATE OR REPLACE FUNCTION rouse.retry_flow(id bigint, max integer DEFAULT 1000, before timestamptz DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -6,8 +6,8 @@
 --   max_concurrent  at most `max` jobs of a key run at the same time, across all workers
 --   throttle        at most `max` jobs of a key start in any `period`; or, with `burst`, on average, and `burst` at
 --                   once
---   batch           up to `max` jobs of a key start together, in one attempt, when there are so many, or when the first
---                   has waited for a `period`
+--   batch           up to `max` jobs of a key start together, in one attempt, when that many are ready, or when the
+--                   first has waited for a `period`
 --
 -- and two when jobs are enqueued:
 --
@@ -185,8 +185,8 @@ LANGUAGE sql IMMUTABLE AS $$
            ELSE CASE WHEN p_key IN ('', '*') THEN '' ELSE coalesce(p_key::jsonb ->> p_by, '') END END
 $$;
 
--- The key of a gate for the jobs of a lane: a value, or two with the length of the first. The cast makes it immutable,
--- so that Postgres inlines it.
+-- The key of a gate for the jobs of a lane: one value, or two values after the length of the first. The cast makes it
+-- immutable, so that Postgres inlines it.
 CREATE OR REPLACE FUNCTION rouse._gate_key(p_gate text[], p_queue text, p_handler text, p_key text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_gate[2] IS NOT NULL
@@ -310,10 +310,10 @@ $$;
 
 -- The number of ready jobs of a lane after this turn that make batches: the jobs of all full batches, or all jobs if
 -- one of the remaining jobs has waited for the period (null: they do not wait). `wait_ms`: the time until the next look
--- for the remaining jobs; null: there are none. At that time, the batch will be full if jobs arrive as fast as they
--- have so far; it is in 10 ms to 5 s, and no later than the end of the period. `size`: the number of jobs that one
--- attempt takes; 1 if some of them cannot share an attempt with others, because of their tenant or of limits of their
--- own. Served by job_ready.
+-- for the remaining jobs; null: there are none. It is the time after which the batch will be full if jobs keep arriving
+-- at the same rate, but 10 ms to 5 s, and at most the rest of the period. `size`: the number of jobs that one attempt
+-- takes; 1 if some of them cannot share an attempt with others, because of their tenant or of limits of their own.
+-- Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse._batches(
     p_lane bigint, p_after bigint, p_max integer, p_period_ms bigint, p_wanted integer, p_at timestamptz,
     OUT room integer, OUT wait_ms bigint, OUT size integer)
@@ -357,8 +357,8 @@ $$;
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
 -- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
 -- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
--- so that two never count the same room: `at` is a time after that, the time of the claim, and what it leaves is exact
--- until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
+-- so that two claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay
+-- exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
 -- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
 -- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
 -- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
@@ -491,7 +491,7 @@ BEGIN
            ARRAY(SELECT ROW(p.lane, p.gate, p.key, NULL, NULL)::rouse.gated_lane FROM numbered AS p WHERE p.kind = 'throttle' AND p.room > whole) AS open
     INTO pairs
     FROM numbered AS p WHERE p.room <= whole;
-    -- No earlier than the end of each job that was not counted.
+    -- Read now, so that it is not before the end of any job that was not counted.
     at := clock_timestamp();
     IF pairs.places IS NULL THEN
         gated := nullif(pairs.open, '{}');
@@ -571,8 +571,8 @@ BEGIN
 END
 $$;
 
--- Charges the gates that throttle for the jobs of these lanes that were claimed at this time, one lane for each job.
--- Returns the lanes from which no job may start now, with the gates that have no room for it: a row for each number of
+-- Charges the throttles for the jobs that were claimed at this time; `p_lanes` contains the lane of each job. Returns
+-- the lanes from which no job may start now, with the gates that have no room for it: a row for each number of
 -- milliseconds for which that lasts (null: until a job of the key has ended). Waits up to 5 s for a change to the gate,
 -- which also changes its keys. Served by gate_key_pkey.
 CREATE OR REPLACE FUNCTION rouse._charge_gates(p_gated rouse.gated_lane[], p_lanes bigint[], p_at timestamptz)
@@ -637,9 +637,10 @@ $$;
 -- Passes a job that is being enqueued through the gates that act there, in the order of their names. `live`: the job
 -- that it gives way to; null: none, and it is enqueued, not before `run_at`; if it is not enqueued in the end, the
 -- caller opens the gates again (rouse._open_gates). `passed`: their rows as they were before; a new row names this job.
--- `replaced`: that job is to become this one, due at `run_at`. Jobs of other tenants do not count, as with unique keys.
--- `p_may_refuse`: a gate may raise an error; otherwise such a job gives way as well. Waits for a transaction that is
--- enqueuing the same key. Served by gate_enqueues, gate_key_pkey and the primary key of rouse.job.
+-- `replaced`: the caller has to give that job the arguments of this one, and make it due at `run_at`. Jobs of other
+-- tenants do not count, as with unique keys. `p_may_refuse`: a gate may raise an error; otherwise such a job gives way
+-- as well. Waits for a transaction that is enqueuing the same key. Served by gate_enqueues, gate_key_pkey and the
+-- primary key of rouse.job.
 CREATE OR REPLACE FUNCTION rouse._pass_gates(
     p_id bigint, p_queue text, p_handler text, p_tenant text, p_source text, p_payload jsonb, p_at timestamptz, p_may_refuse boolean,
     INOUT run_at timestamptz, OUT live bigint, OUT replaced boolean, OUT passed rouse.gate_key[])
@@ -714,7 +715,7 @@ BEGIN
 END
 $$;
 
--- Opens gates again that let through a job that is not enqueued after all. `p_passed`: their rows as they were before.
+-- Reopens gates that have let through a job that is not enqueued after all. `p_passed`: their rows as they were before.
 -- Such a row may name a job that runs, and keeps others out again once it waits for its retry.
 CREATE OR REPLACE FUNCTION rouse._open_gates(p_id bigint, p_passed rouse.gate_key[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -809,7 +810,7 @@ BEGIN
             new.burst::double precision / new.max * new.period_ms * interval '1 millisecond')
         WHERE k.gate = new.name AND k.until > clock_timestamp();
     ELSIF tg_op = 'UPDATE' AND new.kind = 'debounce' AND new.period_ms < old.period_ms THEN
-        -- A burst ends after the new period. Its end would otherwise seem to be one of a clock that was set back.
+        -- Bursts end within the new period. A later end would be taken for one from before the clock was set back.
         UPDATE rouse.gate_key AS k
         SET until = least(k.until, clock_timestamp() + new.period_ms * interval '1 millisecond')
         WHERE k.gate = new.name AND k.until > clock_timestamp();
@@ -833,7 +834,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         -- Long enough for the name of a handler and a kind.
         WHEN p_gate.name !~ '^[a-z0-9][a-z0-9_./-]{0,159}$'
-            THEN 'a name has lower-case letters, digits and _ . / -, not ' || quote_literal(left(p_gate.name, 140))
+            THEN 'name must consist of lower-case letters, digits and _ . / -, not ' || quote_literal(left(p_gate.name, 140))
         WHEN p_gate.kind NOT IN ('max_concurrent', 'throttle', 'batch', 'singleton', 'debounce')
             THEN 'kind must be max_concurrent, throttle, batch, singleton or debounce, not ' || quote_literal(left(p_gate.kind, 140))
         WHEN p_gate.queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN quote_literal(left(p_gate.queue, 140)) || ' is not a queue name'
@@ -879,7 +880,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Sets a gate, and replaces one of the same name. Arguments that are left out have their defaults. It applies at once;
--- the division by a new key applies to jobs that are enqueued after the change, and those that already wait share one.
+-- the division by a new key applies to jobs that are enqueued after the change, and jobs that already wait share a key.
 -- Leaves a record.
 --
 --   kind         max_concurrent, throttle, batch, singleton or debounce
@@ -1022,7 +1023,7 @@ BEGIN
 END
 $$;
 
--- Deletes keys of gates that have no effect any more (rouse.gate_key). Reads the next 10,000 keys after this one,
+-- Deletes the keys of gates that no longer have an effect (rouse.gate_key). Reads the next 10,000 keys after this one,
 -- {gate, key}; null: the first ones. `reached` is the last one, or null if there are no more. It waits for neither
 -- producers nor claims, and holds the locks of the deleted keys until it commits. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse.maintain_gate_keys(p_worker bigint, p_key bytea, p_after text[], OUT reached text[], OUT deleted integer)

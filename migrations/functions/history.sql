@@ -136,7 +136,7 @@ BEGIN
                        rouse._by(r.who, r.reader), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, r.detail
                 FROM rouse.record AS r
                 WHERE r.at >= starts AND r.at <= upto AND (audit.who IS NULL OR audit.who IN (r.who, r.reader))) AS e
-            -- Subqueries in CASE: a join would go through all partitions for each row, even if it has its lane.
+            -- Subqueries in CASE: a join would search all partitions for each row, even one that has its lane.
             LEFT JOIN LATERAL (
                 SELECT l.queue, l.handler FROM rouse.lane AS l
                 WHERE l.id = CASE WHEN e.lane IS NOT NULL THEN e.lane

@@ -23,7 +23,7 @@ DECLARE
     known    bigint;
     divided  text[];
     required text[];
-    -- The workers that will be alive at that time are not known.
+    -- Then no worker is chosen (direct dispatch): it is not known which will be alive at that time.
     is_later boolean := p_run_at > clock_timestamp();
 BEGIN
     p_queue := coalesce(p_queue, 'default');
@@ -199,9 +199,9 @@ BEGIN
 END
 $$;
 
--- The lane in which an enqueue would put the job today that was in lane p_lane, without choosing a worker (direct
--- dispatch): its queue may be divided by other values. Unlike rouse._lane, it raises no error if there are too many
--- lanes, because the job was already accepted. Served by lane_id and lane_key.
+-- The lane in which an enqueue would put a job of lane p_lane now, without choosing a worker (direct dispatch): the
+-- queue may be divided by other values since. Unlike rouse._lane, it raises no error if there are too many lanes,
+-- because the job was already accepted. Served by lane_id and lane_key.
 CREATE OR REPLACE FUNCTION rouse._lane_now(p_lane bigint, p_tenant text, p_source text, p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -21,8 +21,8 @@ BEGIN
 END
 $$;
 
--- Refuses a transaction whose snapshot does not change, before it waits for a lock and then counts the rows that its
--- previous holders have left: a row that they have only locked raises no serialization failure.
+-- Refuses a transaction that keeps one snapshot. It would wait for a lock, and then count rows as they were before the
+-- previous holders of the lock changed them: a lock row that was only locked raises no serialization failure.
 CREATE OR REPLACE FUNCTION rouse._require_read_committed(p_what text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -174,7 +174,7 @@ BEGIN
 END
 $$;
 
--- True if these are at most 1,000 valid queue names. In plpgsql, which caches its plan for the session: a SQL function
+-- True if these are at most 1,000 valid queue names. In PL/pgSQL, which caches its plan for the session: a SQL function
 -- that Postgres cannot inline is planned in each transaction.
 CREATE OR REPLACE FUNCTION rouse._are_queue_names(p_words text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -190,7 +190,7 @@ CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_max 
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_bytes > p_max THEN
-        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are stored', p_name, p_bytes, p_max USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'rouse.%: % bytes are too many; at most % are stored', p_name, p_bytes, p_max USING ERRCODE = 'program_limit_exceeded';
     END IF;
 END
 $$;

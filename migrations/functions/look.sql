@@ -168,7 +168,7 @@ $$;
 
 -- The lanes whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the longest wait first: the
 -- number of milliseconds until it will have waited that long (zero or negative if it has), and the number of the next
--- `p_max` jobs that have or will have. The wait of a job starts at its run_at, and after a failure at its retry. One
+-- `p_max` jobs of which the same is true. The wait of a job starts at its run_at, and after a failure at its retry. One
 -- read, which locks no rows. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_max integer)
 RETURNS TABLE (lane bigint, in_ms bigint, jobs integer)

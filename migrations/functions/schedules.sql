@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION rouse._check_schedule_name(p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_name IS NULL OR p_name !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
-        RAISE EXCEPTION 'rouse.schedule: % is not the name of a schedule', coalesce(quote_literal(left(p_name, 140)), 'null')
+        RAISE EXCEPTION 'rouse.schedule: % is not a schedule name', coalesce(quote_literal(left(p_name, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Names start with a letter or digit and contain letters, digits and _ . : - ; at most 128 characters.';
     END IF;
@@ -114,9 +114,9 @@ BEGIN
 END
 $$;
 
--- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. A schedule that a login
--- has created is never replaced by a module's (`foreign`), which has its login already. If its due times change, they
--- count from now; otherwise, times that are already due are not lost.
+-- Writes a schedule, which the caller has checked, and returns created, replaced or unchanged. The schedule of a
+-- module, whose `login` the caller has set, never replaces one that a login has created (`foreign`). If its due times
+-- change, they count from now; otherwise, times that are already due are not lost.
 CREATE OR REPLACE FUNCTION rouse._put_schedule(p_schedule rouse.schedule) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -129,7 +129,7 @@ BEGIN
         SELECT * INTO was FROM rouse.schedule AS s WHERE s.name = p_schedule.name FOR UPDATE;
         EXIT WHEN FOUND;
         IF (SELECT count(*) FROM rouse.schedule) >= (SELECT l.schedules_max FROM rouse.limits AS l WHERE l.only_row) THEN
-            RAISE EXCEPTION 'rouse.schedule: there are % schedules already', (SELECT l.schedules_max FROM rouse.limits AS l WHERE l.only_row)
+            RAISE EXCEPTION 'rouse.schedule: there are already % schedules, the maximum', (SELECT l.schedules_max FROM rouse.limits AS l WHERE l.only_row)
                 USING ERRCODE = 'program_limit_exceeded', HINT = 'Delete some, or raise schedules_max in rouse.limits.';
         END IF;
         p_schedule.created_at := at;
@@ -421,9 +421,10 @@ BEGIN
 END
 $$;
 
--- Requests jobs for the due times of a schedule from `since` to before `before`, both in the past, and returns the id
--- of the backfill. Hosts enqueue them, the oldest first. Due times that already have a job do not get another; overlap
--- and jitter do not apply. A backfill with more than 10,000 due times enqueues nothing and shows an error.
+-- Requests jobs for the due times of a schedule from `since` up to, but not including, `before`, both in the past, and
+-- returns the id of the backfill. Hosts enqueue them, the oldest first. Due times that already have a job do not get
+-- another; overlap and jitter do not apply. A backfill with more than 10,000 due times enqueues nothing and shows an
+-- error.
 CREATE OR REPLACE FUNCTION rouse.backfill_schedule(name text, since timestamptz, before timestamptz) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -435,9 +436,9 @@ BEGIN
     IF NOT coalesce(isfinite(backfill_schedule.since) AND backfill_schedule.since < backfill_schedule.before
                     AND backfill_schedule.before <= at, false)
        OR backfill_schedule.since < '1970-01-01Z' THEN
-        RAISE EXCEPTION 'rouse.backfill_schedule: since must be before before, and both in the past, not % and %',
+        RAISE EXCEPTION 'rouse.backfill_schedule: since must be earlier than before, and both in the past, not % and %',
             coalesce(backfill_schedule.since::text, 'null'), coalesce(backfill_schedule.before::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Due times from since to before before get a job.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Due times from since up to, but not including, before get a job.';
     END IF;
     IF (SELECT count(*) FROM rouse.backfill AS b WHERE b.schedule = was.name AND b.finished_at IS NULL) >= 10 THEN
         RAISE EXCEPTION 'rouse: schedule % already has 10 unfinished backfills', was.name

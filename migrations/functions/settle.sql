@@ -71,7 +71,7 @@ BEGIN
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
                                     lease_ms, timeout_ms, after, origin, trace, keep_days)
         SELECT g.id, g.lane, g.worker, g.retried_from, g.chain,
-               -- A hash of a subquery; each job would be compared with all elements of an array.
+               -- A subquery, which is hashed: with an array, each job would be compared with all elements.
                CASE WHEN has_jobs AND g.state = 'succeeded' AND g.id IN (SELECT made.parent FROM unnest(p_jobs) AS made WHERE made.kind = 'next')
                    THEN true END,
                g.flow, g.flow_name, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
@@ -197,12 +197,12 @@ BEGIN
 END
 $$;
 
--- rouse._settle for workers, with the usage of each attempt. Returns the ids that were accepted, and those that are
--- locked. A row that another transaction has locked (a cancellation that is not committed yet) fails the call after 250
--- ms. The worker then calls again with p_skip_locked, which skips locked rows and returns them as locked. That call
--- waits up to 20 ms for other locks, or 100 ms if it settles a single attempt, and then fails. An id that is not
--- returned has lost its lease, or never belonged to this worker; the worker's row counts these. A null id asks the
--- worker to call rouse.continue_releases.
+-- rouse._settle for workers. Returns the ids that were accepted, and those that are locked. A row that another
+-- transaction has locked (a cancellation that is not committed yet) fails the call after 250 ms. The worker then calls
+-- again with p_skip_locked, which skips locked rows and returns them as locked. That call waits up to 20 ms for other
+-- locks, or 100 ms if it settles a single attempt, and then fails. A job whose id is not returned has lost its lease,
+-- or never belonged to this worker; the worker's row counts these. A null id asks the worker to call
+-- rouse.continue_releases.
 CREATE OR REPLACE FUNCTION rouse.settle(
     p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_jobs rouse.new_job[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
@@ -222,7 +222,7 @@ BEGIN
         PERFORM rouse._check_settlements(p_settlements);
     END IF;
     IF p_skip_locked THEN
-        -- The worker searches for outcomes that meet other locks, such as that of a unique key, by bisection: each
+        -- The worker uses bisection to find outcomes that other locks hold up, such as that of a unique key: each
         -- failure costs this much time. The outcomes that it has found wait longer, so that they get the lock after
         -- other transactions that wait for it.
         PERFORM set_config('lock_timeout', CASE WHEN cardinality(p_settlements) > 1 THEN '20ms' ELSE '100ms' END, true);

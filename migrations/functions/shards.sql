@@ -9,8 +9,8 @@
 --
 --   claim                 FOR KEY SHARE, and only if the lease has not ended
 --   renewal               an update of the worker's own row: claims and renewals do not wait for each other
---   giving up shards      FOR UPDATE, unless a claim holds the row: then the next call does
---   end of a lease        deletes the row, unless a claim holds it: then the next call does
+--   giving up shards      locks the row FOR UPDATE, unless a claim holds it: then the next call tries again
+--   end of a lease        deletes the row, unless a claim holds it: then the next call tries again
 --   leaving a queue       deletes the worker's own row; waits for its claims
 --   new number of shards  deletes all rows of the queue; waits for all claims
 --
@@ -140,7 +140,7 @@ DECLARE
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
-        -- A limited login may not claim all jobs of its handlers' lanes.
+        -- Workers of a limited login divide the shards among themselves, because it may not be permitted all lanes.
         p_serves := hashtextextended(session_user, p_serves);
     END IF;
     lease_ms := 5000;

@@ -61,7 +61,7 @@ $$;
 --
 --   refusal  the reason why this worker does not hold the job: nothing is changed
 --   outcome  set; conflict: the current version is not p_expected; keys, bytes: it would exceed p_keys_max or
---            p_bytes_max; `used` is what the other keys take up; again: a concurrent write has changed it, try again
+--            p_bytes_max; `used` is what the other keys take up; again: a concurrent write has changed the value
 --
 -- p_expected: the version that is expected, 0: no value, null: any. p_version is the new version, chosen at random by
 -- the caller for each write: a repeated call with the same version changes nothing, because the response to the first

@@ -52,7 +52,7 @@ BEGIN
     PERFORM rouse._check_size('settle', pg_column_size(s.result), 8388608),
             rouse._check_steps(s.id, greatest(jsonb_array_length(coalesce(calls_of -> s.id::text, '[]')), 1), 0)
     FROM unnest(p_settlements) AS s WHERE s.state = 'queued' AND s.error IS NULL AND s.result IS NOT NULL;
-    -- The lock that conflicts with those of senders.
+    -- Takes the lock that conflicts with those of senders.
     PERFORM FROM unnest(p_settlements) AS s JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
     WHERE s.state = 'queued' AND s.error IS NULL AND s.result ->> 'kind' = 'signal' FOR UPDATE OF j;
     WITH back AS (
@@ -293,9 +293,9 @@ $$;
 
 -- The ends of the chains that a job has waited for (`after`), by name in byte order, for the worker that runs the job;
 -- or one row with the refusal. Reads those with the names p_names; if it is empty, the first 1,000 after the name
--- p_after. Once the ends reach 1 MiB, `is_read` is false: only the names follow, with which the next call continues.
--- Otherwise each page would read and sort up to 10,000 names. `job` is null for a chain that is no longer kept; a name
--- that `after` does not have is left out. Served by the same indexes as rouse.chain.
+-- p_after. Once the ends reach 1 MiB, only names follow (`is_read` is false), which the caller passes to the next call:
+-- without them, each page would read and sort up to 10,000 names. `job` is null for a chain that is no longer kept; a
+-- name that `after` does not have is left out. Served by the same indexes as rouse.chain.
 CREATE OR REPLACE FUNCTION rouse.parent_ends(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_after text, p_names text[])
 RETURNS TABLE (refusal text, name text, job bigint, state text, output jsonb, is_read boolean)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -29,7 +29,7 @@ BEGIN
     -- The end of an attempt.
     --   state       succeeded, failed, timed_out, cancelled: the job's final state;
     --               queued with an error: retry after delay_ms; queued with a result: suspended,
-    --               and the result is the wait (suspensions.sql); queued without both: the claim is
+    --               and the result is the wait (suspensions.sql); queued with neither: the claim is
     --               released, and the attempt does not count
     --   started_us  microseconds from the claim to the real start; null: it never started
     --   retry_at    retry at this time instead
@@ -51,7 +51,8 @@ BEGIN
     IF to_regtype('rouse.new_job') IS NULL THEN
         CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb, trace text);
     END IF;
-    -- Not sent by workers: what the jobs of an attempt take over from its own (children.sql), without its payload.
+    -- Not sent by workers: what the jobs that an attempt enqueues take over from the attempt's own job (children.sql),
+    -- without the payload.
     IF to_regtype('rouse.parent_job') IS NULL THEN
         CREATE TYPE rouse.parent_job AS (
             id bigint, lane bigint, chain bigint, flow bigint, flow_name text, tenant text, grants jsonb, origin jsonb);

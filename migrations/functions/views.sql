@@ -111,7 +111,8 @@ BEGIN
             SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT 1) AS oldest ON true
         -- FULL: a plan that was made for few lanes could compare each lane with each row of `running` for a left join.
-        -- OFFSET 0 keeps the condition on its result outside, which would make it a left join again.
+        -- OFFSET 0 keeps the planner from applying the outer condition to the join, which would make it a left join
+        -- again.
         FULL JOIN running ON running.lane = l.id
         OFFSET 0) AS d
     WHERE d.id IS NOT NULL;
@@ -253,7 +254,7 @@ BEGIN
            CASE WHEN NOT g.in_claims THEN k.job END
     FROM keys AS u
     JOIN gates AS g ON g.name = u.gate
-    -- FULL: as in rouse.fair_keys. Both have no other keys.
+    -- FULL: as in rouse.fair_keys. Neither has other keys.
     FULL JOIN waiting AS w ON w.gate = u.gate AND w.key = u.key
     FULL JOIN running AS r ON r.gate = u.gate AND r.key = u.key
     LEFT JOIN rouse.gate_key AS k ON k.gate = u.gate AND k.key = u.key
@@ -438,7 +439,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         FROM rouse.attempt AS a WHERE a.job = history.id
         UNION ALL
         SELECT 2 * j.attempt, j.claimed_at, 'claimed', j.attempt, j.worker, NULL
-        -- No state: a plan that knows it could read all running jobs (job_lease).
+        -- No condition on the state: with it, a plan could read all running jobs (job_lease).
         FROM rouse.job AS j WHERE j.id = history.id AND j.claimed_at IS NOT NULL
         UNION ALL
         SELECT 2 * f.attempt, coalesce(f.started_at, f.claimed_at), CASE WHEN f.started_at IS NULL THEN 'claimed' ELSE 'started' END,

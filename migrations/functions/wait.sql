@@ -52,8 +52,8 @@ END
 $$;
 
 -- Refuses to wait for a live job that cannot end before the caller commits, because the caller's transaction has
--- written its row, or has enqueued a job that waits for it (which locks the row against its end). Served by the primary
--- key and dependency_chain.
+-- written its row, has sent it a signal, or has enqueued a job that waits for it (each of these locks the row). Served
+-- by the primary key, signal_job and dependency_chain.
 CREATE OR REPLACE FUNCTION rouse._refuse_own(p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -64,12 +64,12 @@ BEGIN
     END IF;
     SELECT j.id INTO own FROM unnest(p_ids) AS l(id) JOIN rouse.job AS j ON j.id = ANY (ARRAY[l.id]) WHERE rouse._wrote(j.xmin) LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.wait: job % cannot run before this transaction commits, which has enqueued or changed it', own
+        RAISE EXCEPTION 'rouse.wait: job % cannot run until this transaction, which has enqueued or changed it, commits', own
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Commit first, then wait.';
     END IF;
     SELECT g.job INTO own FROM unnest(p_ids) AS l(id) JOIN rouse.signal AS g ON g.job = ANY (ARRAY[l.id]) WHERE rouse._wrote(g.xmin) LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.wait: job % cannot end before this transaction commits, which has sent it a signal', own
+        RAISE EXCEPTION 'rouse.wait: job % cannot end until this transaction, which has sent it a signal, commits', own
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Commit first, then wait.';
     END IF;
     SELECT j.id INTO own
@@ -78,7 +78,7 @@ BEGIN
     JOIN rouse.dependency AS d ON d.chain = ANY (ARRAY[coalesce(j.chain, j.id)])
     WHERE rouse._wrote(d.xmin) LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.wait: job % cannot end before this transaction commits, which has enqueued a job that waits for it', own
+        RAISE EXCEPTION 'rouse.wait: job % cannot end until this transaction, which has enqueued a job that waits for it, commits', own
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Commit first, then wait.';
     END IF;
 END
@@ -98,7 +98,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     since    timestamptz := clock_timestamp();
-    -- In seconds: a month has 30 days where intervals are compared, and others where they are added to a time.
+    -- In seconds: a comparison of intervals counts a month as 30 days; adding one to a time does not.
     max_wait interval := extract(epoch FROM coalesce(wait.timeout, '30 seconds')) * interval '1 second';
     live     bigint[];
     known    bigint[];

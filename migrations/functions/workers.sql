@@ -106,8 +106,8 @@ BEGIN
 END
 $$;
 
--- The handlers of a host have names of up to 128 characters, and less than 400 bytes for each. The total is checked
--- first, because the other checks read every handler.
+-- The handlers of a host have names of up to 128 characters, and capabilities of less than 400 bytes each. The total is
+-- checked first, because the other checks read every handler.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -137,7 +137,7 @@ BEGIN
             THEN 'grants must be a list of strings'
         WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
         WHEN jsonb_typeof(c.value -> 'concurrency') NOT IN ('number', 'null') OR c.value ->> 'concurrency' !~ '^[1-9][0-9]{0,6}$'
-            THEN 'concurrency must be a number from 1 on'
+            THEN 'concurrency must be a whole number from 1 to 9999999'
         WHEN jsonb_typeof(c.value -> 'schedule') NOT IN ('object', 'null') THEN 'schedule must be an object'
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
         WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096
@@ -363,7 +363,7 @@ $$;
 
 -- Reports that the worker is alive, the changes to its capabilities (rouse._change_capabilities; null: none), its
 -- statistics, and whether it is draining; and expires workers without a heartbeat for 90 s. Returns the number of
--- expired workers, and that of the attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because
+-- expired workers, and the number of attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because
 -- rouse.clear_timeouts locks the row of the worker. This is a third of the time that a host waits for a response
 -- (RESPONSE_TIMEOUT in host/src/store.rs). A call that waited longer would still be waiting when the host tries again,
 -- and each try would add a session.
@@ -428,9 +428,10 @@ BEGIN
 END
 $$;
 
--- Deletes rows of ended incarnations that are older than all history, which refers to them: of forgotten ones, and of
--- those whose worker has started again since. A worker cannot be forgotten while it is alive, so a worker with a fixed
--- id would otherwise leave a row for each start. Reads all rows of rouse.worker; running jobs are found by job_lease.
+-- Deletes the rows of ended incarnations that are older than all history that could refer to them: of those that were
+-- forgotten, and of those whose worker has started again since. A worker cannot be forgotten while it is alive, so a
+-- worker with a fixed id would otherwise leave a row for each start. Reads all rows of rouse.worker; running jobs are
+-- found by job_lease.
 CREATE OR REPLACE FUNCTION rouse._delete_old_workers() RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE

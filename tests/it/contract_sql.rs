@@ -310,9 +310,8 @@ async fn only_the_owner_publishes_and_a_function_of_another_login_stays() {
     let (code, output) = contract(&db, &folder, &["publish"]);
     assert_eq!(code, 1);
     assert!(
-        output.contains(
-            "there is a function jobs.mail_send already, which is not that of a contract"
-        ),
+        output
+            .contains("function jobs.mail_send already exists, and does not belong to a contract"),
         "{output}"
     );
     assert_eq!(

@@ -393,7 +393,7 @@ async fn wrong_dependencies_are_refused_with_their_name_and_nothing_is_enqueued(
         .unwrap_err();
     assert_eq!(
         refusal(&error),
-        "rouse.enqueue: after names 10001 jobs; at most 10000 are allowed\nLet it wait for jobs that wait for up to 10000 others each."
+        "rouse.enqueue: after names 10001 jobs; at most 10000 are allowed\nLet the job wait for others that each wait for up to 10000 jobs."
     );
     let jobs: i64 = client
         .query_one("SELECT count(*) FROM rouse.job", &[])
@@ -528,7 +528,7 @@ async fn only_a_read_committed_transaction_can_wait_for_a_retry() {
     assert_eq!(
         refusal(&error),
         format!(
-            "rouse.enqueue: job {parent} has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry\nEnqueue it in a transaction with that level, which is the default, or with on_failure cancel or run."
+            "rouse.enqueue: job {parent} has failed, and only a transaction with isolation level READ COMMITTED can wait for its retry\nEnqueue the new job in a transaction with that level, which is the default, or with on_failure cancel or run."
         )
     );
 }

@@ -213,17 +213,14 @@ async fn arguments_that_no_job_could_have_are_refused_with_what_is_wrong() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (args, why) in [
-        (
-            "'', 'x', cron => '* * * * *'",
-            "'' is not the name of a schedule",
-        ),
+        ("'', 'x', cron => '* * * * *'", "'' is not a schedule name"),
         (
             "NULL, 'x', cron => '* * * * *'",
-            "null is not the name of a schedule",
+            "null is not a schedule name",
         ),
         (
             "repeat('a', 129), 'x', cron => '* * * * *'",
-            "is not the name of a schedule",
+            "is not a schedule name",
         ),
         (
             "'a', 'Not A Handler', cron => '* * * * *'",
@@ -326,7 +323,7 @@ async fn the_number_of_schedules_is_limited() {
     .await;
     assert_eq!(
         refused,
-        "rouse.schedule: there are 2 schedules already / Delete some, or raise schedules_max in rouse.limits."
+        "rouse.schedule: there are already 2 schedules, the maximum / Delete some, or raise schedules_max in rouse.limits."
     );
     // Existing ones can be changed.
     assert_eq!(

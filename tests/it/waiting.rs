@@ -124,7 +124,7 @@ async fn a_transaction_cannot_wait_for_what_can_only_happen_after_its_commit() {
     let wait_for = |id: i64| format!("SELECT * FROM rouse.wait('{{{id}}}', '0')");
     let own = |id: i64| {
         format!(
-            "rouse.wait: job {id} cannot run before this transaction commits, which has enqueued or changed it / Commit first, then wait."
+            "rouse.wait: job {id} cannot run until this transaction, which has enqueued or changed it, commits / Commit first, then wait."
         )
     };
     let begin = async |sql: &str| {
@@ -152,7 +152,7 @@ async fn a_transaction_cannot_wait_for_what_can_only_happen_after_its_commit() {
     assert_eq!(
         refusal(&client, &wait_for(old)).await,
         format!(
-            "rouse.wait: job {old} cannot end before this transaction commits, which has enqueued a job that waits for it / Commit first, then wait."
+            "rouse.wait: job {old} cannot end until this transaction, which has enqueued a job that waits for it, commits / Commit first, then wait."
         )
     );
     // A transaction that has written something else, or has undone it, may wait.

@@ -328,7 +328,7 @@ async fn a_job_with_another_payload_replaces_the_old_one_in_gates() {
     assert_eq!(enqueue(&client, "x", json!({"n": 1})).await, new);
     let (code, text) = refusal(&client, REPLACE, &[&new, &json!({"n": 2})]).await;
     assert!(
-        code == "55000" && text.contains("another key of gate one"),
+        code == "55000" && text.contains("would change its key of gate one"),
         "{text}"
     );
     let unchanged = "SELECT state = 'queued' FROM rouse.jobs WHERE id = $1";

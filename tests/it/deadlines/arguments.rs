@@ -96,13 +96,16 @@ async fn a_job_timeout_is_at_least_a_millisecond_and_at_most_ten_years() {
             format!("SELECT rouse.schedule('s', 'x', cron => '0 3 * * *', {argument})"),
         ] {
             let refused = refusal(&client, &sql).await;
-            let expected = format!("rouse.enqueue: {} / Leave it out for none.", bounds(given));
+            let expected = format!(
+                "rouse.enqueue: {} / Leave it out for no job timeout.",
+                bounds(given)
+            );
             assert_eq!(refused, expected, "{sql}");
         }
         let flow = json!([{"name": "a", "handler": "x", "job_timeout": wrong}]);
         let refused = refusal(&client, &format!("SELECT rouse.enqueue_flow('{flow}')")).await;
         let expected = format!(
-            "rouse.enqueue_flow: job 'a': {} / Leave it out for none.",
+            "rouse.enqueue_flow: job 'a': {} / Leave it out for no job timeout.",
             bounds(given)
         );
         assert_eq!(refused, expected);

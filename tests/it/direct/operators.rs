@@ -30,11 +30,11 @@ async fn settings_of_direct_dispatch_are_checked_and_recorded() {
         ("'hash', '{$}'", "key must be one to three"),
         (
             "'random', '{tenant}'",
-            "only hash has a key; queue q is dispatched: random",
+            "only hash has a key; dispatch of queue q is random",
         ),
         (
             "NULL, '{tenant}'",
-            "only hash has a key; queue q is dispatched: shared",
+            "only hash has a key; dispatch of queue q is shared",
         ),
     ] {
         let why = refusal(
@@ -130,7 +130,7 @@ async fn the_command_line_sets_direct_dispatch() {
     set(&["--dispatch-key", "tenant"])
         .await
         .exits(1)
-        .prints("only hash has a key; queue mail is dispatched: shared");
+        .prints("only hash has a key; dispatch of queue mail is shared");
     run_rouse(
         &db,
         &[

@@ -183,11 +183,11 @@ async fn the_database_refuses_each_wrong_setting_with_its_reason() {
         ("'g', NULL", "name and kind must not be null"),
         (
             "'G', 'throttle'",
-            "a name has lower-case letters, digits and _ . / -, not 'G'",
+            "name must consist of lower-case letters, digits and _ . / -, not 'G'",
         ),
         (
             &format!("'{long}', 'throttle'"),
-            "a name has lower-case letters, digits and _ . / -, not 'xxx",
+            "name must consist of lower-case letters, digits and _ . / -, not 'xxx",
         ),
         (
             "'g', 'semaphore'",

@@ -210,7 +210,7 @@ async fn a_backfill_of_impossible_times_is_refused() {
         )
         .await;
         assert!(
-            refused.contains("since must be before before, and both in the past"),
+            refused.contains("since must be earlier than before, and both in the past"),
             "{refused}"
         );
     }

@@ -93,7 +93,7 @@ async fn a_schedule_is_set_listed_shown_and_deleted() {
     run(&["set", "b a d", "x", "0 2 * * *"])
         .await
         .exits(1)
-        .prints("is not the name of a schedule");
+        .prints("is not a schedule name");
 
     handled_until(&db.client().await, "nightly", "2 days").await;
     fire_due(&store).await;
