@@ -1,6 +1,6 @@
 -- Dead rows of the live table, and what keeps them from being cleaned up: sessions that hold a snapshot, and
--- transactions that have written and not committed. Only members of pg_monitor see the transactions of other logins.
--- Standbys with feedback and other processes without a database count too. One row; reads statistics, no table.
+-- transactions that have written and have not committed yet. Only members of pg_monitor see the transactions of other
+-- logins. Standbys with feedback and other processes without a database count too. One row; reads statistics, no table.
 SELECT pg_catalog.pg_stat_get_dead_tuples('rouse.job'::pg_catalog.regclass),
        (SELECT max(extract(epoch FROM clock_timestamp() - a.xact_start))::float8
         FROM pg_catalog.pg_stat_activity AS a

@@ -1,7 +1,7 @@
--- The running attempts of worker $1, longest first, at most $2; and how many running jobs were examined for that. There
--- is no index by worker, because it would cost a write with each claim. So the running jobs of all workers are examined
--- in the order in which their leases end, at most $3 of them. One read, without locks, of columns that observers may
--- read; the fence is not one of them. Served by job_lease; the rest is looked up by primary keys.
+-- At most $2 of the running attempts of worker $1, longest first; and the number of running jobs that were examined for
+-- that. There is no index by worker, because it would cost a write with each claim. So the running jobs of all workers
+-- are examined in the order in which their leases end, at most $3 of them. One read, without locks, of columns that
+-- observers may read; the fence is not one of them. Served by job_lease; the rest is looked up by primary keys.
 --
 -- The limit is hidden from the planner. Without statistics, it expects fewer running jobs than that, and would read all
 -- of them to sort them. Each job is read once: to look a running job up by its id, Postgres might read all of
