@@ -219,7 +219,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
         host.output()
     );
     host.line(TIMEOUT, |line| {
-        line.contains("`rouse handlers show mail.send --config off.toml` prints")
+        line.contains("`rouse handlers show mail.send --config off.toml`")
     });
     host.kill();
 

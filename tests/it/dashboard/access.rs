@@ -377,7 +377,7 @@ async fn wrong_settings_are_refused_before_anything_is_served() {
         (
             "ROUSE_UI_OPERATORS",
             "ada",
-            "ROUSE_UI_USER_HEADER has to name the header",
+            "set ROUSE_UI_USER_HEADER to the header",
         ),
         (
             "ROUSE_UI_USER_HEADER",

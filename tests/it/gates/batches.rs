@@ -267,7 +267,7 @@ fn sleeping(id: i64) -> String {
 #[tokio::test]
 async fn cancelled_jobs_leave_a_running_batch() {
     let (_db, client, worker) = started(1).await;
-    let sleeps = json!({"does": "sleeps", "ms": 3000});
+    let sleeps = json!({"does": "sleeps", "ms": 2200});
     // A job other than the first: the attempt continues.
     let ids = enqueue_all(&client, &vec![sleeps.clone(); 4], ", tenant => 'a'").await;
     until_true(&client, &sleeping(ids[0])).await;
