@@ -49,13 +49,15 @@ END
 $$;
 
 -- The workers that take jobs of this kind, in the order of their ids: they are not known to be dead, do not drain, have
--- the handler, the tags and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey.
+-- the handler, the tags and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey:
+-- the settings of producers forbid a scan, so its estimated cost would be so high that Postgres would JIT-compile the
+-- plan at each enqueue, which takes 100 ms or more.
 CREATE OR REPLACE FUNCTION rouse._takers(p_queue text, p_handler text, p_tags text[], OUT workers bigint[], OUT worker_ids text[])
 LANGUAGE plpgsql AS $$
 BEGIN
     SELECT array_agg(t.worker ORDER BY t.worker_id), array_agg(t.worker_id ORDER BY t.worker_id) INTO workers, worker_ids
     FROM rouse.taker AS t
-    WHERE p_handler = ANY (t.handlers) AND NOT p_handler = ANY (t.parked)
+    WHERE t.worker > 0 AND p_handler = ANY (t.handlers) AND NOT p_handler = ANY (t.parked)
       AND (t.queues = '{}' OR p_queue = ANY (t.queues)) AND p_tags <@ t.tags
       AND CASE WHEN t.limited THEN rouse._login_takes(t.login, p_queue, p_handler, p_tags) ELSE true END;
 END

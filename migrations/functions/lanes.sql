@@ -134,8 +134,9 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- Searches rouse.taker first, because heartbeats leave no old versions of rows in it.
-    PERFORM FROM rouse.taker AS t WHERE p_handler = ANY (t.handlers) LIMIT 1;
+    -- Searches rouse.taker first, because heartbeats leave no old versions of rows in it. By its key, as in
+    -- rouse._takers.
+    PERFORM FROM rouse.taker AS t WHERE t.worker > 0 AND p_handler = ANY (t.handlers) LIMIT 1;
     IF FOUND THEN
         RETURN true;
     END IF;

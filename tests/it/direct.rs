@@ -380,6 +380,20 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
     old.batch_execute("COMMIT").await.unwrap();
 }
 
+/// The settings of producers forbid a scan, so its plan would be so expensive that Postgres would compile it each time.
+#[tokio::test]
+async fn an_enqueue_finds_the_workers_by_an_index() {
+    let (db, client) = direct("'round-robin'").await;
+    workers(&db, &["a", "b"]).await;
+    let scans = "SELECT pg_stat_get_xact_numscans('rouse.taker'::regclass)";
+    client.batch_execute("BEGIN").await.unwrap();
+    let before: i64 = client.query_one(scans, &[]).await.unwrap().get(0);
+    assert_ne!(enqueue(&client, "").await, "");
+    enqueue_sql(&client, "'unknown'").await;
+    let after: i64 = client.query_one(scans, &[]).await.unwrap().get(0);
+    assert_eq!(after - before, 0);
+}
+
 #[tokio::test]
 async fn jobs_for_later_and_jobs_without_room_for_an_inbox_are_in_the_shared_lane() {
     let (db, client) = direct("'random'").await;
