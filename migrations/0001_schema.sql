@@ -198,9 +198,11 @@ CREATE TABLE rouse.limits (
 );
 INSERT INTO rouse.limits DEFAULT VALUES;
 
--- One row for each incarnation of a worker.
+-- One row for each incarnation of a worker. Each heartbeat leaves an old version of the row, which a transaction that is
+-- open all day keeps. The primary key ends with the time of the heartbeat, so that a search for the newest version finds
+-- it first, and a heartbeat does not compare it with all old ones; incarnations are unique by themselves.
 CREATE TABLE rouse.worker (
-    incarnation   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    incarnation   bigint GENERATED ALWAYS AS IDENTITY,
     worker_id     text NOT NULL CHECK (worker_id ~ '^[A-Za-z0-9_-]{1,64}$'),
     hostname      text NOT NULL,
     version       text NOT NULL,
@@ -247,20 +249,22 @@ CREATE TABLE rouse.worker (
     -- The login that registered it; only this login may write as this worker.
     login         name NOT NULL DEFAULT session_user,
     -- True if rouse.worker_login limits what it may claim.
-    limited       boolean NOT NULL DEFAULT false
+    limited       boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (incarnation, seen_at)
 );
--- A worker id is unique among live workers.
-CREATE UNIQUE INDEX worker_live ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
 -- Counts the listed incarnations of a limited login. No column of it changes with a heartbeat.
 CREATE INDEX worker_of_limited ON rouse.worker (login) WHERE limited AND forgotten_at IS NULL;
 
--- The workers that take jobs with direct dispatch: those that are live and do not drain, with what each enqueue reads
--- of them. A trigger copies it from rouse.worker (functions/direct.sql). In rouse.worker, each heartbeat writes a
--- version of a row, and a transaction that is open all day keeps these versions; here, only a change writes one.
-CREATE TABLE rouse.taker (
+-- The live workers, with what their calls and enqueues with direct dispatch read of them. A trigger copies it from
+-- rouse.worker (functions/workers.sql). In rouse.worker, each heartbeat writes a version of a row; here, only a change
+-- writes one.
+CREATE TABLE rouse.live_worker (
     -- The incarnation.
     worker    bigint PRIMARY KEY,
-    worker_id text NOT NULL,
+    -- A worker id is unique among live workers.
+    worker_id text NOT NULL UNIQUE,
+    key_hash  bytea,
+    draining  boolean NOT NULL,
     handlers  text[] NOT NULL,
     parked    text[] NOT NULL,
     queues    text[] NOT NULL,

@@ -10,7 +10,7 @@
 -- Leaves out handlers for which a login has created a schedule. Reads all capabilities, which may be megabytes, only of
 -- workers that have such a handler and declare no schedule for it: their module may have a newer version.
 CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) RETURNS TABLE (handler text, workers jsonb, current jsonb)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
@@ -20,11 +20,14 @@ BEGIN
         FROM rouse.schedule AS s WHERE s.module_version IS NOT NULL),
     live AS MATERIALIZED (
         SELECT w.incarnation, w.limited, w.login, w.handlers, d.declared
-        FROM rouse.worker AS w
+        FROM rouse.live_worker AS v
+        CROSS JOIN LATERAL (
+            SELECT n.incarnation, n.limited, n.login, n.handlers, n.schedules FROM rouse.worker AS n
+            WHERE n.incarnation = v.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
         CROSS JOIN LATERAL (
             SELECT coalesce(jsonb_object_agg(s.value ->> 'key', s.value -> 'value'), '{}') AS declared
             FROM jsonb_array_elements(w.schedules) AS s) AS d
-        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL),
+        WHERE v.worker > 0),
     scheduled AS MATERIALIZED (
         SELECT coalesce(jsonb_object_agg(n.name, true), '{}') AS names
         FROM (SELECT k.name FROM live AS l CROSS JOIN LATERAL jsonb_object_keys(l.declared) AS k(name)
@@ -39,7 +42,7 @@ BEGIN
             SELECT w.capabilities FROM rouse.worker AS w
             WHERE w.incarnation = l.incarnation AND s.names <> '{}'
               AND EXISTS (SELECT FROM unnest(l.handlers) AS h(name) WHERE s.names ? h.name AND NOT l.declared ? h.name)
-            OFFSET 0) AS its
+            ORDER BY w.seen_at DESC LIMIT 1) AS its
         CROSS JOIN LATERAL jsonb_each(its.capabilities) AS c
         WHERE s.names ? c.key AND NOT l.declared ? c.key),
     by_handler AS MATERIALIZED (
@@ -72,25 +75,26 @@ $$;
 
 -- The login of a live worker that declares exactly this schedule: preferably the login of the schedule (null: it has
 -- none yet), then one without limits; null: no live worker declares it. Reads the capabilities of one worker after the
--- other, up to the first that declares it: they may have several megabytes each. Served by worker_live and worker_pkey.
+-- other, up to the first that declares it: they may have several megabytes each. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._declaring_login(p_schedule rouse.schedule) RETURNS name
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     live record;
 BEGIN
     FOR live IN
-        SELECT w.incarnation, w.login FROM rouse.worker AS w
-        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL
+        SELECT w.worker, w.login FROM rouse.live_worker AS w
+        WHERE w.worker > 0
           -- As in rouse.module_schedules.
           AND (NOT w.limited OR EXISTS (
               SELECT FROM rouse.worker_login AS l
               WHERE l.login = to_regrole(quote_ident(w.login)) AND rouse._matches_any(p_schedule.handler, l.handlers)
                 AND rouse._matches_any('default', l.queues)))
-        ORDER BY (w.login = p_schedule.login) DESC NULLS LAST, w.limited, w.incarnation DESC
+        ORDER BY (w.login = p_schedule.login) DESC NULLS LAST, w.limited, w.worker DESC
     LOOP
-        -- OFFSET 0: otherwise, the capabilities would be read for each condition.
+        -- LIMIT: otherwise, the capabilities would be read for each condition.
         PERFORM FROM (
-            SELECT w.capabilities -> p_schedule.handler AS handler FROM rouse.worker AS w WHERE w.incarnation = live.incarnation OFFSET 0) AS its
+            SELECT w.capabilities -> p_schedule.handler AS handler FROM rouse.worker AS w
+            WHERE w.incarnation = live.worker ORDER BY w.seen_at DESC LIMIT 1) AS its
         WHERE coalesce(its.handler ->> 'version', '') = p_schedule.module_version
           AND its.handler -> 'schedule' ->> 'cron' = p_schedule.cron
           AND coalesce(its.handler -> 'schedule' ->> 'time_zone', 'UTC') = p_schedule.time_zone;

@@ -8,56 +8,16 @@
 -- not end it, or if its worker ends or no longer takes such jobs. It then moves to the shared lane, and no other worker
 -- is chosen for it.
 
--- Copies a worker to rouse.taker, or deletes it there: when it has ended, or drains.
-CREATE OR REPLACE FUNCTION rouse._copy_taker() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF TG_OP <> 'INSERT' THEN
-        DELETE FROM rouse.taker AS t WHERE t.worker = OLD.incarnation;
-    END IF;
-    IF TG_OP <> 'DELETE' AND NEW.stopped_at IS NULL AND NEW.dead_at IS NULL AND NEW.draining_at IS NULL THEN
-        INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, login, limited)
-        VALUES (NEW.incarnation, NEW.worker_id, NEW.handlers, NEW.parked, NEW.queues, NEW.tags, NEW.login, NEW.limited);
-    END IF;
-    RETURN NULL;
-END
-$$;
-DO $$
-BEGIN
-    IF (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('taker_comes_or_goes', 'taker_changes') AND tgenabled = 'O') < 2 THEN
-        -- One of the triggers may have been missing or disabled for a while.
-        LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
-        DELETE FROM rouse.taker;
-        INSERT INTO rouse.taker (worker, worker_id, handlers, parked, queues, tags, limited, login)
-        SELECT w.incarnation, w.worker_id, w.handlers, w.parked, w.queues, w.tags, w.limited, w.login FROM rouse.worker AS w
-        WHERE coalesce(w.stopped_at, w.dead_at, w.draining_at) IS NULL;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_comes_or_goes') THEN
-        CREATE TRIGGER taker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
-            FOR EACH ROW EXECUTE FUNCTION rouse._copy_taker();
-    END IF;
-    -- The trigger does not fire for a heartbeat that changes nothing.
-    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'taker_changes') THEN
-        CREATE TRIGGER taker_changes AFTER UPDATE ON rouse.worker
-            FOR EACH ROW WHEN (
-                (coalesce(OLD.stopped_at, OLD.dead_at, OLD.draining_at) IS NULL) <> (coalesce(NEW.stopped_at, NEW.dead_at, NEW.draining_at) IS NULL)
-                OR OLD.limited <> NEW.limited OR OLD.handlers <> NEW.handlers OR OLD.parked <> NEW.parked
-                OR OLD.queues <> NEW.queues OR OLD.tags <> NEW.tags)
-            EXECUTE FUNCTION rouse._copy_taker();
-    END IF;
-END
-$$;
-
 -- The workers that take jobs of this kind, in the order of their ids: they are not known to be dead, do not drain, have
--- the handler, the tags and the queue, and their logins permit it. Reads one row for each worker. Served by taker_pkey:
--- the settings of producers forbid a scan, so its estimated cost would be so high that Postgres would JIT-compile the
--- plan at each enqueue, which takes 100 ms or more.
+-- the handler, the tags and the queue, and their logins permit it. Reads one row for each worker. Served by
+-- live_worker_pkey: the settings of producers forbid a scan, so its estimated cost would be so high that Postgres would
+-- JIT-compile the plan at each enqueue, which takes 100 ms or more.
 CREATE OR REPLACE FUNCTION rouse._takers(p_queue text, p_handler text, p_tags text[], OUT workers bigint[], OUT worker_ids text[])
 LANGUAGE plpgsql AS $$
 BEGIN
     SELECT array_agg(t.worker ORDER BY t.worker_id), array_agg(t.worker_id ORDER BY t.worker_id) INTO workers, worker_ids
-    FROM rouse.taker AS t
-    WHERE t.worker > 0 AND p_handler = ANY (t.handlers) AND NOT p_handler = ANY (t.parked)
+    FROM rouse.live_worker AS t
+    WHERE t.worker > 0 AND NOT t.draining AND p_handler = ANY (t.handlers) AND NOT p_handler = ANY (t.parked)
       AND (t.queues = '{}' OR p_queue = ANY (t.queues)) AND p_tags <@ t.tags
       AND CASE WHEN t.limited THEN rouse._login_takes(t.login, p_queue, p_handler, p_tags) ELSE true END;
 END

@@ -67,7 +67,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.chain, rouse.chain_resu
 -- Views run with the privileges of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload, rouse._by, rouse._count_flow TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.gate, rouse.gate_key, rouse.lease_floor, rouse.shard, rouse.shard_lease, rouse.taker, rouse.lane, rouse.limits, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.gate, rouse.gate_key, rouse.lease_floor, rouse.shard, rouse.shard_lease, rouse.lane, rouse.limits, rouse.deadline, rouse.dependency, rouse.pending_release, rouse.kept_end, rouse.flow, rouse.schedule, rouse.schedule_run, rouse.backfill, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.signal, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.contract, rouse.contract_version, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.flows, rouse.schedules, rouse.queue_settings, rouse.queues, rouse.gates, rouse.backlog, rouse.workers, rouse.handlers, rouse.contracts, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
@@ -82,6 +82,7 @@ GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;
+GRANT SELECT (worker, worker_id, draining, handlers, parked, queues, tags, login, limited) ON rouse.live_worker TO rouse_observer, rouse_operator;
 -- Partitions; rouse.prepare_partitions grants the privileges on new ones.
 DO $$
 DECLARE

@@ -130,20 +130,20 @@ END
 $$;
 
 -- True if a live worker has the handler, or one that is loading its modules may have it soon; null if no worker is
--- alive. Served by worker_live.
+-- alive. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._is_served(p_handler text) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_bitmapscan = off AS $$
 BEGIN
-    -- Searches rouse.taker first, because heartbeats leave no old versions of rows in it. By its key, as in
-    -- rouse._takers.
-    PERFORM FROM rouse.taker AS t WHERE t.worker > 0 AND p_handler = ANY (t.handlers) LIMIT 1;
+    -- By its key, as in rouse._takers.
+    PERFORM FROM rouse.live_worker AS l WHERE l.worker > 0 AND p_handler = ANY (l.handlers) LIMIT 1;
     IF FOUND THEN
         RETURN true;
     END IF;
-    RETURN (SELECT bool_or(p_handler = ANY (w.handlers)
-                           OR CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
-            FROM rouse.worker AS w
-            WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
+    RETURN (SELECT bool_or(CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
+            FROM rouse.live_worker AS l
+            CROSS JOIN LATERAL (
+                SELECT n.seen_at, n.handlers, n.stats FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+            WHERE l.worker > 0 AND w.seen_at > clock_timestamp() - interval '90 seconds');
 END
 $$;
 
@@ -160,9 +160,9 @@ END
 $$;
 
 -- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. Raises no
--- notice if a worker with the handler has not registered its keys. Served by worker_live.
+-- notice if a worker with the handler has not registered its keys. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_bitmapscan = off AS $$
 DECLARE
     known   jsonb;
     unknown text;
@@ -172,10 +172,11 @@ BEGIN
     END IF;
     -- Once for each worker: the document may be large.
     known := (SELECT jsonb_agg(CASE WHEN jsonb_typeof(registered.keys) = 'array' THEN registered.keys END)
-              FROM rouse.worker AS w
+              FROM rouse.live_worker AS l
+              CROSS JOIN LATERAL (
+                  SELECT n.seen_at, n.capabilities FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
               CROSS JOIN LATERAL (SELECT w.capabilities -> p_handler -> 'payload_keys' AS keys OFFSET 0) AS registered
-              WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds'
-                AND p_handler = ANY (w.handlers));
+              WHERE l.worker > 0 AND p_handler = ANY (l.handlers) AND w.seen_at > clock_timestamp() - interval '90 seconds');
     unknown := (SELECT quote_literal(left(k.key, 140))
                 FROM jsonb_object_keys(p_payload) AS k(key)
                 WHERE NOT EXISTS (SELECT FROM jsonb_array_elements(known) AS keys WHERE keys = 'null' OR keys ? k.key)
@@ -274,7 +275,7 @@ BEGIN
         HAVING max(o.used_at) < at - interval '1 day'
             -- As in rouse._known.
             OR max(o.used_at) < at - interval '2 hours' AND bool_or(o.worker IS NOT NULL AND NOT EXISTS (
-                   SELECT FROM rouse.worker AS w WHERE w.incarnation = o.worker AND coalesce(w.stopped_at, w.dead_at) IS NULL)));
+                   SELECT FROM rouse.live_worker AS w WHERE w.worker = o.worker)));
     GET DIAGNOSTICS closed = ROW_COUNT;
 
     -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. In

@@ -81,7 +81,7 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN LATERAL (
         SELECT l.id
         FROM (SELECT l.id, l.queue, l.handler, l.tags FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l
-        CROSS JOIN (SELECT w.queues, w.tags FROM rouse.worker AS w WHERE w.incarnation = p_worker) AS mine
+        CROSS JOIN (SELECT w.queues, w.tags FROM rouse.live_worker AS w WHERE w.worker = p_worker) AS mine
         CROSS JOIN rouse._limits() AS limits
         WHERE rouse._matches_any(l.queue, limits.queues) AND (mine.queues = '{}' OR l.queue = ANY (mine.queues))
           AND rouse._matches_any(l.handler, limits.handlers)
@@ -92,10 +92,10 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._permitted_queues(p_worker bigint, p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(q.name)
-    FROM rouse.worker AS w
+    FROM rouse.live_worker AS w
     CROSS JOIN rouse._limits() AS limits
     CROSS JOIN LATERAL unnest(CASE WHEN '*' = ANY (p_queues) AND w.queues <> '{}' THEN w.queues ELSE p_queues END) AS q(name)
-    WHERE w.incarnation = p_worker AND rouse._matches_any(q.name, limits.queues)
+    WHERE w.worker = p_worker AND rouse._matches_any(q.name, limits.queues)
 $$;
 
 -- Rejects access to the state of a handler that the limited login may not run.

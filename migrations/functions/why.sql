@@ -196,8 +196,9 @@ LANGUAGE sql STABLE AS $$
            NOT w.limited OR rouse._login_takes(w.login, p_queue, p_handler, p_tags), w.draining_at IS NOT NULL,
            CASE WHEN p_handler = ANY (w.parked) THEN coalesce(w.capabilities -> p_handler ->> 'parked', '') END,
            w.capabilities -> p_handler ->> 'parked_cause'
-    FROM rouse.worker AS w
-    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > p_now - interval '90 seconds'
+    FROM rouse.live_worker AS l CROSS JOIN LATERAL (
+        SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+    WHERE w.seen_at > p_now - interval '90 seconds'
 $$;
 
 -- The gates that keep a ready job from starting.

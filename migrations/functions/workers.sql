@@ -16,18 +16,59 @@
 --   P0002  the worker does not exist
 --   55000  the state of the worker does not allow the action
 
+-- Copies a worker to rouse.live_worker, or deletes it there when it has ended.
+CREATE OR REPLACE FUNCTION rouse._copy_live_worker() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        DELETE FROM rouse.live_worker AS l WHERE l.worker = OLD.incarnation;
+    END IF;
+    IF TG_OP <> 'DELETE' AND NEW.stopped_at IS NULL AND NEW.dead_at IS NULL THEN
+        INSERT INTO rouse.live_worker (worker, worker_id, key_hash, draining, handlers, parked, queues, tags, login, limited)
+        VALUES (NEW.incarnation, NEW.worker_id, NEW.key_hash, NEW.draining_at IS NOT NULL, NEW.handlers, NEW.parked, NEW.queues, NEW.tags,
+                NEW.login, NEW.limited);
+    END IF;
+    RETURN NULL;
+END
+$$;
+DO $$
+BEGIN
+    IF (SELECT count(*) FROM pg_trigger
+        WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('live_worker_comes_or_goes', 'live_worker_changes') AND tgenabled = 'O') < 2 THEN
+        -- One of the triggers may have been missing or disabled for a while.
+        LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
+        DELETE FROM rouse.live_worker;
+        INSERT INTO rouse.live_worker (worker, worker_id, key_hash, draining, handlers, parked, queues, tags, login, limited)
+        SELECT w.incarnation, w.worker_id, w.key_hash, w.draining_at IS NOT NULL, w.handlers, w.parked, w.queues, w.tags, w.login, w.limited
+        FROM rouse.worker AS w WHERE coalesce(w.stopped_at, w.dead_at) IS NULL;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'live_worker_comes_or_goes') THEN
+        CREATE TRIGGER live_worker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
+            FOR EACH ROW EXECUTE FUNCTION rouse._copy_live_worker();
+    END IF;
+    -- The trigger does not fire for a heartbeat that changes nothing.
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'live_worker_changes') THEN
+        CREATE TRIGGER live_worker_changes AFTER UPDATE ON rouse.worker
+            FOR EACH ROW WHEN (
+                (coalesce(OLD.stopped_at, OLD.dead_at) IS NULL) <> (coalesce(NEW.stopped_at, NEW.dead_at) IS NULL)
+                OR (OLD.draining_at IS NULL) <> (NEW.draining_at IS NULL) OR OLD.key_hash IS DISTINCT FROM NEW.key_hash
+                OR OLD.worker_id <> NEW.worker_id OR OLD.login <> NEW.login OR OLD.limited <> NEW.limited
+                OR OLD.handlers <> NEW.handlers OR OLD.parked <> NEW.parked OR OLD.queues <> NEW.queues OR OLD.tags <> NEW.tags)
+            EXECUTE FUNCTION rouse._copy_live_worker();
+    END IF;
+END
+$$;
+
 -- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited
--- (rouse.worker_login). `p_any_login`: by its key alone. Served by the primary key.
+-- (rouse.worker_login). `p_any_login`: by its key alone. Served by the primary keys.
 CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea, p_any_login boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     worker_row record;
     is_limited boolean;
 BEGIN
-    -- coalesce hides the condition of worker_live from the planner: otherwise, a plan could read all live workers.
-    SELECT w.limited INTO is_limited FROM rouse.worker AS w
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND coalesce(w.stopped_at, w.dead_at) IS NULL
-      AND (w.login = session_user OR p_any_login);
+    SELECT l.limited INTO is_limited FROM rouse.live_worker AS l
+    WHERE l.worker = p_worker AND l.key_hash = sha256(p_key) AND (l.login = session_user OR p_any_login);
     IF FOUND THEN
         RETURN is_limited;
     END IF;
@@ -283,7 +324,8 @@ CREATE OR REPLACE FUNCTION rouse.register(
     p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
     p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[], p_stats jsonb DEFAULT NULL,
     OUT incarnation bigint, OUT heartbeat_ms bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at         timestamptz;
@@ -308,7 +350,9 @@ BEGIN
     PERFORM rouse._lock('register', p_worker_id);
     at := clock_timestamp();
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
-    FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    FROM rouse.live_worker AS l CROSS JOIN LATERAL (
+        SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+    WHERE l.worker_id = p_worker_id;
     IF FOUND THEN
         IF holder.seen_at > at + interval '10 seconds' THEN
             UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = holder.incarnation;
@@ -369,28 +413,33 @@ $$;
 -- and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_changes jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    at          timestamptz := clock_timestamp();
-    changed     jsonb;
-    dead_worker bigint;
+    at      timestamptz := clock_timestamp();
+    changed jsonb;
+    -- The newest version of the row of a worker. Old ones are not read.
+    own     tid;
+    other   bigint;
+    last    record;
 BEGIN
     expired := 0;
     PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._check_stats('heartbeat', p_stats);
+    SELECT w.ctid INTO own FROM rouse.worker AS w WHERE w.incarnation = p_worker ORDER BY w.seen_at DESC LIMIT 1 FOR UPDATE;
     IF p_changes IS NOT NULL THEN
-        SELECT w.capabilities INTO changed FROM rouse.worker AS w
-        WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL FOR NO KEY UPDATE;
+        SELECT w.capabilities INTO changed FROM rouse.worker AS w WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL;
         changed := rouse._change_capabilities(changed, p_changes);
         -- Postgres computes `schedules` in each statement that sets `capabilities`.
         UPDATE rouse.worker AS w
         SET handlers = ARRAY(SELECT jsonb_object_keys(changed)), parked = rouse._parked(changed), capabilities = changed
-        WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
+        WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL
+        RETURNING w.ctid INTO own;
     END IF;
     UPDATE rouse.worker AS w
     SET seen_at = at, stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
-    WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL
+    WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL
     RETURNING w.timeouts INTO timeouts;
     IF NOT FOUND THEN
         -- The incarnation has ended while the call waited for its row.
@@ -399,21 +448,25 @@ BEGIN
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
-    -- The clock has been set back since the last heartbeat of these workers: the heartbeat counts as sent now.
-    -- Otherwise, a dead worker would count as alive for as long as the clock was set back.
-    UPDATE rouse.worker AS w SET seen_at = at
-    FROM (SELECT a.incarnation FROM rouse.worker AS a
-          WHERE a.stopped_at IS NULL AND a.dead_at IS NULL AND a.seen_at > at + interval '10 seconds'
-          FOR NO KEY UPDATE SKIP LOCKED) AS ahead
-    WHERE w.incarnation = ANY (ARRAY[ahead.incarnation]);
-    -- Workers that another session is expiring are left to that session. Served by worker_live.
-    FOR dead_worker IN
-        SELECT w.incarnation FROM rouse.worker AS w
-        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at < at - interval '90 seconds'
-        ORDER BY w.worker_id FOR UPDATE SKIP LOCKED
+    -- Other workers whose last heartbeat is too old, or in the future.
+    FOR other IN
+        SELECT l.worker FROM rouse.live_worker AS l
+        WHERE l.worker > 0 AND (
+            SELECT w.seen_at BETWEEN at - interval '90 seconds' AND at + interval '10 seconds' FROM rouse.worker AS w
+            WHERE w.incarnation = l.worker ORDER BY w.seen_at DESC LIMIT 1) IS NOT TRUE
+        ORDER BY l.worker_id
     LOOP
-        PERFORM rouse._expire_worker(dead_worker);
-        expired := expired + 1;
+        -- Workers that another session is expiring are left to that session.
+        SELECT w.seen_at, w.ctid AS row INTO last FROM rouse.worker AS w
+        WHERE w.incarnation = other AND coalesce(w.stopped_at, w.dead_at) IS NULL ORDER BY w.seen_at DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
+        IF last.seen_at > at + interval '10 seconds' THEN
+            -- The clock has been set back since: the heartbeat counts as sent now. Otherwise, a dead worker would count
+            -- as alive for as long as the clock was set back.
+            UPDATE rouse.worker AS w SET seen_at = at WHERE w.ctid = last.row;
+        ELSIF last.seen_at < at - interval '90 seconds' THEN
+            PERFORM rouse._expire_worker(other);
+            expired := expired + 1;
+        END IF;
     END LOOP;
 END
 $$;
@@ -471,8 +524,10 @@ BEGIN
     PERFORM rouse._lock('register', forget_worker.worker_id);
     at := clock_timestamp();
     FOR worker_row IN
-        SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
-        WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
+        SELECT w.incarnation, w.hostname, w.seen_at
+        FROM rouse.live_worker AS l CROSS JOIN LATERAL (
+            SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+        WHERE l.worker_id = forget_worker.worker_id
     LOOP
         IF worker_row.seen_at > at + interval '10 seconds' THEN
             UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = worker_row.incarnation;
@@ -545,8 +600,8 @@ $$;
 -- Challenges a live worker to prove that it has the module of the handler; returns the unguessable nonce that its
 -- answer will quote. The worker is notified at once if it is listening; otherwise it reads the challenge at its next
 -- heartbeat. About 100 challenges of a worker may be open at a time (concurrent calls may slightly exceed this number).
--- Each call deletes up to 100 challenges that are older than a day. Served by worker_live, challenge_open and
--- challenge_asked.
+-- Each call deletes up to 100 challenges that are older than a day. Served by the keys of rouse.live_worker and
+-- rouse.worker, challenge_open and challenge_asked.
 CREATE OR REPLACE FUNCTION rouse.challenge(worker_id text, handler text) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -560,8 +615,10 @@ BEGIN
         RAISE EXCEPTION 'rouse.challenge: % is not a handler name', coalesce(quote_literal(left(challenge.handler, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Handler names are lower-case words joined by dots; at most 128 characters.';
     END IF;
-    SELECT w.incarnation INTO target FROM rouse.worker AS w
-    WHERE w.worker_id = challenge.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at >= at - interval '90 seconds';
+    SELECT w.incarnation INTO target
+    FROM rouse.live_worker AS l CROSS JOIN LATERAL (
+        SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+    WHERE l.worker_id = challenge.worker_id AND w.seen_at >= at - interval '90 seconds';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse.challenge: worker % is not alive', coalesce(quote_literal(left(challenge.worker_id, 80)), 'null')
             USING ERRCODE = 'no_data_found', HINT = 'SELECT worker_id FROM rouse.workers WHERE state IN (''active'', ''draining'') lists those that are.';

@@ -369,7 +369,7 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
     }
     let entries =
         "SELECT sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint FROM pg_index AS i
-                   WHERE i.indrelid IN ('rouse.worker'::regclass, 'rouse.taker'::regclass)";
+                   WHERE i.indrelid IN ('rouse.worker'::regclass, 'rouse.live_worker'::regclass)";
     client.batch_execute("BEGIN").await.unwrap();
     let before: i64 = client.query_one(entries, &[]).await.unwrap().get(0);
     enqueue_sql(&client, "'greet', queue => 'q'").await;
@@ -385,7 +385,7 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
 async fn an_enqueue_finds_the_workers_by_an_index() {
     let (db, client) = direct("'round-robin'").await;
     workers(&db, &["a", "b"]).await;
-    let scans = "SELECT pg_stat_get_xact_numscans('rouse.taker'::regclass)";
+    let scans = "SELECT pg_stat_get_xact_numscans('rouse.live_worker'::regclass)";
     client.batch_execute("BEGIN").await.unwrap();
     let before: i64 = client.query_one(scans, &[]).await.unwrap().get(0);
     assert_ne!(enqueue(&client, "").await, "");

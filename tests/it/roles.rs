@@ -38,6 +38,7 @@ const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";
 const READ_KEYS: &str = "SELECT key_hash FROM rouse.worker";
+const READ_LIVE_KEYS: &str = "SELECT key_hash FROM rouse.live_worker";
 const WORKERS: &str = "SELECT * FROM rouse.workers";
 const READ_TABLE: &str = "SELECT id, payload FROM rouse.job";
 const READ_FENCES: &str = "SELECT fence FROM rouse.job";
@@ -232,6 +233,7 @@ async fn each_role_has_exactly_its_own_privileges() {
             MAINTAIN_PARTITIONS,
             INTERNAL_SETTLE,
             READ_KEYS,
+            READ_LIVE_KEYS,
             WORKERS,
             DROP_PARTITIONS,
             INTERNAL_EXPIRE,

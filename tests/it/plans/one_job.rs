@@ -13,6 +13,9 @@ pub(super) const CROWD: &str = "
     CREATE TEMPORARY TABLE other AS SELECT nextval('rouse.turn_seq') AS id, n FROM generate_series(1, 12000) AS n;
     INSERT INTO rouse.worker (incarnation, worker_id, hostname, version, handlers, key_hash, stopped_at) OVERRIDING SYSTEM VALUE
         SELECT -n, 'other-' || n, '', '', '{}', sha256('other'), CASE WHEN n > 300 THEN now() END FROM generate_series(1, 3000) AS n;
+    INSERT INTO rouse.live_worker (worker, worker_id, key_hash, draining, handlers, parked, queues, tags, login, limited)
+        SELECT w.incarnation, w.worker_id, w.key_hash, false, w.handlers, w.parked, w.queues, w.tags, w.login, w.limited
+        FROM rouse.worker AS w WHERE w.incarnation < 0 AND w.stopped_at IS NULL;
     INSERT INTO rouse.lane (id, queue, handler, priority, tags, key, worker)
         SELECT -n, 'others', 'other', 'normal'::rouse.priority, '{}'::text[], 'worker ' || n, -n FROM generate_series(1, 3000) AS n
         UNION ALL SELECT -n, 'others-' || n, 'other', 'normal', '{}', '', NULL FROM generate_series(3001, 6000) AS n;
