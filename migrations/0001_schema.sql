@@ -901,6 +901,9 @@ CREATE UNLOGGED TABLE rouse.sleeper (
     worker bigint NOT NULL,
     -- '*' means any queue.
     queue  text NOT NULL,
-    until  timestamptz NOT NULL,
-    PRIMARY KEY (queue, worker)
+    until  timestamptz NOT NULL
 );
+-- Serves all reads: of requests that have not ended. Each of them leaves an old version of its row, which a transaction
+-- that is open all day keeps; these come before the range that is read. With a key, a new row would be compared with
+-- all of them.
+CREATE INDEX sleeper_until ON rouse.sleeper (until);

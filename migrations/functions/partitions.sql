@@ -308,8 +308,9 @@ BEGIN
 END
 $$;
 
--- Deletes progress and usage that were reported more than an hour ago, unless the attempt still runs. Served by the
--- primary key of rouse.job.
+-- Deletes progress and usage that were reported more than an hour ago, unless the attempt still runs; and requests for
+-- notifications that ended more than an hour ago, because their workers have died. Served by the primary key of
+-- rouse.job and sleeper_until.
 CREATE OR REPLACE FUNCTION rouse._delete_stale_reports() RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
@@ -320,12 +321,13 @@ BEGIN
     DELETE FROM rouse.running AS r
     WHERE r.at < clock_timestamp() - interval '1 hour'
       AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = ANY (ARRAY[r.job]) AND j.fence = r.fence);
+    DELETE FROM rouse.sleeper AS s WHERE s.until < clock_timestamp() - interval '1 hour';
 END
 $$;
 
 -- rouse.drop_partitions for workers, with keep_days of rouse.limits, because hosts do not have a retention of their
 -- own. Workers of a limited login that may not do maintenance drop nothing. Also removes stale progress and usage of
--- attempts whose worker is dead.
+-- attempts whose worker is dead, and requests of such workers for notifications.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN

@@ -50,7 +50,7 @@ BEGIN
     SELECT l.queue, l.worker, s.salt INTO queue_name, inbox_of, salt
     FROM (SELECT l.queue, l.worker FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
     -- In a transaction with a single snapshot, workers that fell asleep later are invisible.
-    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.queue IN (queue_name, '*') AND s.until > at AND (inbox_of IS NULL OR s.worker = inbox_of))
+    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.until > at AND s.queue IN (queue_name, '*') AND (inbox_of IS NULL OR s.worker = inbox_of))
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL AND q.name = queue_name;
         IF FOUND THEN
@@ -71,16 +71,18 @@ $$;
 
 -- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that
 -- time, however long ago the job was enqueued. It is rolled back with its row, including by a rollback to a savepoint.
--- A busy system has no sleepers, and the only cost is the read of an empty table.
+-- A busy system has no sleepers, and the only cost is the read of an empty index.
 CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM FROM rouse.sleeper AS s WHERE s.until > clock_timestamp();
+    PERFORM FROM rouse.sleeper AS s WHERE s.until > at ORDER BY s.until LIMIT 1;
     IF FOUND THEN
         PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
         -- A single snapshot: workers that have fallen asleep since are invisible.
-        IF clock_timestamp() > now() + interval '50 ms' THEN
+        IF at > now() + interval '50 ms' THEN
             PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
         END IF;
     END IF;
@@ -98,9 +100,12 @@ BEGIN
 END
 $$;
 
--- Requests notifications about these queues ('*': any queue) for a worker, for this long from now (at most an hour).
+-- Requests notifications about these queues ('*': any queue) for a worker, for this long from now (at most an hour),
+-- instead of what it has requested before. Served by sleeper_until.
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
@@ -109,19 +114,21 @@ BEGIN
         RAISE EXCEPTION 'rouse.sleep: queues must be a list of at most 1000 queue names' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
-    INSERT INTO rouse.sleeper AS s (worker, queue, until)
-    SELECT p_worker, named.queue, clock_timestamp() + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond'
-    FROM (SELECT DISTINCT unnest(p_queues)) AS named(queue)
-    ON CONFLICT (queue, worker) DO UPDATE SET until = excluded.until;
+    DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
+    INSERT INTO rouse.sleeper (worker, queue, until)
+    SELECT p_worker, named.queue, at + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond'
+    FROM (SELECT DISTINCT unnest(p_queues)) AS named(queue);
 END
 $$;
 
--- Ends the request of rouse.sleep: the worker is busy.
+-- Ends the request of rouse.sleep: the worker is busy. Served by sleeper_until.
 CREATE OR REPLACE FUNCTION rouse.awake(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker OR s.until < clock_timestamp() - interval '1 hour';
+    DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
 END
 $$;

@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
+use crate::support::old_versions::{entries_read, keep_versions};
 use crate::support::worker::{enqueue, until_true};
 
 /// A listener accepts any incarnation.
@@ -131,6 +132,70 @@ async fn a_queue_that_is_named_twice_adds_one_sleeper() {
     store.sleep(&twice, Duration::from_secs(60)).await.unwrap();
     let sleepers = client.query("SELECT queue FROM rouse.sleeper", &[]).await;
     assert_eq!(sleepers.unwrap().len(), 1);
+}
+
+/// A transaction that is open all day keeps them.
+#[tokio::test]
+async fn requests_for_notifications_that_ended_long_ago_are_not_read() {
+    const REGISTER: &str = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker: i64 = client.query_one(REGISTER, &[]).await.unwrap().get(0);
+    client
+        .batch_execute("SELECT rouse.enqueue('x')")
+        .await
+        .unwrap();
+    let _old = keep_versions(&db).await;
+    client
+        .batch_execute(&format!(
+            "INSERT INTO rouse.sleeper (worker, queue, until)
+             SELECT {worker}, '*', now() - n * interval '1 second' FROM generate_series(1, 1000) AS n;
+             DELETE FROM rouse.sleeper"
+        ))
+        .await
+        .unwrap();
+    let sleep = format!("SELECT rouse.sleep({worker}, sha256('key'), '{{*}}', 60000)");
+    let awake = format!("SELECT rouse.awake({worker}, sha256('key'))");
+    // A producer decides about a notification when it commits.
+    let enqueue = "SELECT rouse.enqueue('x'); SET CONSTRAINTS ALL IMMEDIATE";
+    for statements in [enqueue.to_owned(), format!("{sleep}; {enqueue}"), awake] {
+        let read = entries_read(&client, &["rouse.sleeper"], &statements).await;
+        assert!(read < 20, "{statements}: {read}");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_renews_its_request_has_one() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let minute = Duration::from_secs(60);
+    for queues in [["mail", "sms"], ["mail", "billing"]] {
+        let queues = queues.map(String::from);
+        store.sleep(&queues, minute).await.unwrap();
+    }
+    let sleepers = "SELECT string_agg(queue, ' ' ORDER BY queue) FROM rouse.sleeper";
+    let sleepers: Option<String> = client.query_one(sleepers, &[]).await.unwrap().get(0);
+    assert_eq!(sleepers.as_deref(), Some("billing mail"));
+    store.awake().await.unwrap();
+    let left = client.query("SELECT FROM rouse.sleeper", &[]).await;
+    assert_eq!(left.unwrap().len(), 0);
+}
+
+/// Nobody else deletes the request of a worker that has died.
+#[tokio::test]
+async fn maintenance_deletes_requests_that_ended_an_hour_ago() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "INSERT INTO rouse.sleeper (worker, queue, until)
+             SELECT -n, '*', now() - n * interval '40 minutes' FROM generate_series(1, 3) AS n",
+        )
+        .await
+        .unwrap();
+    store.maintain_partitions().await.unwrap();
+    let left = client.query("SELECT FROM rouse.sleeper", &[]).await;
+    assert_eq!(left.unwrap().len(), 1);
 }
 
 #[tokio::test]

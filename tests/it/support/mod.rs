@@ -9,6 +9,7 @@ mod command_output;
 pub(crate) mod database;
 mod host;
 pub(crate) mod libraries;
+pub(crate) mod old_versions;
 pub(crate) mod page;
 pub(crate) mod proxy;
 pub(crate) mod refusals;
