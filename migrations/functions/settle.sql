@@ -95,9 +95,14 @@ BEGIN
         continued := ARRAY(SELECT s.parent FROM unnest(p_jobs) AS s WHERE s.kind = 'next');
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
-    -- Few jobs have others that wait for them: this is a single lookup for all jobs.
-    IF EXISTS (SELECT FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest)
-       OR current_setting('transaction_isolation') <> 'read committed' THEN
+    -- Few jobs have others that wait for them: this is a single lookup for all jobs, unless their ids are far apart. In
+    -- between, a transaction that is open all day may have kept the entries of a hundred thousand dependencies of others.
+    IF highest - lowest > 100 + 10 * cardinality(ended) THEN
+        PERFORM FROM rouse.dependency AS d WHERE d.chain = ANY (ended || chains) LIMIT 1;
+    ELSE
+        PERFORM FROM rouse.dependency AS d WHERE d.chain >= lowest AND d.chain <= highest LIMIT 1;
+    END IF;
+    IF FOUND OR current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT s.chains, s.succeeded INTO chains, succeeded FROM rouse._ended_chains(ended, continuing, chains, failed, continued) AS s;
         IF rouse._chains_ended(chains, succeeded) THEN
             RETURN NEXT NULL;

@@ -97,6 +97,30 @@ async fn parents_that_end_in_one_batch_release_their_child_in_the_same_transacti
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
 }
 
+/// Dependencies of the jobs of such a batch are searched in another way.
+#[tokio::test]
+async fn a_batch_of_jobs_whose_ids_are_far_apart_releases_those_that_wait() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    // The second parent is a later job of its chain.
+    for is_later in [false, true] {
+        let parent = enqueue(&client, "x", json!(1)).await;
+        let child = enqueue_after(&client, "x", json!([parent])).await;
+        if is_later {
+            let later =
+                "UPDATE rouse.job SET id = nextval('rouse.turn_seq'), chain = id WHERE id = $1";
+            client.execute(later, &[&parent]).await.unwrap();
+        }
+        let far = "SELECT setval('rouse.turn_seq', last_value + 100000) FROM rouse.turn_seq";
+        client.batch_execute(far).await.unwrap();
+        enqueue(&client, "x", json!(2)).await;
+        let (_, has_releases) = settle_ready(&store, &[ok(), ok()]).await;
+        assert!(!has_releases);
+        assert_eq!(waits_for(&client, child).await, None);
+        assert_eq!(settle_ready(&store, &[ok()]).await.0, [child]);
+    }
+}
+
 #[tokio::test]
 async fn parents_may_be_running_or_have_ended_or_belong_to_the_same_transaction() {
     let db = TestDb::new().await;

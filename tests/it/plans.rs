@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod lanes;
+mod old_versions;
 mod one_job;
 mod operators;
 mod people;

@@ -1,0 +1,45 @@
+//! What calls read while a transaction stays open that keeps old versions of rows.
+
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::old_versions::{entries_read, keep_versions};
+
+/// Registers a worker, and returns its incarnation with its key, as arguments.
+async fn registered(client: &Client) -> String {
+    const REGISTER: &str = "SELECT incarnation FROM rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
+    let worker: i64 = client.query_one(REGISTER, &[]).await.unwrap().get(0);
+    format!("{worker}, sha256('key')")
+}
+
+#[tokio::test]
+async fn a_settlement_does_not_read_the_dependencies_of_jobs_between_its_own() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let who = registered(&client).await;
+    client
+        .batch_execute(
+            "SELECT setval('rouse.turn_seq', 1), rouse.enqueue('x'), setval('rouse.turn_seq', 100000), rouse.enqueue('x');
+             UPDATE rouse.job SET state = 'running', fence = 7, worker = (SELECT max(incarnation) FROM rouse.worker), attempt = 1,
+                    claimed_at = now(), lease_until = now() + interval '1 hour'",
+        )
+        .await
+        .unwrap();
+    let _old = keep_versions(&db).await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.dependency (chain, on_failure, job) SELECT n, 'cancel', -n FROM generate_series(1001, 2000) AS n;
+             DELETE FROM rouse.dependency",
+        )
+        .await
+        .unwrap();
+    let settle = format!(
+        "SELECT rouse.settle({who}, ARRAY(
+             SELECT ROW(j.id, 7, 'succeeded', 1, '1', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::rouse.settlement
+             FROM rouse.job AS j), NULL, false)"
+    );
+    let read = entries_read(&client, &["rouse.dependency"], &settle).await;
+    assert!(read < 20, "{read}");
+    let settled = client.query(&settle, &[]).await.unwrap();
+    assert_eq!(settled.len(), 2);
+}
