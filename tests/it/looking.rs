@@ -267,6 +267,43 @@ async fn a_peek_does_not_wait_for_locks() {
     transaction.rollback().await.unwrap();
 }
 
+/// The looks of a worker, each of which finds a due job: with the time since which it searches for them.
+const ALWAYS_DUE: &str = "
+    CREATE TABLE public.look (due_since timestamptz);
+    ALTER FUNCTION rouse.peek RENAME TO real_peek;
+    CREATE FUNCTION rouse.peek(
+        p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_sum bigint,
+        p_orphaned_since timestamptz, p_due_since timestamptz, p_writers bigint[],
+        OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
+        OUT turn bigint, OUT writers bigint[], OUT releases boolean, OUT deadlines boolean, OUT paused text[])
+    LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.look VALUES (p_due_since);
+        SELECT p.ready, p.catalog_changed, p.orphans, true, p.next_due_ms, p.looked_at, p.turn, p.writers, p.releases, p.deadlines, p.paused
+        INTO ready, catalog_changed, orphans, due, next_due_ms, looked_at, turn, writers, releases, deadlines, paused
+        FROM rouse.real_peek(p_lanes, p_cursors, p_catalog_after, p_catalog_sum, p_orphaned_since, p_due_since, p_writers) AS p;
+    END $$";
+
+/// A transaction that is open all day keeps the entries of all jobs that were promoted.
+#[tokio::test]
+async fn a_worker_that_finds_due_jobs_in_each_look_does_not_search_from_the_beginning_each_time() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    sql(&client, ALWAYS_DUE).await;
+    sql(
+        &client,
+        "SELECT rouse.enqueue('noop', '{\"n\": 1}', run_at => clock_timestamp() + n * interval '200 ms') FROM generate_series(1, 5) AS n",
+    )
+    .await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM look WHERE due_since IS NOT NULL)",
+    )
+    .await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn an_idle_worker_sends_few_statements() {
     let db = TestDb::new().await;

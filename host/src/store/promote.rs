@@ -22,6 +22,13 @@ pub struct Promotion {
     pub ids: Vec<JobId>,
 }
 
+impl Promotion {
+    /// True if no job is left that was due, except those that were locked.
+    pub fn is_complete(&self) -> bool {
+        self.promoted < PROMOTED_MAX.unsigned_abs()
+    }
+}
+
 impl Store {
     /// Promotes due jobs. `since` restricts the call to jobs that became due after this time, by the database's clock
     /// (`None`: all); `with_ids` requests their ids.

@@ -18,7 +18,7 @@ use super::look_plan::{LookPlan, Step, Sweep, Trigger, WINDOW_MARGIN};
 use super::writers::Writers;
 use crate::job::LaneId;
 use crate::sandbox::BootTime;
-use crate::store::{ClaimOrder, Peek, PeekParams, StoreError};
+use crate::store::{ClaimOrder, Peek, PeekParams, Promotion, StoreError};
 
 /// At most a quarter of the wanted jobs are claimed from lanes that had none until a moment ago. They are claimed
 /// separately, in a claim that has to be short.
@@ -365,9 +365,14 @@ impl<'a> Looks<'a> {
             is_ready |= self.claims.read_catalog().await?;
         }
         if peek.due {
-            is_ready |= self.promote().await?;
+            let promotion = self.promote().await?;
+            is_ready |= promotion.promoted > 0;
+            // Without a promoted job, those that are due are locked.
+            if promotion.promoted > 0 && promotion.is_complete() {
+                self.plan.none_due(peek.looked_at);
+            }
         } else {
-            self.plan.found_none_due(peek.looked_at);
+            self.plan.none_due(peek.looked_at);
         }
         Ok(is_ready)
     }
@@ -389,8 +394,8 @@ impl<'a> Looks<'a> {
             .await
     }
 
-    /// Promotes due jobs. True if there were any.
-    async fn promote(&mut self) -> Result<bool, StoreError> {
+    /// Promotes due jobs.
+    async fn promote(&mut self) -> Result<Promotion, StoreError> {
         let since = self.plan.due_since();
         let with_ids = events::routine_events_are_logged();
         let promotion = self.shared.store.promote(since, with_ids).await?;
@@ -398,6 +403,6 @@ impl<'a> Looks<'a> {
             events::promoted(&self.shared.settings.worker_id, *id);
         }
         self.plan.next_due(Instant::now(), promotion.next_due);
-        Ok(promotion.promoted > 0)
+        Ok(promotion)
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum Trigger {
 const RESTART_SHARE: u32 = 20;
 /// Periodic restarts, which have no reason other than the time since the last one, take at most 1 % of the time.
 const PERIODIC_RESTART_SHARE: u32 = 100;
-/// The search for due jobs and expired leases starts this long before the last look that found none.
+/// The search for due jobs and expired leases starts this long before the last look that left none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 
 /// The work of a look.
@@ -65,7 +65,7 @@ pub(super) struct LookPlan {
     /// The next check for overdue jobs from the start of the lanes.
     overdue_restart_at: Instant,
     due_at: Option<Instant>,
-    /// The time of the last look that found no due job (database clock): after the machine was suspended, this is long
+    /// The time of the last look that left no due job (database clock): after the machine was suspended, this is long
     /// ago. `None` if there was none.
     none_due_at: Option<SystemTime>,
 }
@@ -220,8 +220,9 @@ impl LookPlan {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// Records that a look at this time (database clock) found no due job.
-    pub(super) fn found_none_due(&mut self, at: SystemTime) {
+    /// Records that a look at this time (database clock) found no due job, or promoted those that it found. While jobs
+    /// become due all the time, few looks find none, and an open transaction keeps the entries of all promoted jobs.
+    pub(super) fn none_due(&mut self, at: SystemTime) {
         self.none_due_at = Some(at);
     }
 
@@ -408,11 +409,11 @@ mod tests {
     }
 
     #[test]
-    fn due_jobs_are_searched_from_shortly_before_the_last_look_that_found_none() {
+    fn due_jobs_are_searched_from_shortly_before_the_last_look_that_left_none() {
         let (mut plan, now) = started();
         assert_eq!(plan.due_since(), None, "all due jobs");
         let at = SystemTime::UNIX_EPOCH + 1_000_000 * SECOND;
-        plan.found_none_due(at);
+        plan.none_due(at);
         assert_eq!(plan.due_since(), Some(at - 2 * SECOND));
         plan.start_over(now);
         expect_sweep(plan.next(now, Trigger::Poll, false));
