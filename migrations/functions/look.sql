@@ -20,7 +20,8 @@ $$;
 --                       job_lease)
 --   due_since           due: a job that became due after this time waits for its turn; null: at any time (served
 --                       by job_due); deadlines: a deadline has passed since this time (rouse.enforce_deadlines;
---                       served by deadline_due)
+--                       served by deadline_due); releases: one has been pending for a second since this time
+--                       (rouse.continue_releases; served by pending_release_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
 --   looked_at           the time up to which leases and due jobs were checked
 --   turn                the last assigned turn
@@ -28,8 +29,6 @@ $$;
 --   writers             transactions of this database that have written and are in progress, or prepared: their jobs
 --                       are not visible yet; null unless p_writers is given, because it reads all sessions of the
 --                       server. p_writers: the result of the last call; empty if there was none
---   releases            releases have been pending for more than a second (rouse.continue_releases; served by
---                       pending_release_due)
 --
 -- Sorts nothing: otherwise, if the statistics say that no job waits, a plan could read and sort all that do
 -- (job_waiting).
@@ -96,7 +95,9 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    releases := EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
+    releases := EXISTS (
+        SELECT FROM rouse.pending_release AS p
+        WHERE p.try_at > due_since - interval '1 second' AND p.try_at < at - interval '1 second' ORDER BY p.try_at LIMIT 1);
     SELECT d.try_at INTO deadline_at FROM rouse.deadline AS d WHERE d.try_at > due_since ORDER BY d.try_at LIMIT 1;
     deadlines := coalesce(deadline_at <= at, false);
     -- GREATEST would turn null into 0, and the worker would never wait.

@@ -267,6 +267,27 @@ async fn a_peek_does_not_wait_for_locks() {
     transaction.rollback().await.unwrap();
 }
 
+/// While a transaction is open all day, the index keeps the entries of all releases that were continued.
+#[tokio::test]
+async fn a_peek_finds_releases_that_have_been_pending_for_a_second_since_the_last_peek() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let looker = Looker::new(&db).await;
+    let minute = Some(Duration::from_secs(60));
+    let pending = async |since: &str| {
+        let pending = format!(
+            "DELETE FROM rouse.pending_release;
+             INSERT INTO rouse.pending_release (chain, succeeded, noted_at, try_at) VALUES (1, true, now(), now() - interval '{since}')"
+        );
+        sql(&client, &pending).await;
+        let last_minute = looker.peek_within(minute).await.releases;
+        (last_minute, looker.peek().await.releases)
+    };
+    assert_eq!(pending("-5 seconds").await, (false, false));
+    assert_eq!(pending("50 seconds").await, (true, true));
+    assert_eq!(pending("2 minutes").await, (false, true), "a restart");
+}
+
 /// The looks of a worker, each of which finds a due job: with the time since which it searches for them.
 const ALWAYS_DUE: &str = "
     CREATE TABLE public.look (due_since timestamptz);

@@ -13,6 +13,24 @@ async fn registered(client: &Client) -> String {
 }
 
 #[tokio::test]
+async fn a_peek_does_not_read_releases_that_were_continued_long_ago() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let _old = keep_versions(&db).await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.pending_release (chain, succeeded, noted_at, try_at)
+             SELECT n, true, now(), now() - interval '1 hour' FROM generate_series(1, 1000) AS n;
+             DELETE FROM rouse.pending_release",
+        )
+        .await
+        .unwrap();
+    let peek = "SELECT rouse.peek('{}', '{}', 0, 0, now(), now(), NULL)";
+    let read = entries_read(&client, &["rouse.pending_release"], peek).await;
+    assert!(read < 20, "{read}");
+}
+
+#[tokio::test]
 async fn a_settlement_does_not_read_the_dependencies_of_jobs_between_its_own() {
     let db = TestDb::new().await;
     let client = db.client().await;
