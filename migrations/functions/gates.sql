@@ -661,10 +661,16 @@ BEGIN
     LOOP
         own := rouse._gate_key_of_job(gate.key, p_queue, p_handler, p_tenant, p_source, p_payload);
         rest := coalesce(gate.period_ms, 0) * interval '1 millisecond';
-        -- Locks the row.
-        INSERT INTO rouse.gate_key AS k (gate, key, job, since, until) VALUES (gate.name, own, p_id, p_at, p_at + rest)
-        ON CONFLICT (gate, key) DO UPDATE SET gate = k.gate
-        RETURNING * INTO held;
+        -- Locks the row, or adds it. An update would lock it too, but would leave an old version, which a transaction
+        -- that is open all day keeps, with each enqueue that gives way.
+        LOOP
+            SELECT * INTO held FROM rouse.gate_key AS k WHERE k.gate = gate.name AND k.key = own FOR NO KEY UPDATE;
+            EXIT WHEN FOUND;
+            INSERT INTO rouse.gate_key AS k (gate, key, job, since, until) VALUES (gate.name, own, p_id, p_at, p_at + rest)
+            ON CONFLICT DO NOTHING
+            RETURNING * INTO held;
+            EXIT WHEN FOUND;
+        END LOOP;
         -- Later than the time of every enqueue that had the row before, unless the clock has been set back. An enqueue
         -- that lies more than a period in the future does not count.
         now := clock_timestamp();

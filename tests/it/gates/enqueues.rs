@@ -293,6 +293,24 @@ async fn the_first_job_of_a_burst_runs_at_once_if_the_edge_is_leading() {
     );
 }
 
+/// A transaction that is open all day would keep an old version of the row for each of them.
+#[tokio::test]
+async fn an_enqueue_that_gives_way_does_not_write_the_key_of_the_gate() {
+    for during in ["queued", "running"] {
+        let settings = format!("'one', 'singleton', handler => 'a', during => '{during}'");
+        let (_db, client) = gate(&settings).await;
+        let first = enqueue(&client, "a", "").await;
+        let versions =
+            "SELECT array_agg(k.ctid::text || ' ' || k.xmin::text) FROM rouse.gate_key AS k";
+        let before: Vec<String> = client.query_one(versions, &[]).await.unwrap().get(0);
+        for _ in 0..3 {
+            assert_eq!(enqueue(&client, "a", "").await, first);
+        }
+        let after: Vec<String> = client.query_one(versions, &[]).await.unwrap().get(0);
+        assert_eq!(before, after, "{during}");
+    }
+}
+
 /// Makes the last enqueues lie this much later, as if the clock had been set back since.
 async fn set_back(client: &Client, by: &str) {
     let sql = format!(
