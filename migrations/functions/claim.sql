@@ -155,15 +155,19 @@ BEGIN
 END
 $$;
 
--- rouse.claim for jobs of these sources only, by lane and then by source, in the given order, and from the start of
--- each: there are no cursors. Served by job_source: no other index provides a range in this order without sorting.
--- Returns ids.
+-- rouse.claim for jobs of these sources only, by lane and then by source, in the given order. `p_after`: for each lane,
+-- and in it for each source, only jobs with later turns; null or missing: from the start. Served by job_source: no other
+-- index provides a range in this order without sorting. The range is written as comparisons of rows, so that it starts
+-- at that turn: the entries before it may be those of all jobs that have ended since an old transaction began. Returns
+-- ids.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
-    p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer)
+    p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer,
+    p_after bigint[] DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET enable_incremental_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at        timestamptz := clock_timestamp();
@@ -210,14 +214,17 @@ BEGIN
         SELECT found.id
         FROM (
             SELECT ready.id, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-            FROM unnest(p_lanes, mosts) AS wanted(lane, max)
+            FROM unnest(p_lanes, mosts) WITH ORDINALITY AS wanted(lane, max, place)
             CROSS JOIN LATERAL (
-                SELECT j.id, j.bytes FROM unnest(p_sources) AS bound(source)
+                SELECT j.id, j.bytes FROM unnest(p_sources) WITH ORDINALITY AS bound(source, place)
                 CROSS JOIN LATERAL (
                     SELECT j.id, 120 + j.bytes AS bytes
                     FROM rouse.job AS j
-                    WHERE j.lane >= wanted.lane AND j.lane <= wanted.lane AND j.source >= bound.source AND j.source <= bound.source
-                      AND j.state = 'queued' AND j.turn IS NOT NULL
+                    WHERE (j.lane, j.source, j.turn) > (
+                              wanted.lane, bound.source,
+                              coalesce(p_after[(wanted.place - 1) * cardinality(p_sources) + bound.place], '-9223372036854775808'::bigint))
+                      AND (j.lane, j.source, j.turn) <= (wanted.lane, bound.source, 9223372036854775807)
+                      AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
                     ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, wanted.max) FOR NO KEY UPDATE SKIP LOCKED) AS j
                 LIMIT least(p_wanted, wanted.max)) AS ready
             LIMIT p_wanted) AS found

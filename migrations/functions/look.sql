@@ -287,7 +287,8 @@ CREATE OR REPLACE FUNCTION rouse.remaining_bound(p_queue text, p_sources text[])
 RETURNS TABLE (handler text, tags text[], jobs bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_sort = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off
+SET enable_sort = off SET enable_incremental_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at timestamptz := clock_timestamp();

@@ -211,6 +211,7 @@ async fn a_claim_by_source_stops_at_eight_mebibytes() {
                 Fence(rand()),
                 &lanes,
                 &["s".to_string()],
+                &[],
                 Duration::from_secs(60),
                 100,
             )

@@ -179,7 +179,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     let lanes: Vec<_> = all.iter().map(|order| order.lane).collect();
     let minute = Duration::from_secs(60);
     let bound = limited
-        .claim_bound(Fence(rand()), &lanes, &["s".to_string()], minute, 100)
+        .claim_bound(Fence(rand()), &lanes, &["s".to_string()], &[], minute, 100)
         .await
         .unwrap();
     assert_eq!(ids(&bound), [allowed]);

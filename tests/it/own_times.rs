@@ -67,7 +67,7 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
         let requeue = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
         client.batch_execute(requeue).await.unwrap();
         let claimed = store
-            .claim_bound(Fence(3), &lanes, &["s".to_string()], MINUTE, 10)
+            .claim_bound(Fence(3), &lanes, &["s".to_string()], &[], MINUTE, 10)
             .await
             .unwrap();
         assert_eq!(claimed.len(), 2);

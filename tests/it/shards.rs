@@ -217,7 +217,7 @@ async fn a_claim_by_source_takes_only_jobs_of_leased_shards() {
         let (fence, lease) = (rouse::job::Fence(1), std::time::Duration::from_secs(60));
         let sources = ["s".to_owned()];
         store
-            .claim_bound(fence, &lanes, &sources, lease, 100)
+            .claim_bound(fence, &lanes, &sources, &[], lease, 100)
             .await
             .unwrap()
     };

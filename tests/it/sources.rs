@@ -157,6 +157,28 @@ async fn a_bound_job_runs_on_a_host_without_the_handler_that_its_producer_named(
     }
 }
 
+/// The searches by source start after the jobs that were claimed before.
+#[tokio::test]
+async fn a_bound_job_that_is_committed_late_is_found_without_a_notification() {
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    let transaction = producer.transaction().await.unwrap();
+    let late = "SELECT rouse.enqueue('producers.own', '{}', source => 'legacy')";
+    let late: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
+    let settings = Settings {
+        notify: false,
+        ..binding(LEGACY)
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    for _ in 0..2 {
+        let job = enqueue_unserved(&client, ", source => 'legacy'").await;
+        ended(&client, job).await;
+    }
+    transaction.commit().await.unwrap();
+    ended(&client, late).await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn bound_jobs_of_a_paused_queue_or_with_missing_tags_wait() {
     let db = TestDb::new().await;

@@ -285,12 +285,14 @@ impl Store {
         Ok(ClaimResult::Jobs(claimed, closed))
     }
 
-    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. Two round trips.
+    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. `after`: for each lane, and in it
+    /// for each source, the turn after which to search; if it is empty, all jobs are searched. Two round trips.
     pub async fn claim_bound(
         &self,
         fence: Fence,
         lanes: &[LaneId],
         sources: &[String],
+        after: &[i64],
         lease: Duration,
         wanted: usize,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
@@ -308,6 +310,7 @@ impl Store {
                     (&sources, Type::TEXT_ARRAY),
                     (&millis(lease), Type::INT8),
                     (&wanted, Type::INT4),
+                    (&after, Type::INT8_ARRAY),
                 ],
             )
             .await?;

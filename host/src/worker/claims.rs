@@ -98,6 +98,7 @@ pub(super) struct Claims<'a> {
     /// After a search by source that found nothing, the time before which it is not retried, unless a notification
     /// announces a job, an attempt of one of `full_handlers` ends, or the handler of another source is loaded.
     by_source_at: Instant,
+    reached_by_source: by_source::Reached,
     /// The handlers whose sources the last search by source skipped, because as many of their attempts were running as
     /// this host may run.
     full_handlers: HashSet<String>,
@@ -129,6 +130,7 @@ impl<'a> Claims<'a> {
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
+            reached_by_source: by_source::Reached::new(Instant::now()),
             full_handlers: HashSet::new(),
             host_limits: HashMap::new(),
             take_batches: HashSet::new(),
@@ -151,6 +153,7 @@ impl<'a> Claims<'a> {
     /// Forgets the remembered state of the database: after an error it may be wrong.
     pub(super) fn start_over(&mut self) {
         self.lanes.forget();
+        self.reached_by_source = by_source::Reached::new(Instant::now());
         self.newest = newest::Newest::new(Instant::now());
         // The next server may have a different clock.
         self.checked_at = SystemTime::UNIX_EPOCH;

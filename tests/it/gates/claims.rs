@@ -44,7 +44,7 @@ async fn claim_imports(store: &Store, lanes: &[LaneId]) -> Vec<ClaimedJob> {
     let sources = ["import".to_owned()];
     let lease = Duration::from_secs(60);
     store
-        .claim_bound(Fence(rand()), lanes, &sources, lease, 10)
+        .claim_bound(Fence(rand()), lanes, &sources, &[], lease, 10)
         .await
         .unwrap()
 }

@@ -31,6 +31,40 @@ async fn a_peek_does_not_read_releases_that_were_continued_long_ago() {
 }
 
 #[tokio::test]
+async fn a_claim_by_source_starts_after_the_turns_that_were_claimed_before() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let who = registered(&client).await;
+    client
+        .batch_execute("SELECT rouse.enqueue('x', source => 'other')")
+        .await
+        .unwrap();
+    let _old = keep_versions(&db).await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1000]), source => 'mine');
+             DELETE FROM rouse.job;
+             SELECT rouse.enqueue('x', source => 'mine'), rouse.enqueue('x', source => 'theirs')",
+        )
+        .await
+        .unwrap();
+    let mine = "SELECT turn FROM rouse.job WHERE source = 'mine'";
+    let turn: i64 = client.query_one(mine, &[]).await.unwrap().get(0);
+    let claim = |mine: i64, theirs: i64| {
+        format!(
+            "SELECT rouse.claim_bound({who}, 7, ARRAY[NULL, (SELECT min(id) FROM rouse.lane)], '{{mine,theirs}}', 60000, 10,
+                                      ARRAY[0, 0, {mine}, {theirs}])"
+        )
+    };
+    let read = entries_read(&client, &["rouse.job"], &claim(turn - 1, 0)).await;
+    assert!(read < 50, "{read}");
+    for (mine, theirs, jobs) in [(turn, turn + 1, 0), (turn, turn, 1), (turn - 1, 0, 1)] {
+        let claimed = client.query(&claim(mine, theirs), &[]).await.unwrap();
+        assert_eq!(claimed.len(), jobs, "after {mine} and {theirs}");
+    }
+}
+
+#[tokio::test]
 async fn a_settlement_does_not_read_the_dependencies_of_jobs_between_its_own() {
     let db = TestDb::new().await;
     let client = db.client().await;

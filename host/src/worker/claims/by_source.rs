@@ -1,5 +1,6 @@
 //! Claims jobs by their source from lanes whose own handler this host does not have.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::dispatch::InLine;
@@ -12,6 +13,62 @@ use crate::store::StoreError;
 const BY_SOURCE_SHARE: u32 = 20;
 /// The longest wait before it is retried.
 const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The shortest wait between two searches from the start of the lanes.
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// How far jobs have been claimed by their source. The next search starts there: a transaction that is open all day keeps
+/// the index entries of all jobs that have ended since. Now and then, a search starts at the beginning of the lanes. It
+/// finds jobs that were committed late, or were locked.
+pub(super) struct Reached {
+    /// The last claimed turn, by lane and source.
+    turns: HashMap<LaneId, HashMap<String, i64>>,
+    /// The time of the next search from the start of the lanes.
+    restart_at: Instant,
+}
+
+impl Reached {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            turns: HashMap::new(),
+            restart_at: now,
+        }
+    }
+
+    /// True if the search that starts now is one from the start of the lanes.
+    fn restart(&mut self, now: Instant) -> bool {
+        let is_time = now >= self.restart_at;
+        if is_time {
+            self.turns.clear();
+        }
+        is_time
+    }
+
+    /// Schedules the next search from the start of the lanes, after such a search.
+    fn restarted(&mut self, started: Instant, now: Instant) {
+        let took = now.saturating_duration_since(started);
+        self.restart_at = now + pause_after(took).max(RESTART_PAUSE_MIN);
+    }
+
+    /// For each lane, and in it for each source, the turn after which to search.
+    fn after(&self, lanes: &[LaneId], sources: &[String]) -> Vec<i64> {
+        let mut after = Vec::with_capacity(lanes.len() * sources.len());
+        for lane in lanes {
+            let turns = self.turns.get(lane);
+            for source in sources {
+                let turn = turns.and_then(|turns| turns.get(source));
+                after.push(turn.copied().unwrap_or(i64::MIN));
+            }
+        }
+        after
+    }
+
+    /// Notes that a job of this source was claimed.
+    fn claimed(&mut self, lane: LaneId, source: &str, turn: i64) {
+        let turns = self.turns.entry(lane).or_default();
+        let reached = turns.entry(source.to_owned()).or_insert(turn);
+        *reached = turn.max(*reached);
+    }
+}
 
 impl Claims<'_> {
     /// True if this worker may run jobs of a lane whose own handler it does not have, because their source is bound.
@@ -38,14 +95,25 @@ impl Claims<'_> {
         let Some(served) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
         };
+        let lease = served.lease;
         let fence = Fence(rand::random());
         let sent = BootTime::now();
         let shared = self.shared;
         let store = &shared.store;
         let under_way = shared.leases.claiming();
+        let restarts = self.reached_by_source.restart(started);
+        let after = self.reached_by_source.after(&lanes, &sources);
         let jobs = store
-            .claim_bound(fence, &lanes, &sources, served.lease, wanted)
+            .claim_bound(fence, &lanes, &sources, &after, lease, wanted)
             .await?;
+        if restarts {
+            self.reached_by_source.restarted(started, Instant::now());
+        }
+        for job in &jobs {
+            if let Some(source) = &job.source {
+                self.reached_by_source.claimed(job.lane, source, job.turn);
+            }
+        }
         // The search is expensive if it covers many lanes or reads past dead rows.
         self.by_source_at = match jobs.is_empty() {
             true => started + pause_after(started.elapsed()),
@@ -119,6 +187,36 @@ fn pause_after(took: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_search_starts_after_the_claimed_turns_and_once_a_second_at_the_beginning() {
+        const START: i64 = i64::MIN;
+        let now = Instant::now();
+        let (lanes, sources) = ([LaneId(1), LaneId(2)], ["a", "b"].map(String::from));
+        let mut reached = Reached::new(now);
+        assert!(reached.restart(now));
+        reached.restarted(now, now);
+        reached.claimed(LaneId(1), "b", 7);
+        reached.claimed(LaneId(1), "b", 5);
+        assert!(!reached.restart(now + SECOND / 2));
+        assert_eq!(reached.after(&lanes, &sources), [START, 7, START, START]);
+        assert!(reached.restart(now + SECOND));
+        assert_eq!(reached.after(&lanes, &sources), [START; 4]);
+    }
+
+    #[test]
+    fn an_expensive_search_from_the_beginning_is_repeated_rarely_but_within_thirty_seconds() {
+        for (took, pause) in [(0_u32, 1_u32), (1, 20), (60, 30)] {
+            let started = Instant::now();
+            let now = started + took * SECOND;
+            let mut reached = Reached::new(started);
+            reached.restarted(started, now);
+            assert!(!reached.restart(now + pause * SECOND - Duration::from_millis(1)));
+            assert!(reached.restart(now + pause * SECOND));
+        }
+    }
 
     #[test]
     fn an_expensive_search_by_source_is_repeated_rarely_but_always_within_thirty_seconds() {
