@@ -96,7 +96,7 @@ BEGIN
         SELECT jsonb_agg(to_jsonb(c)) INTO calls FROM rouse._enqueue_children(p_worker, parents, p_jobs) AS c;
     END IF;
     -- Few jobs have others that wait for them: this is a single lookup for all jobs, unless their ids are far apart. In
-    -- between, a transaction that is open all day may have kept the entries of a hundred thousand dependencies of others.
+    -- between, a transaction that is open all day may have kept a hundred thousand entries of others.
     IF highest - lowest > 100 + 10 * cardinality(ended) THEN
         PERFORM FROM rouse.dependency AS d WHERE d.chain = ANY (ended || chains) LIMIT 1;
     ELSE

@@ -285,8 +285,8 @@ impl Store {
         Ok(ClaimResult::Jobs(claimed, closed))
     }
 
-    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. `after`: for each lane, and in it
-    /// for each source, the turn after which to search; if it is empty, all jobs are searched. Two round trips.
+    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. `after`: for each lane, and in
+    /// it for each source, the turn after which to search; if it is empty, all jobs are searched. Two round trips.
     pub async fn claim_bound(
         &self,
         fence: Fence,

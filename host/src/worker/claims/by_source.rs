@@ -16,9 +16,9 @@ const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The shortest wait between two searches from the start of the lanes.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// How far jobs have been claimed by their source. The next search starts there: a transaction that is open all day keeps
-/// the index entries of all jobs that have ended since. Now and then, a search starts at the beginning of the lanes. It
-/// finds jobs that were committed late, or were locked.
+/// How far jobs have been claimed by their source. The next search starts there: a transaction that is open all day
+/// keeps the index entries of all jobs that have ended since. Now and then, a search starts at the beginning of the
+/// lanes. It finds jobs that were committed late, or were locked.
 pub(super) struct Reached {
     /// The last claimed turn, by lane and source.
     turns: HashMap<LaneId, HashMap<String, i64>>,
