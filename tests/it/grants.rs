@@ -226,7 +226,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     // The printed lines can be pasted into the file as they are, except for values that only the operator knows.
     let (_, lines) = ran
         .stdout
-        .split_once("your values for …\n")
+        .split_once("replace each … with a value\n")
         .expect("the lines to copy");
     let toml = dir.join("rouse.toml");
     let text = std::fs::read_to_string(&toml).unwrap()

@@ -237,7 +237,7 @@ async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
     dashboard
         .until(
             "/bulk/1",
-            "1 cancelled of 2; 1 are left, because another transaction has locked them",
+            "1 cancelled of 2; 1 is left, because another transaction has locked it",
         )
         .await;
     transaction.rollback().await.unwrap();
