@@ -252,7 +252,7 @@ CREATE TABLE rouse.worker (
     limited       boolean NOT NULL DEFAULT false,
     PRIMARY KEY (incarnation, seen_at)
 );
--- Counts the listed incarnations of a limited login. No column of it changes with a heartbeat.
+-- Counts the listed incarnations of a limited login.
 CREATE INDEX worker_of_limited ON rouse.worker (login) WHERE limited AND forgotten_at IS NULL;
 
 -- The live workers, with what their calls and enqueues with direct dispatch read of them. A trigger copies it from

@@ -18,9 +18,10 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     WHERE lost.is_lost AND lost.at <= clock_timestamp()
       AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at > lost.at)
       AND NOT EXISTS (
-          SELECT FROM rouse.worker AS w
-          -- Only a lookup can serve the first condition (claim.sql).
-          WHERE w.incarnation = ANY (ARRAY[lost.worker]) AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
+          SELECT FROM (
+              SELECT n.seen_at, n.outlived_at, n.stopped_at FROM rouse.worker AS n
+              WHERE n.incarnation = lost.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+          WHERE w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
 -- The lanes from which this worker may adopt, of those given: its login permits them, and their queues are not paused.
@@ -127,7 +128,8 @@ BEGIN
             SELECT * FROM rouse.job AS j
             WHERE j.id = ANY (ARRAY[a.id]) AND j.fence = a.fence AND j.lease_until < at AND j.lane = ANY (lanes)
             FOR NO KEY UPDATE SKIP LOCKED) AS j
-        LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
+        LEFT JOIN LATERAL (
+            SELECT n.worker_id, n.seen_at FROM rouse.worker AS n WHERE n.incarnation = j.worker ORDER BY n.seen_at DESC LIMIT 1) AS w ON true
         ORDER BY a.n
     LOOP
         why := jsonb_build_object('kind', 'lost', 'message', format(

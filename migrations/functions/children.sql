@@ -258,7 +258,7 @@ BEGIN
     ELSE
         -- Either the limits have just been removed; or the role was renamed or dropped, in which case nothing is
         -- permitted.
-        PERFORM FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.limited;
+        PERFORM FROM (SELECT n.limited FROM rouse.worker AS n WHERE n.incarnation = p_worker ORDER BY n.seen_at DESC LIMIT 1) AS w WHERE w.limited;
         IF NOT FOUND THEN
             RETURN;
         END IF;

@@ -501,11 +501,12 @@ BEGIN
     END IF;
     released := rouse._release(chains, succeeded, p_max);
     DELETE FROM rouse.pending_release AS p WHERE p.chain = ANY (chains) AND NOT p.chain = ANY (released.remaining);
-    -- The limit may have left some of these chains untouched.
-    IF released.resolved < p_max THEN
-        UPDATE rouse.pending_release AS p SET try_at = at + least(greatest((at - p.noted_at) / 10, interval '1 second'), interval '1 minute')
-        WHERE p.chain = ANY (released.remaining);
-    END IF;
+    -- The limit may have left some of these chains untouched. They keep a time that peeks look at, so that another host
+    -- continues soon if this one dies.
+    UPDATE rouse.pending_release AS p
+    SET try_at = CASE WHEN released.resolved < p_max THEN at + least(greatest((at - p.noted_at) / 10, interval '1 second'), interval '1 minute')
+                 ELSE at END
+    WHERE p.chain = ANY (released.remaining);
     RETURN EXISTS (SELECT FROM rouse.pending_release AS p WHERE p.try_at <= at);
 END
 $$;

@@ -23,7 +23,9 @@ $$;
 -- primary keys.
 CREATE OR REPLACE FUNCTION rouse._limits_of(p_worker bigint) RETURNS SETOF rouse.worker_login
 LANGUAGE sql STABLE ROWS 1 AS $$
-    SELECT l.* FROM rouse.worker AS w JOIN rouse.worker_login AS l ON l.login = to_regrole(quote_ident(w.login)) WHERE w.incarnation = p_worker
+    SELECT l.*
+    FROM (SELECT n.login FROM rouse.worker AS n WHERE n.incarnation = p_worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+    JOIN rouse.worker_login AS l ON l.login = to_regrole(quote_ident(w.login))
 $$;
 
 -- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the

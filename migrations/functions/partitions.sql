@@ -254,8 +254,9 @@ BEGIN
         EXCEPTION
             -- An enqueue that has named such a job is not committed yet.
             WHEN lock_not_available THEN
-                in_use := in_use + cardinality(finished);
+                in_use := in_use + cardinality(finished) + cardinality(payloads);
                 others := ARRAY(SELECT o.name FROM unnest(others) AS o(name) WHERE o.name <> ALL (finished));
+                payloads := '{}';
         END;
     END IF;
 

@@ -448,7 +448,8 @@ BEGIN
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);
     END IF;
-    -- Other workers whose last heartbeat is too old, or in the future.
+    -- Other workers whose last heartbeat is too old, or in the future. The call may have waited until now.
+    at := clock_timestamp();
     FOR other IN
         SELECT l.worker FROM rouse.live_worker AS l
         WHERE l.worker > 0 AND (

@@ -5,25 +5,31 @@
 //! left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
 
-/// Continues releases whenever a settlement or a peek requests it. An error ends a round: the next peek requests it
-/// again.
+/// The pause after an error.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Continues releases whenever a settlement or a peek requests it, until nothing is left to do at once.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.releases.notified().await;
+        let mut has_failed = false;
         loop {
             match shared.store.continue_releases().await {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    warn_unless_unreachable!(
-                        error,
-                        "cannot release jobs that wait for others; trying again in a second"
-                    );
-                    break;
+                    if !std::mem::replace(&mut has_failed, true) {
+                        warn_unless_unreachable!(
+                            error,
+                            "cannot release jobs that wait for others; trying again each second"
+                        );
+                    }
+                    tokio::time::sleep(RETRY_AFTER).await;
                 }
             }
         }

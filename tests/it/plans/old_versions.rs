@@ -30,6 +30,30 @@ async fn a_peek_does_not_read_releases_that_were_continued_long_ago() {
     assert!(read < 20, "{read}");
 }
 
+/// The host that continues it may die: peeks look at the releases of the last seconds.
+#[tokio::test]
+async fn a_release_that_is_continued_in_parts_can_be_found_by_another_host() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let who = registered(&client).await;
+    let row = client.query_one("SELECT rouse.enqueue('parent')", &[]);
+    let parent: i64 = row.await.unwrap().get(0);
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.enqueue('child', after => '[{parent}]') FROM generate_series(1, 3);
+             INSERT INTO rouse.pending_release (chain, succeeded, noted_at, try_at)
+             VALUES ({parent}, true, now() - interval '1 hour', now() - interval '1 hour')"
+        ))
+        .await
+        .unwrap();
+    let part = format!("SELECT rouse.continue_releases({who}, 1)");
+    let has_more: bool = client.query_one(&part, &[]).await.unwrap().get(0);
+    assert!(has_more);
+    let recent = "SELECT try_at > clock_timestamp() - interval '10 s' FROM rouse.pending_release";
+    let is_recent: bool = client.query_one(recent, &[]).await.unwrap().get(0);
+    assert!(is_recent);
+}
+
 #[tokio::test]
 async fn a_claim_by_source_starts_after_the_turns_that_were_claimed_before() {
     let db = TestDb::new().await;

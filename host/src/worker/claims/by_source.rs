@@ -35,25 +35,25 @@ impl Reached {
     }
 
     /// True if the search that starts now is one from the start of the lanes.
-    fn restart(&mut self, now: Instant) -> bool {
-        let is_time = now >= self.restart_at;
-        if is_time {
-            self.turns.clear();
-        }
-        is_time
+    fn restarts(&self, now: Instant) -> bool {
+        now >= self.restart_at
     }
 
-    /// Schedules the next search from the start of the lanes, after such a search.
-    fn restarted(&mut self, started: Instant, now: Instant) {
+    /// Schedules the next search from the start of the lanes, after such a search. `is_filled`: there may be more jobs
+    /// before the claimed turns than it has found.
+    fn restarted(&mut self, started: Instant, now: Instant, is_filled: bool) {
         let took = now.saturating_duration_since(started);
         self.restart_at = now + pause_after(took).max(RESTART_PAUSE_MIN);
+        if is_filled {
+            self.turns.clear();
+        }
     }
 
     /// For each lane, and in it for each source, the turn after which to search.
-    fn after(&self, lanes: &[LaneId], sources: &[String]) -> Vec<i64> {
+    fn after(&self, restarts: bool, lanes: &[LaneId], sources: &[String]) -> Vec<i64> {
         let mut after = Vec::with_capacity(lanes.len() * sources.len());
         for lane in lanes {
-            let turns = self.turns.get(lane);
+            let turns = self.turns.get(lane).filter(|_| !restarts);
             for source in sources {
                 let turn = turns.and_then(|turns| turns.get(source));
                 after.push(turn.copied().unwrap_or(i64::MIN));
@@ -101,13 +101,16 @@ impl Claims<'_> {
         let shared = self.shared;
         let store = &shared.store;
         let under_way = shared.leases.claiming();
-        let restarts = self.reached_by_source.restart(started);
-        let after = self.reached_by_source.after(&lanes, &sources);
+        let restarts = self.reached_by_source.restarts(started);
+        let after = self.reached_by_source.after(restarts, &lanes, &sources);
         let jobs = store
             .claim_bound(fence, &lanes, &sources, &after, lease, wanted)
             .await?;
+        let is_cut = self.record_size(&jobs);
         if restarts {
-            self.reached_by_source.restarted(started, Instant::now());
+            let is_filled = is_cut || jobs.len() >= wanted;
+            self.reached_by_source
+                .restarted(started, Instant::now(), is_filled);
         }
         for job in &jobs {
             if let Some(source) = &job.source {
@@ -124,7 +127,6 @@ impl Claims<'_> {
         self.full_handlers = left_out.cloned().collect();
         // The sources take turns going first.
         self.sources.rotate_left(1);
-        let is_cut = self.record_size(&jobs);
         let jobs = self
             .dispatch(under_way, jobs, sent, InLine::Queued(&[]), None)
             .await;
@@ -196,14 +198,21 @@ mod tests {
         let now = Instant::now();
         let (lanes, sources) = ([LaneId(1), LaneId(2)], ["a", "b"].map(String::from));
         let mut reached = Reached::new(now);
-        assert!(reached.restart(now));
-        reached.restarted(now, now);
+        assert!(reached.restarts(now));
+        reached.restarted(now, now, false);
         reached.claimed(LaneId(1), "b", 7);
         reached.claimed(LaneId(1), "b", 5);
-        assert!(!reached.restart(now + SECOND / 2));
-        assert_eq!(reached.after(&lanes, &sources), [START, 7, START, START]);
-        assert!(reached.restart(now + SECOND));
-        assert_eq!(reached.after(&lanes, &sources), [START; 4]);
+        assert!(!reached.restarts(now + SECOND / 2));
+        let after = |reached: &Reached, restarts| reached.after(restarts, &lanes, &sources);
+        assert_eq!(after(&reached, false), [START, 7, START, START]);
+        assert!(reached.restarts(now + SECOND));
+        assert_eq!(after(&reached, true), [START; 4]);
+        // A source without new jobs is not read from the start again.
+        reached.restarted(now + SECOND, now + SECOND, false);
+        assert_eq!(after(&reached, false), [START, 7, START, START]);
+        // Not all jobs before these turns have been claimed.
+        reached.restarted(now + SECOND, now + SECOND, true);
+        assert_eq!(after(&reached, false), [START; 4]);
     }
 
     #[test]
@@ -212,9 +221,9 @@ mod tests {
             let started = Instant::now();
             let now = started + took * SECOND;
             let mut reached = Reached::new(started);
-            reached.restarted(started, now);
-            assert!(!reached.restart(now + pause * SECOND - Duration::from_millis(1)));
-            assert!(reached.restart(now + pause * SECOND));
+            reached.restarted(started, now, false);
+            assert!(!reached.restarts(now + pause * SECOND - Duration::from_millis(1)));
+            assert!(reached.restarts(now + pause * SECOND));
         }
     }
 
