@@ -229,6 +229,12 @@ impl Drop for Listed {
     }
 }
 
+/// The pause after a read that took this long, and the one before it. A single slow read may have waited for a new
+/// connection, or for a busy machine: after 0.5 s, the page would not change for more than a minute.
+fn pause_after(took: Duration, before: Duration) -> Duration {
+    pause(took.min(before))
+}
+
 /// Reads the page repeatedly until nobody follows it, or it cannot be read.
 async fn update(ui: Ui, listed: Listed, view: View, query: String, chrome: Chrome) {
     let page = &listed.page;
@@ -239,6 +245,7 @@ async fn update(ui: Ui, listed: Listed, view: View, query: String, chrome: Chrom
         ..chrome
     };
     let pairs = pairs(&query);
+    let mut took_before = Duration::ZERO;
     while !ui.stopping.is_cancelled() {
         let since = Instant::now();
         let now = match views::render(&ui, &chrome, &view, &pairs).await {
@@ -261,13 +268,30 @@ async fn update(ui: Ui, listed: Listed, view: View, query: String, chrome: Chrom
         if has_ended {
             return;
         }
+        let took = since.elapsed();
         tokio::select! {
-            () = time::sleep(pause(since.elapsed())) => {}
+            () = time::sleep(pause_after(took, took_before)) => {}
             () = page.closed() => {}
             () = ui.stopping.cancelled() => {}
         }
+        took_before = took;
         if listed.leaves_unread() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_two_slow_reads_in_a_row_make_the_updates_rare() {
+        let (fast, slow) = (Duration::from_millis(5), Duration::from_millis(500));
+        let expected = Duration::from_secs(2);
+        assert_eq!(pause_after(slow, Duration::ZERO), expected);
+        assert_eq!(pause_after(slow, fast), expected);
+        assert_eq!(pause_after(fast, slow), expected);
+        assert_eq!(pause_after(slow, slow), Duration::from_secs(75));
     }
 }
