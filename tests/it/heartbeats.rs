@@ -222,8 +222,13 @@ async fn workers_read_no_old_versions_of_their_rows() {
             format!("SELECT rouse.challenges({worker}, sha256('key'))"),
             format!("SELECT rouse.heartbeat({worker}, sha256('key'), NULL, '{{}}', false)"),
             format!("SELECT rouse.module_schedules({worker}, sha256('key'))"),
-            format!("SELECT rouse._limits_of({worker})"),
-            format!("SELECT rouse._crashes(1, {worker}, now(), now())"),
+            // With the settings of the functions that call these.
+            format!(
+                "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SELECT rouse._limits_of({worker})"
+            ),
+            format!(
+                "SET LOCAL enable_bitmapscan = off; SELECT rouse._crashes(1, {worker}, now(), now())"
+            ),
             "SELECT rouse.enqueue('unknown')".to_owned(),
         ] {
             let read = entries_read(&client, &["rouse.worker", "rouse.live_worker"], &call).await;
