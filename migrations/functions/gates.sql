@@ -220,11 +220,11 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._lease_floor(p_gates text[], p_at timestamptz) RETURNS timestamptz
 -- In PL/pgSQL, which plans it once.
 LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    oldest timestamptz := (
-        SELECT min(coalesce((SELECT f.lease_until FROM rouse.lease_floor AS f WHERE f.gate = u.gate), '-infinity')) FROM unnest(p_gates) AS u(gate));
 BEGIN
-    RETURN CASE WHEN oldest > p_at - interval '30 s' THEN '-infinity' ELSE oldest END;
+    RETURN (
+        SELECT min(coalesce((
+            SELECT f.lease_until FROM rouse.lease_floor AS f WHERE f.gate = u.gate AND f.lease_until <= p_at - interval '30 s'), '-infinity'))
+        FROM unnest(p_gates) AS u(gate));
 END
 $$;
 
@@ -242,10 +242,6 @@ BEGIN
     IF oldest >= newer - interval '1 minute' THEN
         RETURN oldest;
     END IF;
-    IF oldest = '-infinity' THEN
-        -- These would be trusted again once the clock has passed them.
-        DELETE FROM rouse.lease_floor AS f WHERE f.gate = ANY (p_gates) AND f.lease_until > p_at - interval '30 s';
-    END IF;
     newer := coalesce((
         SELECT j.lease_until FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until >= oldest AND j.lease_until < newer
@@ -255,10 +251,11 @@ BEGIN
               OFFSET 0)
         ORDER BY j.lease_until LIMIT 1), newer);
     IF newer > oldest THEN
+        -- Also replaces times from before the clock was set back, which would be trusted again once it has passed them.
         INSERT INTO rouse.lease_floor AS f (gate, lease_until) SELECT u.gate, newer FROM unnest(p_gates) AS u(gate)
         ON CONFLICT (gate) DO UPDATE SET lease_until = excluded.lease_until;
     END IF;
-    RETURN greatest(newer, oldest);
+    RETURN newer;
 END
 $$;
 

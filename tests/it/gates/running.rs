@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::claims::{claim, orders, rand};
 
-use super::{enqueue, gate, number};
+use super::{enqueue, gate, number, set_gate};
 
 /// Inserted as it is: the claim was made before there was a gate, or by a release without `rouse.lease_floor`.
 const OLD_RUNNING: &str = "UPDATE rouse.job AS j
@@ -110,6 +110,29 @@ async fn all_running_jobs_count_after_the_clock_was_set_back() {
     assert_eq!(number(&client, later).await, 0, "it was lowered");
     let running = "SELECT running FROM rouse.gate_keys('one')";
     assert_eq!(number(&client, running).await, 1);
+}
+
+/// The time of a gate that was not affected does not count for the other one.
+#[tokio::test]
+async fn all_running_jobs_of_each_gate_of_a_claim_count_after_the_clock_was_set_back() {
+    let (db, client) = gate("'mail', 'max_concurrent', queue => 'mail', max => 1").await;
+    set_gate(
+        &client,
+        "'other', 'max_concurrent', queue => 'other', max => 1",
+    )
+    .await;
+    let store = db.worker().await;
+    enqueue(&client, "a", ", queue => 'mail'").await;
+    client.batch_execute(OLD_RUNNING).await.unwrap();
+    client
+        .batch_execute(
+            "INSERT INTO rouse.lease_floor VALUES ('mail', now() + interval '1 hour'), ('other', now() - interval '10 minutes')",
+        )
+        .await
+        .unwrap();
+    enqueue(&client, "a", ", queue => 'mail'").await;
+    enqueue(&client, "a", ", queue => 'other'").await;
+    assert_eq!(claimed(&store).await, 1);
 }
 
 /// A gate that is deleted, and set again later, starts from the beginning.
