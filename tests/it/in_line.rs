@@ -115,12 +115,8 @@ async fn a_job_cancelled_before_the_response_to_its_claim_arrives_never_starts()
     let proxy = Proxy::start(&db).await;
     let (recording, middlewares) = recording();
     let parts = Parts {
-        store: proxy.store(),
-        listen_at: db.connector(),
-        sandbox: sandbox(),
-        catalog: catalog().await,
-        sql_logins: Default::default(),
         middlewares,
+        ..proxy.parts(&db, sandbox(), catalog().await)
     };
     let worker = TestWorker::start_with(parts, Settings::default());
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;

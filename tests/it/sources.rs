@@ -1,19 +1,17 @@
 //! Sources bound to handlers: the handler is chosen by the source that triggered a job, whatever handler its producer
 //! named.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rouse::worker::{Health, Intervals, Override, Overrides, Parts, Settings};
+use rouse::worker::{Health, Intervals, Override, Overrides, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::{echo, guest_that, manifest};
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    START_ORDER, TIMEOUT, TestWorker, cancel, catalog, ended, enqueue, enqueue_sql, guests_dir,
-    sandbox, show, until, until_true, watched,
+    START_ORDER, TestWorker, cancel, catalog, ended, enqueue, enqueue_sql, guests_dir, sandbox,
+    show, until, until_in_hand, until_true, watched,
 };
 use crate::support::{Host, TestDb, command, folder_of};
 
@@ -407,14 +405,7 @@ async fn the_end_of_a_bound_job_during_a_search_for_other_sources_lets_the_next_
     let other = enqueue_sql(&client, other).await;
     let next = enqueue_unserved(&client, ", source => 'legacy'").await;
     let proxy = Proxy::start(&db).await;
-    let parts = Parts {
-        store: proxy.store(),
-        listen_at: db.connector(),
-        sandbox: sandbox(),
-        catalog: catalog().await,
-        sql_logins: BTreeMap::new(),
-        middlewares: Vec::new(),
-    };
+    let parts = proxy.parts(&db, sandbox(), catalog().await);
     let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.race")]);
     let health = Health::default();
     let worker = TestWorker::start_sharing(parts, settings, health.clone());
@@ -427,11 +418,7 @@ async fn the_end_of_a_bound_job_during_a_search_for_other_sources_lets_the_next_
     assert!(cancel(&client, other).await);
     search.caught().await;
     assert!(cancel(&client, first).await);
-    let deadline = Instant::now() + TIMEOUT;
-    while health.in_hand.load(Ordering::Relaxed) > 0 {
-        assert!(Instant::now() < deadline, "the first attempt has not ended");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_in_hand(&health, 0).await;
     search.release();
     until(&client, next, |job| job.state == "running").await;
     assert!(cancel(&client, next).await);

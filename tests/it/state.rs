@@ -3,7 +3,7 @@
 mod operators;
 mod writes;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +12,7 @@ use rouse::sandbox::{
     AbortHandle, Catalog, Journal, JournalFuture, NewValue, Sandbox, Settings as SandboxSettings,
     StateQuota, StateStore, StoredValue, WriteOutcome,
 };
-use rouse::worker::{Parts, Settings};
+use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OnceCell};
 use tokio_postgres::Client;
@@ -70,14 +70,7 @@ async fn worker(db: &TestDb) -> TestWorker {
 
 /// A worker whose statements go through the proxy.
 async fn worker_behind(db: &TestDb, proxy: &Proxy) -> TestWorker {
-    let parts = Parts {
-        store: proxy.store(),
-        listen_at: db.connector(),
-        sandbox: sandbox(),
-        catalog: catalog().await,
-        sql_logins: BTreeMap::new(),
-        middlewares: Vec::new(),
-    };
+    let parts = proxy.parts(db, sandbox(), catalog().await);
     TestWorker::start_with(parts, Settings::default())
 }
 

@@ -1,9 +1,6 @@
 //! Attempts keep their slots while too many outcomes wait.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use rouse::worker::{
     AttemptInfo, Health, Middleware, Next, Parts, Running, Settings, UnsettledLimits,
@@ -13,7 +10,9 @@ use tokio::sync::watch;
 
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{TIMEOUT, TestWorker, catalog, ended, enqueue, sandbox, until_true};
+use crate::support::worker::{
+    TestWorker, catalog, ended, enqueue, sandbox, until_in_hand, until_true,
+};
 
 use super::settings;
 use super::unwritten::{accept_ends, fill_disk};
@@ -74,12 +73,8 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     let proxy = Proxy::start(&db).await;
     let (ran, mut has_run) = watch::channel(0);
     let parts = Parts {
-        store: proxy.store(),
-        listen_at: db.connector(),
-        sandbox: sandbox(),
-        catalog: catalog().await,
-        sql_logins: BTreeMap::new(),
         middlewares: vec![Arc::new(Counting(ran))],
+        ..proxy.parts(&db, sandbox(), catalog().await)
     };
     let small = Settings {
         slots: 4,
@@ -102,14 +97,8 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
     // Small outcomes still fit.
     ids.push(enqueue(&client, "noop", json!({"n": 1})).await);
     has_run.wait_for(|ran| *ran == 4).await.unwrap();
-    let deadline = Instant::now() + TIMEOUT;
-    while health.in_hand.load(Ordering::Relaxed) != 2 {
-        assert!(
-            Instant::now() < deadline,
-            "the two others do not keep their slots"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    // The two others keep their slots.
+    until_in_hand(&health, 2).await;
     settling.release();
     for id in ids {
         assert_eq!(ended(&client, id).await.state, "succeeded");

@@ -1,12 +1,15 @@
 //! A proxy between a worker and its database that can hold a message.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rouse::sandbox::{Catalog, Sandbox};
 use rouse::store::Store;
 use rouse::store::connect::Connector;
+use rouse::worker::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
@@ -193,6 +196,18 @@ impl Proxy {
     /// A store with connections of its own through the proxy.
     pub(crate) fn store(&self) -> Store {
         Store::new(&self.connector(), 4)
+    }
+
+    /// The parts of a worker whose statements go through the proxy. It listens without the proxy.
+    pub(crate) fn parts(&self, db: &TestDb, sandbox: Arc<Sandbox>, catalog: Arc<Catalog>) -> Parts {
+        Parts {
+            store: self.store(),
+            listen_at: db.connector(),
+            sandbox,
+            catalog,
+            sql_logins: BTreeMap::new(),
+            middlewares: Vec::new(),
+        }
     }
 
     /// Holds the next statement that contains these words, or its response.

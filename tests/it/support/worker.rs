@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -347,6 +348,22 @@ pub(crate) async fn run_all_in_one_slot(db: &TestDb, client: &Client) {
     let worker = TestWorker::start(db, settings).await;
     until_true(client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
+}
+
+/// Waits until a worker with this health has this number of claimed jobs whose attempt has not ended.
+pub(crate) async fn until_in_hand(health: &Health, wanted: usize) {
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        let in_hand = health.in_hand.load(Ordering::Relaxed);
+        if in_hand == wanted {
+            return;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{in_hand} jobs in hand, not {wanted}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Whether some session of the database waits for a lock, for [`until_true`].

@@ -203,6 +203,19 @@ mod tests {
         assert_eq!(disk.change(count, |()| ()).await, None);
     }
 
+    /// Lets an operation take a thread until what is returned is dropped. The guest has dropped its stream.
+    async fn take_thread(disk: &Disk) -> mpsc::Sender<()> {
+        let (started, starts) = oneshot::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let read = disk.read(move || {
+            started.send(()).ok();
+            wait.recv()
+        });
+        starts.await.expect("it is read");
+        drop(read);
+        go
+    }
+
     #[test]
     fn an_attempt_takes_few_threads_even_if_it_no_longer_waits_for_them() {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -214,16 +227,7 @@ mod tests {
             let disk = Disk::new(abort, meter, Threads::default());
             let mut waiting = Vec::new();
             for _ in 0..THREADS_MAX {
-                let (started, starts) = oneshot::channel();
-                let (go, wait) = mpsc::channel::<()>();
-                let read = disk.read(move || {
-                    started.send(()).ok();
-                    wait.recv()
-                });
-                starts.await.expect("it is read");
-                // The guest drops its stream.
-                drop(read);
-                waiting.push(go);
+                waiting.push(take_thread(&disk).await);
             }
 
             let (ran, runs) = mpsc::channel();
@@ -257,15 +261,7 @@ mod tests {
             for _ in 0..2 {
                 let disk = attempt();
                 for _ in 0..THREADS_MAX {
-                    let (started, starts) = oneshot::channel();
-                    let (go, wait) = mpsc::channel::<()>();
-                    let read = disk.read(move || {
-                        started.send(()).ok();
-                        wait.recv()
-                    });
-                    starts.await.expect("it is read");
-                    drop(read);
-                    stuck.push(go);
+                    stuck.push(take_thread(&disk).await);
                 }
             }
 
