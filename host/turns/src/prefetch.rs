@@ -17,8 +17,8 @@ const INLINE_JOBS_MIN: f64 = 100.0;
 const ENDS_MIN: usize = 16;
 /// The minimum time over which the pace is measured.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
-/// The pace may grow by this factor from one claim to the next: it is lower than what the slots could do if they were
-/// idle during the last claim.
+/// The pace may grow by this factor from one measurement to the next: it is lower than what the slots could do if they
+/// were idle during the last claim.
 const GROWTH: f64 = 2.0;
 /// If jobs take longer than this on average, none are claimed ahead: claims that have waited that long are given back
 /// ([`START_TIMEOUT`](crate::START_TIMEOUT)), and the wait for a round trip costs such jobs little.
@@ -33,8 +33,8 @@ pub struct Prefetch {
     slots: usize,
     since: Instant,
     ended: usize,
-    /// The number of jobs that have recently ended per second.
-    pace: f64,
+    /// The number of jobs that ended per second in the last measurement, and in the one before.
+    paces: [f64; 2],
     /// The ends, and the time that all slots together were taken, when the average was measured.
     measured: (usize, Duration),
     /// The average time of a job in its slot, in seconds. `None` before enough jobs have ended.
@@ -55,7 +55,7 @@ impl Prefetch {
             slots,
             since: now,
             ended: 0,
-            pace: 0.0,
+            paces: [0.0; 2],
             measured: (0, Duration::ZERO),
             average: None,
             bytes_per_job: 0.0,
@@ -86,14 +86,18 @@ impl Prefetch {
     pub fn jobs(&mut self, ended: usize, taken: Duration, now: Instant) -> usize {
         let passed = now.saturating_duration_since(self.since);
         if passed >= MEASURED_OVER {
-            self.pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
+            let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
+            self.paces = [pace, self.paces[0]];
             (self.since, self.ended) = (now, ended);
         }
         let average = self.average(ended, taken);
         let Some(average) = average.filter(|average| *average < LONG) else {
             return 0;
         };
-        let pace = (self.slots as f64 / average).min(GROWTH * self.pace);
+        // If the slots were idle until the response to the last claim, the measurement before shows the pace. Otherwise
+        // the next claim would be sent too late, and they would be idle again.
+        let recent = self.paces[0].max(self.paces[1]);
+        let pace = (self.slots as f64 / average).min(GROWTH * recent);
         let jobs = (pace * AHEAD.as_secs_f64())
             .min(PREFETCH_MAX)
             .min(self.bytes_max / self.bytes_per_job);
@@ -268,6 +272,17 @@ mod tests {
     }
 
     #[test]
+    fn the_line_is_refilled_early_even_if_it_was_empty_during_the_last_claim() {
+        let start = Instant::now();
+        let mut prefetch = prefetch(start);
+        let at = |ms| start + Duration::from_millis(ms);
+        let taken = Duration::from_millis;
+        assert_eq!(prefetch.jobs(8_000, taken(800), at(100)), 2000);
+        // Nothing ends until the response to the claim arrives.
+        assert_eq!(prefetch.jobs(8_000, taken(800), at(160)), 2000);
+    }
+
+    #[test]
     fn two_long_jobs_that_end_one_after_the_other_are_not_a_pace() {
         let start = Instant::now();
         let mut prefetch = prefetch(start);
@@ -301,9 +316,10 @@ mod tests {
         assert_eq!(prefetch.jobs(100, taken(800), at(100)), 100);
         assert_eq!(prefetch.jobs(100, taken(800), at(101)), 100);
         assert_eq!(prefetch.jobs(90_000, taken(1600), at(200)), 2000);
-        assert_eq!(prefetch.jobs(90_000, taken(1600), at(400)), 0, "it is idle");
+        assert_eq!(prefetch.jobs(90_000, taken(1600), at(400)), 2000);
+        assert_eq!(prefetch.jobs(90_000, taken(1600), at(450)), 0, "it is idle");
         // As many jobs start as a gate permits, which is less than what the slots could do.
-        assert_eq!(prefetch.jobs(90_030, taken(1610), at(500)), 60);
+        assert_eq!(prefetch.jobs(90_030, taken(1610), at(550)), 60);
     }
 
     #[test]
