@@ -24,6 +24,12 @@ enum Stopped {
     /// The database refused, or did not respond.
     #[error("{0}; start the change again for the rest")]
     Database(#[from] StoreError),
+    /// Its task panicked.
+    #[error(
+        "the change has panicked, which is a bug in Rouse; the message of the panic is on this host's standard error; \
+         start the change again for the rest"
+    )]
+    Panic,
 }
 
 /// The number of changes that are remembered, and so the maximum number of those that run at the same time.
@@ -170,6 +176,36 @@ impl Bulks {
     }
 }
 
+/// A change that is running. It ends when its task ends, even if that panics.
+struct Running {
+    ui: Ui,
+    number: u64,
+    ended: Result<(), Stopped>,
+}
+
+impl Running {
+    fn new(ui: &Ui, number: u64) -> Self {
+        Self {
+            ui: ui.clone(),
+            number,
+            ended: Err(Stopped::Panic),
+        }
+    }
+
+    /// Runs the change to its end.
+    async fn run(mut self, change: impl Future<Output = Result<(), Stopped>>) {
+        self.ended = change.await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let ended = std::mem::replace(&mut self.ended, Ok(()));
+        self.ui.bulks.end(self.number, ended);
+        self.ui.reads.forget();
+    }
+}
+
 /// Shows how many jobs match, and asks for confirmation.
 pub(super) async fn confirm(
     ui: &Ui,
@@ -223,8 +259,9 @@ pub(super) fn change_ids(
         total: Some(i64::try_from(ids.len()).unwrap_or(i64::MAX)),
         ..what.bulk(who)
     })?;
+    let running = Running::new(ui, number);
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
-    tokio::spawn(async move {
+    let change = async move {
         let states = ["queued", "running"].map(str::to_owned);
         let each = Each {
             ui: &ui,
@@ -233,10 +270,9 @@ pub(super) fn change_ids(
             states: &states,
             number,
         };
-        let ended = each.change_ids(&ids).await;
-        ui.bulks.end(number, ended);
-        ui.reads.forget();
-    });
+        each.change_ids(&ids).await
+    };
+    tokio::spawn(running.run(change));
     Ok(number)
 }
 
@@ -253,12 +289,10 @@ pub(super) fn change_all(
 ) -> Result<u64, Problem> {
     let filter = what.applicable(filter)?;
     let number = ui.bulks.add(what.bulk(who))?;
+    let running = Running::new(ui, number);
     let (ui, store) = (ui.clone(), ui.reads.store.on_behalf_of(who));
-    tokio::spawn(async move {
-        let ended = change_matching(&ui, &store, what, &filter, until, number).await;
-        ui.bulks.end(number, ended);
-        ui.reads.forget();
-    });
+    let change = async move { change_matching(&ui, &store, what, &filter, until, number).await };
+    tokio::spawn(running.run(change));
     Ok(number)
 }
 

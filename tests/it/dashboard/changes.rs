@@ -244,6 +244,28 @@ async fn a_selected_job_that_is_locked_does_not_hold_up_the_others() {
 }
 
 #[tokio::test]
+async fn a_change_that_panics_is_shown_as_failed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue_sql(&client, "'a.b'").await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let token = dashboard.form_token("/jobs").await;
+    // The host reads its result as true or false.
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT NULL::boolean'",
+        )
+        .await
+        .unwrap();
+    let form = format!("csrf={token}&do=cancel&id={id}");
+    dashboard.post("/jobs/change", &form).await;
+    let failed = r#"state bad">failed"#;
+    dashboard.until("/bulk/1", failed).await;
+    let page = dashboard.get("/bulk/1").await.body;
+    assert!(page.contains("the change has panicked"), "{page}");
+}
+
+#[tokio::test]
 async fn a_job_that_was_found_queued_and_has_started_since_is_not_cancelled() {
     let db = TestDb::new().await;
     let client = db.client().await;
