@@ -132,12 +132,13 @@ $$;
 
 -- Gives due scheduled jobs and retries a new turn, at most `p_max` of them, and returns their number, and the number of
 -- milliseconds until the next one is due (null: there is none). A due job that is locked is left to a later call: it
--- does not count as the next one, because the worker would then not wait at all. `p_since`: only jobs that became due
--- after this time; null: all. `ids`: the promoted jobs, with `p_with_ids`. Served by job_due. Like rouse.peek,
--- it sorts nothing.
+-- does not count as the next one, because the worker would then not wait at all. `left_at`: the time at which the first
+-- of those was due; null if there is none, or if `p_max` jobs were promoted. `p_since`: only jobs that became due after
+-- this time; null: all. `ids`: the promoted jobs, with `p_with_ids`. Served by job_due. Like rouse.peek, it sorts
+-- nothing.
 CREATE OR REPLACE FUNCTION rouse.promote(
     p_worker bigint, p_key bytea, p_max integer, p_since timestamptz, p_with_ids boolean DEFAULT false,
-    OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
+    OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[], OUT left_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
@@ -160,6 +161,10 @@ BEGIN
         next_due_ms := 0;
         RETURN;
     END IF;
+    SELECT j.available_at INTO left_at
+    FROM rouse.job AS j
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > since AND j.available_at <= at
+    ORDER BY j.available_at LIMIT 1;
     SELECT greatest(0, ceil(extract(epoch FROM j.available_at - clock_timestamp()) * 1000))::bigint INTO next_due_ms
     FROM rouse.job AS j
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.blockers IS NULL AND j.available_at > at

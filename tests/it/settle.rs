@@ -173,8 +173,10 @@ async fn a_locked_due_job_does_not_shorten_a_workers_wait() {
     let promotion = store.promote(None, false).await.unwrap();
     // If the job were due at once, the worker would ask again without pause for as long as the lock is held.
     assert_eq!((promotion.promoted, promotion.next_due), (0, None));
+    assert!(promotion.left_at.is_some());
     transaction.rollback().await.unwrap();
-    assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
+    let promotion = store.promote(None, false).await.unwrap();
+    assert_eq!((promotion.promoted, promotion.left_at), (1, None));
 }
 
 #[tokio::test]

@@ -20,6 +20,9 @@ pub struct Promotion {
     pub next_due: Option<Duration>,
     /// The ids of the promoted jobs, if they were requested.
     pub ids: Vec<JobId>,
+    /// When the first due job that was locked, and therefore left, was due, by the database's clock. `None` if there is
+    /// none, or if the promotion is not complete.
+    pub left_at: Option<SystemTime>,
 }
 
 impl Promotion {
@@ -65,6 +68,7 @@ impl Store {
                 .flatten()
                 .map(JobId)
                 .collect(),
+            left_at: row.get(3),
         })
     }
 }

@@ -367,9 +367,14 @@ impl<'a> Looks<'a> {
         if peek.due {
             let promotion = self.promote().await?;
             is_ready |= promotion.promoted > 0;
-            // Without a promoted job, those that are due are locked.
-            if promotion.promoted > 0 && promotion.is_complete() {
-                self.plan.none_due(peek.looked_at);
+            match promotion.left_at {
+                None if promotion.is_complete() => self.plan.none_due(peek.looked_at),
+                // Each look would otherwise read the entries of the promoted jobs, as long as the lock is held.
+                Some(due_at) if promotion.promoted > 0 => {
+                    let now = Instant::now();
+                    self.plan.left_locked(now, due_at, peek.looked_at);
+                }
+                None | Some(_) => {}
             }
         } else {
             self.plan.none_due(peek.looked_at);

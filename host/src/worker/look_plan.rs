@@ -23,6 +23,8 @@ const RESTART_SHARE: u32 = 20;
 const PERIODIC_RESTART_SHARE: u32 = 100;
 /// The search for due jobs and expired leases starts this long before the last look that left none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
+/// The time after which a due job that was locked is searched again.
+const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The work of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,17 @@ pub(super) struct Sweep {
     /// The catalog of lanes is re-read.
     pub(super) rereads_catalog: bool,
     started: Instant,
+}
+
+/// A due job that was left because it was locked.
+#[derive(Debug)]
+struct Locked {
+    /// The time at which it was due, by the database's clock.
+    due_at: SystemTime,
+    /// The time of the next search that covers it.
+    retry_at: Instant,
+    /// The time from that search to the next one.
+    pause: Duration,
 }
 
 /// The times at which each kind of work is due.
@@ -68,6 +81,8 @@ pub(super) struct LookPlan {
     /// The time of the last look that left no due job (database clock): after the machine was suspended, this is long
     /// ago. `None` if there was none.
     none_due_at: Option<SystemTime>,
+    /// The first due job that looks up to that time have left.
+    locked: Option<Locked>,
 }
 
 impl LookPlan {
@@ -85,6 +100,7 @@ impl LookPlan {
             overdue_restart_at: now,
             due_at: None,
             none_due_at: None,
+            locked: None,
         }
     }
 
@@ -105,9 +121,11 @@ impl LookPlan {
             Trigger::More | Trigger::Poll => Duration::ZERO,
         };
         if now >= self.sweep_at + delay_max {
+            self.retry_locked(now);
             return Step::Sweep(self.sweep(now));
         }
         if !known {
+            self.retry_locked(now);
             return Step::Peek;
         }
         Step::Claim {
@@ -223,7 +241,40 @@ impl LookPlan {
     /// Records that a look at this time (database clock) found no due job, or promoted those that it found. While jobs
     /// become due all the time, few looks find none, and an open transaction keeps the entries of all promoted jobs.
     pub(super) fn none_due(&mut self, at: SystemTime) {
+        if self.covers_locked() {
+            self.locked = None;
+        }
         self.none_due_at = Some(at);
+    }
+
+    /// Records that a look at this time (database clock) promoted the due jobs that it found, except locked ones, the
+    /// first of which was due at `due_at`. It is searched again after a second, then after twice the time, up to the
+    /// interval of restarts.
+    pub(super) fn left_locked(&mut self, now: Instant, due_at: SystemTime, at: SystemTime) {
+        let is_known = |locked: &Locked| locked.due_at == due_at || !self.covers_locked();
+        if !self.locked.as_ref().is_some_and(is_known) {
+            self.locked = Some(Locked {
+                due_at,
+                retry_at: now + LOCKED_RETRY_AFTER,
+                pause: LOCKED_RETRY_AFTER * 2,
+            });
+        }
+        self.none_due_at = Some(at);
+    }
+
+    /// True if the search for due jobs covers a locked one that was left.
+    fn covers_locked(&self) -> bool {
+        let locked = self.locked.as_ref();
+        locked.is_some_and(|locked| self.due_since() < Some(locked.due_at))
+    }
+
+    /// Lets the next search for due jobs cover a locked one that was left, if it is time.
+    fn retry_locked(&mut self, now: Instant) {
+        if let Some(locked) = self.locked.as_mut().filter(|it| now >= it.retry_at) {
+            locked.retry_at = now + locked.pause;
+            locked.pause = (locked.pause * 2).min(self.intervals.restart);
+            self.none_due_at = self.none_due_at.min(Some(locked.due_at));
+        }
     }
 
     /// The time, by the database's clock, after which the jobs to search for became due. `None` means any time.
@@ -422,6 +473,30 @@ mod tests {
             None,
             "a restart searches for all due jobs"
         );
+    }
+
+    #[test]
+    fn a_due_job_that_was_locked_is_searched_again_after_a_second_and_then_less_and_less_often() {
+        let (mut plan, now) = started();
+        let at = |seconds: u32| SystemTime::UNIX_EPOCH + (1_000_000 + seconds) * SECOND;
+        let look = |plan: &mut LookPlan, after: u32| {
+            plan.next(now + after * SECOND, Trigger::Poll, false);
+            plan.due_since()
+        };
+        plan.left_locked(now, at(0), at(10));
+        assert_eq!(look(&mut plan, 0), Some(at(8)), "others are due");
+        assert_eq!(look(&mut plan, 1), Some(at(0) - 2 * SECOND));
+        plan.left_locked(now + SECOND, at(0), at(11));
+        assert_eq!(look(&mut plan, 2), Some(at(9)));
+        // A later job is locked too, which the next search for the first one covers.
+        plan.left_locked(now + 2 * SECOND, at(11), at(12));
+        assert_eq!(look(&mut plan, 3), Some(at(0) - 2 * SECOND));
+        // The first one was promoted.
+        plan.left_locked(now + 3 * SECOND, at(11), at(20));
+        assert_eq!(look(&mut plan, 3), Some(at(18)));
+        assert_eq!(look(&mut plan, 4), Some(at(9)));
+        plan.none_due(at(21));
+        assert_eq!(look(&mut plan, 20), Some(at(19)));
     }
 
     #[test]

@@ -145,6 +145,40 @@ async fn a_job_that_was_locked_while_a_new_worker_read_its_lane_is_found_without
     worker.drain().await;
 }
 
+/// A lock that is held only briefly is not noticed by sweeps. The looks after the promotion of the other job search
+/// for jobs that became due later.
+#[tokio::test]
+async fn a_due_job_that_was_locked_while_another_one_was_promoted_is_found_without_a_sweep() {
+    let db = TestDb::new().await;
+    let (mut locker, client) = (db.client().await, db.client().await);
+    let scheduled = "'noop', run_at => now() + interval '1 hour'";
+    let locked = enqueue_sql(&client, scheduled).await;
+    let other = enqueue_sql(&client, scheduled).await;
+    client
+        .batch_execute("UPDATE rouse.job SET available_at = now() - interval '10 s'")
+        .await
+        .unwrap();
+    let transaction = locker.transaction().await.unwrap();
+    let lock = "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE";
+    transaction.query(lock, &[&locked]).await.unwrap();
+    let never = Duration::from_secs(600);
+    let settings = Settings {
+        notify: false,
+        intervals: Intervals {
+            sweep: never,
+            restart: never,
+            restart_max: never,
+            ..Intervals::default()
+        },
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    ended(&client, other).await;
+    transaction.rollback().await.unwrap();
+    assert_eq!(ended(&client, locked).await.state, "succeeded");
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_completely() {
     let db = TestDb::new().await;
