@@ -221,6 +221,8 @@ CREATE TABLE rouse.worker (
     -- read without the others, which may be megabytes.
     schedules     jsonb NOT NULL GENERATED ALWAYS AS (
         jsonb_path_query_array(capabilities, '$.keyvalue() ? (exists (@.value.schedule))', '{}', true)) STORED,
+    -- The number of heartbeats that have changed the capabilities.
+    changes       bigint NOT NULL DEFAULT 0,
     -- The maximum number of concurrent attempts.
     slots         integer NOT NULL DEFAULT 0,
     -- In the order in which they are served; empty means all.

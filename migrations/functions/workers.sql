@@ -407,12 +407,14 @@ $$;
 
 -- Reports that the worker is alive, the changes to its capabilities (rouse._change_capabilities; null: none), its
 -- statistics, and whether it is draining; and expires workers without a heartbeat for 90 s. Returns the number of
--- expired workers, and the number of attempts in the worker's own timeout flag. Waits up to 5 s for a lock, because
--- rouse.clear_timeouts locks the row of the worker. This is a third of the time that a host waits for a response
--- (RESPONSE_TIMEOUT in host/src/store.rs). A call that waited longer would still be waiting when the host tries again,
--- and each try would add a session.
+-- expired workers, the number of attempts in the worker's own timeout flag, and the number of heartbeats that have
+-- changed its capabilities. If a failover has lost an accepted change, this is not the number that the host expects.
+-- Waits up to 5 s for a lock, because rouse.clear_timeouts locks the row of the worker. This is a third of the time that
+-- a host waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A call that waited longer would still be waiting
+-- when the host tries again, and each try would add a session.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
-    p_worker bigint, p_key bytea, p_changes jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
+    p_worker bigint, p_key bytea, p_changes jsonb, p_stats jsonb, p_draining boolean,
+    OUT expired integer, OUT timeouts bigint, OUT changes bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -432,7 +434,8 @@ BEGIN
         changed := rouse._change_capabilities(changed, p_changes);
         -- Postgres computes `schedules` in each statement that sets `capabilities`.
         UPDATE rouse.worker AS w
-        SET handlers = ARRAY(SELECT jsonb_object_keys(changed)), parked = rouse._parked(changed), capabilities = changed
+        SET handlers = ARRAY(SELECT jsonb_object_keys(changed)), parked = rouse._parked(changed), capabilities = changed,
+            changes = w.changes + 1
         WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL
         RETURNING w.ctid INTO own;
     END IF;
@@ -440,7 +443,7 @@ BEGIN
     SET seen_at = at, stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.ctid = own AND coalesce(w.stopped_at, w.dead_at) IS NULL
-    RETURNING w.timeouts INTO timeouts;
+    RETURNING w.timeouts, w.changes INTO timeouts, changes;
     IF NOT FOUND THEN
         -- The incarnation has ended while the call waited for its row.
         PERFORM rouse._known(p_worker, p_key);

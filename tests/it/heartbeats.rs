@@ -13,7 +13,8 @@ use crate::support::database::registration;
 use crate::support::old_versions::{entries_read, keep_versions};
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    TestWorker, catalog, catalog_of, ended, enqueue, lease, until, until_true, watched,
+    TestWorker, catalog, catalog_of, ended, enqueue, lease, prompt_heartbeats, until, until_true,
+    watched,
 };
 
 /// The longest possible name with this number.
@@ -156,6 +157,30 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     assert_eq!(row.get::<_, String>(1), "active");
     let id = enqueue(&client, "test.echo", json!(1)).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
+}
+
+/// A failover may lose a heartbeat that the old server has committed, and none of the worker's calls fails because of
+/// it.
+#[tokio::test]
+async fn a_worker_sends_capabilities_again_that_the_database_has_lost() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (catalog, folder) = watched(&["noop.wasm"]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    std::fs::write(folder.path().join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    let has_all =
+        "SELECT handlers @> '{noop,test.echo}' AND capabilities ? 'test.echo' FROM rouse.worker";
+    until_true(&client, has_all).await;
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET handlers = '{noop}', capabilities = capabilities - 'test.echo', changes = changes - 1",
+        )
+        .await
+        .unwrap();
+    prompt_heartbeats(&client).await;
+    until_true(&client, has_all).await;
     worker.drain().await;
 }
 

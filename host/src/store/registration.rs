@@ -174,6 +174,8 @@ pub struct Heartbeat {
     pub expired: i32,
     /// The number of attempts for which the worker has its timeout flag.
     pub timeouts: i64,
+    /// The number of heartbeats of this incarnation whose changes the database has.
+    pub changes: i64,
 }
 
 impl Store {
@@ -222,8 +224,7 @@ impl Store {
     }
 
     /// Reports that the worker is alive, the changes to the handlers that it can run (null for one that it no longer
-    /// has), its statistics, and whether it is draining. Returns the number of workers that were found dead, and the
-    /// number of attempts for which the worker has its timeout flag.
+    /// has), its statistics, and whether it is draining.
     ///
     /// # Errors
     /// [`StoreError::is_about_data`] if the database rejects what the worker reports; nothing of it is stored then.
@@ -236,7 +237,7 @@ impl Store {
         let worker = self.identity()?;
         let rows = self
             .query(
-                "SELECT expired, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
+                "SELECT expired, timeouts, changes FROM rouse.heartbeat($1, $2, $3, $4, $5)",
                 &[
                     (&worker.incarnation.0, Type::INT8),
                     (&worker.key(), Type::BYTEA),
@@ -252,6 +253,7 @@ impl Store {
         Ok(Heartbeat {
             expired: row.get(0),
             timeouts: row.get(1),
+            changes: row.get(2),
         })
     }
 

@@ -299,12 +299,21 @@ impl<'a> Heartbeats<'a> {
             .store
             .heartbeat(changes.as_ref(), &stats, self.draining);
         match beat.await {
-            Ok(Heartbeat { expired, timeouts }) => {
+            Ok(Heartbeat {
+                expired,
+                timeouts,
+                changes: count,
+            }) => {
                 let is_in_time = shared.leases.heartbeat_answered(sent, BootTime::now());
                 self.failures = 0;
                 self.unknown_since = None;
+                if !self.reported.accepted(changes.as_ref(), current, count) {
+                    warn!(
+                        "the database has lost capabilities of this worker, as after a failover; sending all of them again"
+                    );
+                    shared.presence.heartbeat_now.notify_one();
+                }
                 if changes.is_some() {
-                    self.reported.accepted(current);
                     shared.capabilities_sent.notify_one();
                 }
                 show_timeouts(timeouts);

@@ -11,6 +11,8 @@ pub(in crate::worker) struct Reported {
     /// What the worker had when the database refused a change. The change is not sent again until something else
     /// changes.
     refused: Option<Map<String, Value>>,
+    /// The number of heartbeats whose changes the database has. `None`: unknown, because a heartbeat got no response.
+    count: Option<i64>,
 }
 
 impl Reported {
@@ -19,6 +21,7 @@ impl Reported {
         Self {
             known: capabilities.as_object().cloned().unwrap_or_default(),
             refused: None,
+            count: Some(0),
         }
     }
 
@@ -40,10 +43,25 @@ impl Reported {
         (!changes.is_empty()).then_some(Value::Object(changes))
     }
 
-    /// Notes that the database has accepted the changes.
-    pub(super) fn accepted(&mut self, current: Map<String, Value>) {
-        self.known = current;
-        self.refused = None;
+    /// Notes that the database has accepted a heartbeat with these changes, and has those of this many heartbeats now.
+    /// False if these are not the ones that it has accepted: a failover may have lost some without a failed heartbeat.
+    /// All capabilities are sent again then.
+    pub(super) fn accepted(
+        &mut self,
+        changes: Option<&Value>,
+        current: Map<String, Value>,
+        count: i64,
+    ) -> bool {
+        let expected = self.count.map(|count| count + i64::from(changes.is_some()));
+        let is_expected = expected.is_none_or(|expected| expected == count);
+        if !is_expected {
+            self.lost(current);
+        } else if changes.is_some() {
+            self.known = current;
+            self.refused = None;
+        }
+        self.count = Some(count);
+        is_expected
     }
 
     /// Notes that the database has refused the changes.
@@ -54,6 +72,7 @@ impl Reported {
     /// Notes that a heartbeat got no response, or could not be sent: the database may have its changes or not, and
     /// after an outage, it may have lost earlier ones. All are sent again.
     pub(super) fn lost(&mut self, current: Map<String, Value>) {
+        self.count = None;
         self.refused = None;
         self.known.extend(current);
         self.known
@@ -78,16 +97,23 @@ mod tests {
         capabilities.to_string().len()
     }
 
+    /// Sends the changes to a database that has accepted all earlier ones; returns them.
+    fn send(reported: &mut Reported, current: Map<String, Value>) -> Option<Value> {
+        let changes = reported.changes(&current);
+        let before = reported.count.unwrap_or(7);
+        let count = before + i64::from(changes.is_some());
+        assert!(reported.accepted(changes.as_ref(), current, count));
+        changes
+    }
+
     #[test]
     fn each_of_two_hundred_handlers_that_load_one_after_another_is_sent_once() {
         let mut reported = Reported::default();
         let mut sent = 0;
         for count in 1..=200 {
-            let current = handlers(count);
-            let changes = reported.changes(&current).expect("one is new");
+            let changes = send(&mut reported, handlers(count)).expect("one is new");
             assert_eq!(changes.as_object().map(Map::len), Some(1));
             sent += bytes(&changes);
-            reported.accepted(current);
             assert_eq!(reported.changes(&handlers(count)), None);
         }
         let all = bytes(&Value::Object(handlers(200)));
@@ -100,12 +126,11 @@ mod tests {
         let Value::Object(current) = json!({"a": {"version": "2"}, "c": {}, "d": {}}) else {
             unreachable!("it is an object");
         };
-        let changes = reported.changes(&current);
+        let changes = send(&mut reported, current.clone());
         assert_eq!(
             changes,
             Some(json!({"a": {"version": "2"}, "b": null, "d": {}}))
         );
-        reported.accepted(current.clone());
         assert_eq!(reported.changes(&current), None);
     }
 
@@ -114,13 +139,28 @@ mod tests {
         let mut reported = Reported::registered(&json!({"handler.0": {}, "gone": {}}));
         // The database may have these or not.
         reported.lost(handlers(3));
-        let changes = reported.changes(&handlers(2));
+        let changes = send(&mut reported, handlers(2));
         let mut expected = handlers(2);
         expected.insert("gone".into(), Value::Null);
         expected.insert("handler.2".into(), Value::Null);
         assert_eq!(changes, Some(Value::Object(expected)));
-        reported.accepted(handlers(2));
         assert_eq!(reported.changes(&handlers(2)), None);
+    }
+
+    #[test]
+    fn accepted_changes_that_the_database_has_lost_are_sent_again() {
+        // The next heartbeat has no changes, or has one.
+        for next in [3, 4] {
+            let mut reported = Reported::registered(&Value::Object(handlers(2)));
+            send(&mut reported, handlers(3));
+            // The new server lacks that change.
+            let changes = reported.changes(&handlers(next));
+            let count = i64::from(changes.is_some());
+            assert!(!reported.accepted(changes.as_ref(), handlers(next), count));
+            let all = Some(Value::Object(handlers(next)));
+            assert_eq!(send(&mut reported, handlers(next)), all);
+            assert_eq!(send(&mut reported, handlers(next)), None);
+        }
     }
 
     #[test]
@@ -132,7 +172,7 @@ mod tests {
             reported.changes(&handlers(2)),
             Some(Value::Object(handlers(2)))
         );
-        reported.accepted(handlers(2));
+        send(&mut reported, handlers(2));
         assert!(reported.changes(&handlers(3)).is_some());
     }
 
