@@ -156,13 +156,20 @@ END
 $$;
 
 -- rouse.claim for jobs of these sources only, by lane and then by source, in the given order. `p_after`: for each lane,
--- and in it for each source, only jobs with later turns; null or missing: from the start. Served by job_source: no other
--- index provides a range in this order without sorting. The range is written as comparisons of rows, so that it starts
--- at that turn: the entries before it may be those of all jobs that have ended since an old transaction began. Returns
--- ids.
+-- and in it for each source, only jobs with later turns; null or missing: from the start. `p_handlers`, `p_rooms`: for
+-- each source, the number of the handler that runs its jobs, and the maximum number of jobs of each of these handlers;
+-- null or missing: any number. Returns ids.
+--
+-- Goes from one pair of a lane and a source that has a job to the next, and takes from each as many jobs as there is
+-- room for. So a handler that is full does not keep the others from getting as many jobs as are wanted. Each pair costs
+-- a lookup; one that has a job costs another statement.
+--
+-- Served by job_source: no other index provides a range in this order without sorting. The range is written as
+-- comparisons of rows, so that it starts at that turn: the entries before it may be those of all jobs that have ended
+-- since an old transaction began.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer,
-    p_after bigint[] DEFAULT NULL)
+    p_after bigint[] DEFAULT NULL, p_handlers integer[] DEFAULT NULL, p_rooms integer[] DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -170,14 +177,40 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_sort = off SET enable_incremental_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at        timestamptz := clock_timestamp();
-    has_gates boolean;
-    gated     rouse.gated_lane[];
+    at          timestamptz := clock_timestamp();
+    has_gates   boolean;
+    gated       rouse.gated_lane[];
     -- By lane: the number of jobs that gates permit. Null: any number.
-    mosts     integer[];
-    ids       bigint[];
+    mosts       integer[];
+    -- The pairs that have a job, with the turn of the first. A cursor reads one at a time: a FOR loop over a query would
+    -- read ten, and so perhaps all pairs, before the first one is used.
+    pairs       CURSOR FOR
+        SELECT wanted.place, wanted.lane, wanted.max, first_job.source, first_job.handler, first_job.turn
+        FROM unnest(p_lanes, mosts) WITH ORDINALITY AS wanted(lane, max, place)
+        CROSS JOIN LATERAL (
+            SELECT bound.source, bound.handler, j.turn
+            FROM unnest(p_sources, p_handlers) WITH ORDINALITY AS bound(source, handler, place)
+            CROSS JOIN LATERAL (
+                SELECT j.turn FROM rouse.job AS j
+                WHERE (j.lane, j.source, j.turn) > (
+                          wanted.lane, bound.source,
+                          coalesce(p_after[(wanted.place - 1) * cardinality(p_sources) + bound.place], '-9223372036854775808'::bigint))
+                  AND (j.lane, j.source, j.turn) <= (wanted.lane, bound.source, 9223372036854775807)
+                  AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
+                ORDER BY j.lane, j.source, j.turn LIMIT 1) AS j
+            -- So that this is not flattened: lanes go before sources.
+            OFFSET 0) AS first_job;
+    -- The place of the lane of a pair, and the number of jobs that gates still permit there.
+    lane_place  bigint;
+    lane_room   integer;
+    most        integer;
+    -- The jobs of a pair, and the size of all jobs so far.
+    taken       bigint[];
+    taken_bytes bigint;
+    all_bytes   bigint := 0;
+    ids         bigint[];
     -- The lane of each job.
-    started   bigint[];
+    started     bigint[];
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
@@ -210,30 +243,40 @@ BEGIN
     IF FOUND THEN
         p_lanes := rouse._in_own_shards(p_worker, p_lanes);
     END IF;
-    WITH picked AS MATERIALIZED (
-        SELECT found.id
+    -- Locks the rows.
+    FOR pair IN pairs LOOP
+        IF pair.place IS DISTINCT FROM lane_place THEN
+            lane_place := pair.place;
+            lane_room := pair.max;
+        END IF;
+        most := least(p_wanted, lane_room, p_rooms[pair.handler]);
+        CONTINUE WHEN most <= 0;
+        SELECT array_agg(f.id), sum(f.bytes) INTO taken, taken_bytes
         FROM (
             SELECT ready.id, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-            FROM unnest(p_lanes, mosts) WITH ORDINALITY AS wanted(lane, max, place)
-            CROSS JOIN LATERAL (
-                SELECT j.id, j.bytes FROM unnest(p_sources) WITH ORDINALITY AS bound(source, place)
-                CROSS JOIN LATERAL (
-                    SELECT j.id, 120 + j.bytes AS bytes
-                    FROM rouse.job AS j
-                    WHERE (j.lane, j.source, j.turn) > (
-                              wanted.lane, bound.source,
-                              coalesce(p_after[(wanted.place - 1) * cardinality(p_sources) + bound.place], '-9223372036854775808'::bigint))
-                      AND (j.lane, j.source, j.turn) <= (wanted.lane, bound.source, 9223372036854775807)
-                      AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
-                    ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, wanted.max) FOR NO KEY UPDATE SKIP LOCKED) AS j
-                LIMIT least(p_wanted, wanted.max)) AS ready
-            LIMIT p_wanted) AS found
-        WHERE found.bytes_so_far - found.bytes < 8388608),
-    claimed AS (
+            FROM (
+                SELECT j.id, 120 + j.bytes AS bytes
+                FROM rouse.job AS j
+                WHERE (j.lane, j.source, j.turn) >= (pair.lane, pair.source, pair.turn)
+                  AND (j.lane, j.source, j.turn) <= (pair.lane, pair.source, 9223372036854775807)
+                  AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
+                ORDER BY j.lane, j.source, j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED) AS ready) AS f
+        WHERE all_bytes + f.bytes_so_far - f.bytes < 8388608;
+        CONTINUE WHEN taken IS NULL;
+        ids := ids || taken;
+        all_bytes := all_bytes + taken_bytes;
+        p_wanted := p_wanted - cardinality(taken);
+        lane_room := lane_room - cardinality(taken);
+        IF pair.handler IS NOT NULL THEN
+            p_rooms[pair.handler] := p_rooms[pair.handler] - cardinality(taken);
+        END IF;
+        EXIT WHEN p_wanted = 0 OR all_bytes >= 8388608;
+    END LOOP;
+    WITH claimed AS (
         UPDATE rouse.job AS j
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
             claimed_at = at, lease_until = at + coalesce(j.lease_ms, least(greatest(p_lease_ms, 1), 86400000)) * interval '1 millisecond'
-        FROM picked WHERE j.id = ANY (ARRAY[picked.id])
+        FROM unnest(ids) AS picked(id) WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane)
     SELECT array_agg(c.id), array_agg(c.lane) INTO ids, started FROM claimed AS c;
     IF gated IS NOT NULL AND ids IS NOT NULL THEN

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::{ClaimOrder, ClaimedJob, Locked, WorkerKey};
+use rouse::store::{BoundSearch, ClaimOrder, ClaimedJob, Locked, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -196,7 +196,8 @@ async fn a_claim_by_source_stops_at_eight_mebibytes() {
     client
         .batch_execute(
             "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
-             SELECT rouse.enqueue_many('x', array_fill(to_jsonb(array_fill(1e131071, ARRAY[8])), ARRAY[20]), queue => 'wide', source => 's')",
+             SELECT rouse.enqueue_many('x', array_fill(to_jsonb(array_fill(1e131071, ARRAY[8])), ARRAY[10]), queue => 'wide', source => s)
+             FROM unnest('{s,t}'::text[]) AS s",
         )
         .await
         .unwrap();
@@ -206,19 +207,60 @@ async fn a_claim_by_source_stops_at_eight_mebibytes() {
         .map(|order| order.lane)
         .collect();
     for expected in [8, 8, 4, 0] {
-        let jobs = store
-            .claim_bound(
-                Fence(rand()),
-                &lanes,
-                &["s".to_string()],
-                &[],
-                Duration::from_secs(60),
-                100,
-            )
-            .await
-            .unwrap();
-        assert_eq!(jobs.len(), expected);
+        let search = BoundSearch {
+            lanes: &lanes,
+            sources: &["s".to_string(), "t".to_string()],
+            ..BoundSearch::default()
+        };
+        let lease = Duration::from_secs(60);
+        let jobs = store.claim_bound(Fence(rand()), search, lease, 100).await;
+        assert_eq!(jobs.unwrap().len(), expected);
     }
+}
+
+/// The jobs of the sources `a` and `b` are those of one handler, which has little room. It does not bound those of the
+/// source `c`.
+#[tokio::test]
+async fn a_claim_by_source_takes_as_many_jobs_of_each_handler_as_it_has_room_for() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3]), queue => q, source => s)
+             FROM unnest('{p,q}'::text[]) AS q, unnest('{a,b,c}'::text[]) AS s",
+        )
+        .await
+        .unwrap();
+    let lanes: Vec<_> = orders(&store, 1)
+        .await
+        .iter()
+        .map(|order| order.lane)
+        .collect();
+    let sources = ["a", "b", "c"].map(String::from);
+    let claim = async |room: usize, wanted: usize| {
+        let search = BoundSearch {
+            lanes: &lanes,
+            sources: &sources,
+            handlers: &[0, 0, 1],
+            rooms: &[room, 100],
+            ..BoundSearch::default()
+        };
+        let lease = Duration::from_secs(60);
+        let jobs = store
+            .claim_bound(Fence(rand()), search, lease, wanted)
+            .await;
+        let jobs = jobs.unwrap();
+        let of = |source: &str| {
+            let source = Some(source.to_owned());
+            jobs.iter().filter(|job| job.source == source).count()
+        };
+        [of("a"), of("b"), of("c")]
+    };
+    // In each lane, by source.
+    assert_eq!(claim(4, 5).await, [3, 1, 1]);
+    assert_eq!(claim(0, 3).await, [0, 0, 3]);
+    assert_eq!(claim(1, 100).await, [0, 1, 2]);
+    assert_eq!(claim(100, 100).await, [3, 4, 0]);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rouse::job::{AfterLoss, Fence, LaneId};
 use rouse::store::connect::Connector;
-use rouse::store::{Adoption, ClaimedJob, Registration, Store, WorkerKey};
+use rouse::store::{Adoption, BoundSearch, ClaimedJob, Registration, Store, WorkerKey};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
@@ -178,8 +178,13 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     let all = orders(&limited, 60_000).await;
     let lanes: Vec<_> = all.iter().map(|order| order.lane).collect();
     let minute = Duration::from_secs(60);
+    let search = BoundSearch {
+        lanes: &lanes,
+        sources: &["s".to_string()],
+        ..BoundSearch::default()
+    };
     let bound = limited
-        .claim_bound(Fence(rand()), &lanes, &["s".to_string()], &[], minute, 100)
+        .claim_bound(Fence(rand()), search, minute, 100)
         .await
         .unwrap();
     assert_eq!(ids(&bound), [allowed]);

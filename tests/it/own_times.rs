@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
+use rouse::store::BoundSearch;
 use rouse::worker::Settings;
 use tokio_postgres::Client;
 
@@ -66,10 +67,13 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
 
         let requeue = "UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL";
         client.batch_execute(requeue).await.unwrap();
-        let claimed = store
-            .claim_bound(Fence(3), &lanes, &["s".to_string()], &[], MINUTE, 10)
-            .await
-            .unwrap();
+        let search = BoundSearch {
+            lanes: &lanes,
+            sources: &["s".to_string()],
+            ..BoundSearch::default()
+        };
+        let claimed = store.claim_bound(Fence(3), search, MINUTE, 10).await;
+        let claimed = claimed.unwrap();
         assert_eq!(claimed.len(), 2);
         assert_eq!(
             leases(&client, &ids).await,

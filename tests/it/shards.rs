@@ -7,7 +7,7 @@ mod workers;
 use std::collections::BTreeSet;
 
 use rouse::job::{LaneId, shard_of};
-use rouse::store::Store;
+use rouse::store::{BoundSearch, Store};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
@@ -215,11 +215,12 @@ async fn a_claim_by_source_takes_only_jobs_of_leased_shards() {
     let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
     let claim = async |store: &Store| {
         let (fence, lease) = (rouse::job::Fence(1), std::time::Duration::from_secs(60));
-        let sources = ["s".to_owned()];
-        store
-            .claim_bound(fence, &lanes, &sources, &[], lease, 100)
-            .await
-            .unwrap()
+        let search = BoundSearch {
+            lanes: &lanes,
+            sources: &["s".to_owned()],
+            ..BoundSearch::default()
+        };
+        store.claim_bound(fence, search, lease, 100).await.unwrap()
     };
     assert!(claim(&stores[0]).await.is_empty());
     assert_eq!(shares(&stores).await, [4, 4]);

@@ -377,6 +377,47 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
     }
 }
 
+/// The other handler runs at most one or two jobs at a time, and has none, or runs one, and another one is queued.
+#[tokio::test]
+async fn a_handler_with_little_room_does_not_bound_the_claims_for_others() {
+    let few = r#"'producers.own', '{"ms": 600000}', source => 'few'"#;
+    for (concurrency, jobs) in [(1_u32, 0), (1, 2), (2, 1)] {
+        let db = TestDb::new().await;
+        let client = db.client().await;
+        for _ in 0..jobs {
+            enqueue_sql(&client, few).await;
+        }
+        let limit = Override::default().with("concurrency", concurrency);
+        let settings = Settings {
+            slots: 20,
+            overrides: Overrides([("test.race".to_owned(), limit)].into()),
+            ..binding(&[("few", "test.race"), ("many", "test.wait-abort")])
+        };
+        let worker = TestWorker::start(&db, settings).await;
+        until_true(&client, SOMEBODY_SLEEPS).await;
+        let running = jobs.min(1);
+        let running_of = |source: &str, count: i32| {
+            format!(
+                "SELECT count(*) = {count} FROM rouse.job WHERE state = 'running' AND source = '{source}'"
+            )
+        };
+        until_true(&client, &running_of("few", running)).await;
+        client
+            .batch_execute(
+                "SELECT rouse.enqueue_many('producers.own', array_fill('{}'::jsonb, ARRAY[20]), source => 'many')",
+            )
+            .await
+            .unwrap();
+        until_true(&client, &running_of("many", 20 - running)).await;
+        // The jobs of a claim have the same time. A look that may find other jobs, too, sends two claims by source.
+        let claims = "SELECT count(DISTINCT claimed_at) FROM rouse.job WHERE state = 'running' AND source = 'many'";
+        let claims: i64 = client.query_one(claims, &[]).await.unwrap().get(0);
+        assert!(claims <= 5, "{claims} claims for 20 jobs");
+        until_true(&client, &running_of("few", running)).await;
+        worker.stop_now().await;
+    }
+}
+
 /// A search that finds nothing is not repeated for 20 times as long as it took. This one waits for a gate for a second.
 #[tokio::test]
 async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_handler() {

@@ -47,6 +47,21 @@ pub struct OverdueFilter {
     pub waited: Duration,
 }
 
+/// A search for jobs by their source.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BoundSearch<'a> {
+    /// The lanes, in their order.
+    pub lanes: &'a [LaneId],
+    /// The sources, in their order.
+    pub sources: &'a [String],
+    /// For each lane, and in it for each source, the turn after which to search. If it is empty, all jobs are searched.
+    pub after: &'a [i64],
+    /// For each source, the position of its handler in `rooms`. If it is empty, no handler is limited.
+    pub handlers: &'a [usize],
+    /// For each handler, the maximum number of its jobs.
+    pub rooms: &'a [usize],
+}
+
 /// The record that `rouse.claim` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "claim_order")]
@@ -285,20 +300,21 @@ impl Store {
         Ok(ClaimResult::Jobs(claimed, closed))
     }
 
-    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. `after`: for each lane, and in
-    /// it for each source, the turn after which to search; if it is empty, all jobs are searched. Two round trips.
+    /// Claims up to `wanted` jobs that this search finds. Two round trips.
     pub async fn claim_bound(
         &self,
         fence: Fence,
-        lanes: &[LaneId],
-        sources: &[String],
-        after: &[i64],
+        search: BoundSearch<'_>,
         lease: Duration,
         wanted: usize,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
         let worker = self.identity()?;
-        let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
-        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        let integer = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+        let lanes: Vec<i64> = search.lanes.iter().map(|lane| lane.0).collect();
+        // Arrays start at 1 in SQL.
+        let handlers = search.handlers.iter().map(|position| integer(position + 1));
+        let handlers: Vec<i32> = handlers.collect();
+        let rooms: Vec<i32> = search.rooms.iter().map(|room| integer(*room)).collect();
         let rows = self
             .query(
                 include_str!("claim_bound.sql"),
@@ -307,10 +323,12 @@ impl Store {
                     (&worker.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&lanes, Type::INT8_ARRAY),
-                    (&sources, Type::TEXT_ARRAY),
+                    (&search.sources, Type::TEXT_ARRAY),
                     (&millis(lease), Type::INT8),
-                    (&wanted, Type::INT4),
-                    (&after, Type::INT8_ARRAY),
+                    (&integer(wanted), Type::INT4),
+                    (&search.after, Type::INT8_ARRAY),
+                    (&handlers, Type::INT4_ARRAY),
+                    (&rooms, Type::INT4_ARRAY),
                 ],
             )
             .await?;

@@ -99,8 +99,8 @@ pub(super) struct Claims<'a> {
     /// announces a job, an attempt of one of `full_handlers` ends, or the handler of another source is loaded.
     by_source_at: Instant,
     reached_by_source: by_source::Reached,
-    /// The handlers whose sources the last search by source skipped, because as many of their attempts were running as
-    /// this host may run.
+    /// The bound handlers that had no room when the last search by source started, or after it: as many of their
+    /// attempts were in hand as this host may run at the same time.
     full_handlers: HashSet<String>,
     /// The handlers whose concurrent attempts this host limits.
     host_limits: HashMap<String, HostLimit>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rouse::job::{Fence, LaneId};
-use rouse::store::{ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store};
+use rouse::store::{BoundSearch, ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store};
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
@@ -41,10 +41,14 @@ pub(super) fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 /// Claims jobs of the source `import` from these lanes.
 async fn claim_imports(store: &Store, lanes: &[LaneId]) -> Vec<ClaimedJob> {
-    let sources = ["import".to_owned()];
+    let search = BoundSearch {
+        lanes,
+        sources: &["import".to_owned()],
+        ..BoundSearch::default()
+    };
     let lease = Duration::from_secs(60);
     store
-        .claim_bound(Fence(rand()), lanes, &sources, &[], lease, 10)
+        .claim_bound(Fence(rand()), search, lease, 10)
         .await
         .unwrap()
 }

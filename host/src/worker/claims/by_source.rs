@@ -1,13 +1,13 @@
 //! Claims jobs by their source from lanes whose own handler this host does not have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{Fence, LaneId};
 use crate::sandbox::BootTime;
-use crate::store::StoreError;
+use crate::store::{BoundSearch, ClaimedJob, StoreError};
 
 /// A search by source that finds nothing is retried after this multiple of its duration.
 const BY_SOURCE_SHARE: u32 = 20;
@@ -16,57 +16,194 @@ const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The shortest wait between two searches from the start of the lanes.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
+/// A position in the order of a search: those of a lane and of a source.
+type Place = (usize, usize);
+
+/// The lanes and the sources that a search covers.
+#[derive(Debug, Default)]
+struct Covered {
+    /// In this order.
+    lanes: Vec<LaneId>,
+    /// Those whose handlers may start another attempt on this host, in this order.
+    sources: Vec<String>,
+    /// For each of these sources, the position of its handler in `rooms`.
+    handlers: Vec<usize>,
+    /// All bound handlers, and how many attempts each of them may still start on this host. `None`: as many as there are
+    /// slots.
+    rooms: Vec<(String, Option<usize>)>,
+}
+
+impl Covered {
+    /// `bound`: the sources, each with its handler. `room`: how many attempts a handler may still start.
+    fn new<'a>(
+        lanes: Vec<LaneId>,
+        bound: impl Iterator<Item = (&'a str, &'a str)>,
+        room: impl Fn(&str) -> Option<usize>,
+    ) -> Self {
+        let mut covered = Self {
+            lanes,
+            ..Self::default()
+        };
+        let mut positions: HashMap<&str, usize> = HashMap::new();
+        for (source, handler) in bound {
+            let position = *positions.entry(handler).or_insert_with(|| {
+                covered.rooms.push((handler.to_owned(), room(handler)));
+                covered.rooms.len() - 1
+            });
+            if covered.rooms[position].1 != Some(0) {
+                covered.sources.push(source.to_owned());
+                covered.handlers.push(position);
+            }
+        }
+        covered
+    }
+
+    /// By handler: the maximum number of its jobs in a search for this many jobs.
+    fn limits(&self, wanted: usize) -> Vec<usize> {
+        let rooms = self.rooms.iter().map(|(_, room)| *room);
+        rooms
+            .map(|room| room.map_or(wanted, |room| room.min(wanted)))
+            .collect()
+    }
+
+    /// Where these jobs were found.
+    fn places(&self, jobs: &[ClaimedJob]) -> Vec<Place> {
+        let lanes: HashMap<LaneId, usize> = self.lanes.iter().copied().zip(0..).collect();
+        let sources = self.sources.iter().map(String::as_str);
+        let sources: HashMap<&str, usize> = sources.zip(0..).collect();
+        let place = |job: &ClaimedJob| {
+            let source = job.source.as_deref()?;
+            Some((*lanes.get(&job.lane)?, *sources.get(source)?))
+        };
+        jobs.iter().filter_map(place).collect()
+    }
+
+    /// By handler: the number of jobs that were found at these places, and the last of the places.
+    fn by_handler(&self, places: &[Place]) -> Vec<(usize, Option<Place>)> {
+        let mut handlers = vec![(0, None); self.rooms.len()];
+        for place in places {
+            let (count, last) = &mut handlers[self.handlers[place.1]];
+            *count += 1;
+            *last = (*last).max(Some(*place));
+        }
+        handlers
+    }
+
+    /// The handlers that have no room left after a search that has found these jobs.
+    fn full(&self, jobs: &[ClaimedJob]) -> HashSet<String> {
+        let found = self.by_handler(&self.places(jobs));
+        let rooms = self.rooms.iter().zip(found);
+        let full = rooms.filter(|((_, room), (count, _))| *room == Some(*count));
+        full.map(|((handler, _), _)| handler.clone()).collect()
+    }
+}
+
 /// How far jobs have been claimed by their source. The next search starts there: a transaction that is open all day
-/// keeps the index entries of all jobs that have ended since. Now and then, a search starts at the beginning of the
-/// lanes. It finds jobs that were committed late, or were locked.
+/// keeps the index entries of all jobs that have ended since. Now and then, each lane is searched from its start again.
+/// This finds jobs that were committed late, or were locked.
 pub(super) struct Reached {
-    /// The last claimed turn, by lane and source.
-    turns: HashMap<LaneId, HashMap<String, i64>>,
-    /// The time of the next search from the start of the lanes.
+    /// By lane and source. Where no job was claimed yet, each search starts at the beginning.
+    pairs: HashMap<LaneId, HashMap<String, Pair>>,
+    /// The time from which everything is searched from the start again.
     restart_at: Instant,
+}
+
+/// How far jobs of a source have been claimed from a lane.
+struct Pair {
+    /// The last claimed turn.
+    turn: i64,
+    /// True if it is still to be searched from the start again.
+    restarts: bool,
 }
 
 impl Reached {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            turns: HashMap::new(),
+            pairs: HashMap::new(),
             restart_at: now,
         }
     }
 
-    /// True if the search that starts now is one from the start of the lanes.
-    fn restarts(&self, now: Instant) -> bool {
-        now >= self.restart_at
-    }
-
-    /// Schedules the next search from the start of the lanes, after such a search. `is_filled`: there may be more jobs
-    /// before the claimed turns than it has found.
-    fn restarted(&mut self, started: Instant, now: Instant, is_filled: bool) {
-        let took = now.saturating_duration_since(started);
-        self.restart_at = now + pause_after(took).max(RESTART_PAUSE_MIN);
-        if is_filled {
-            self.turns.clear();
+    /// Lets everything be searched from the start again, if it is time. `serves`: true for a lane that is still
+    /// searched.
+    fn restart(&mut self, now: Instant, serves: impl Fn(LaneId) -> bool) {
+        if now < self.restart_at {
+            return;
         }
+        self.restart_at = now + RESTART_PAUSE_MIN;
+        self.pairs.retain(|lane, _| serves(*lane));
+        let pairs = self.pairs.values_mut().flat_map(HashMap::values_mut);
+        pairs.for_each(|pair| pair.restarts = true);
     }
 
     /// For each lane, and in it for each source, the turn after which to search.
-    fn after(&self, restarts: bool, lanes: &[LaneId], sources: &[String]) -> Vec<i64> {
-        let mut after = Vec::with_capacity(lanes.len() * sources.len());
-        for lane in lanes {
-            let turns = self.turns.get(lane).filter(|_| !restarts);
-            for source in sources {
-                let turn = turns.and_then(|turns| turns.get(source));
-                after.push(turn.copied().unwrap_or(i64::MIN));
+    fn after(&self, covered: &Covered) -> Vec<i64> {
+        let mut after = Vec::with_capacity(covered.lanes.len() * covered.sources.len());
+        for lane in &covered.lanes {
+            let pairs = self.pairs.get(lane);
+            for source in &covered.sources {
+                let pair = pairs.and_then(|pairs| pairs.get(source));
+                let pair = pair.filter(|pair| !pair.restarts);
+                after.push(pair.map_or(i64::MIN, |pair| pair.turn));
             }
         }
         after
     }
 
-    /// Notes that a job of this source was claimed.
-    fn claimed(&mut self, lane: LaneId, source: &str, turn: i64) {
-        let turns = self.turns.entry(lane).or_default();
-        let reached = turns.entry(source.to_owned()).or_insert(turn);
-        *reached = turn.max(*reached);
+    /// Notes the result of a search. `is_filled`: it ended with the last of these jobs, and there may be more. For a
+    /// handler that has no room left, it ended with the last of its jobs.
+    fn searched(
+        &mut self,
+        covered: &Covered,
+        jobs: &[ClaimedJob],
+        is_filled: bool,
+        started: Instant,
+        now: Instant,
+    ) {
+        let places = covered.places(jobs);
+        let by_handler = covered.by_handler(&places);
+        let last = places.iter().copied().max();
+        let end = |handler: usize| {
+            let (count, last_of_handler) = by_handler[handler];
+            match covered.rooms[handler].1 == Some(count) {
+                true => last_of_handler,
+                false => last.filter(|_| is_filled),
+            }
+        };
+        let mut has_restarted = false;
+        for (lane_place, lane) in covered.lanes.iter().enumerate() {
+            let Some(pairs) = self.pairs.get_mut(lane) else {
+                continue;
+            };
+            for (source_place, source) in covered.sources.iter().enumerate() {
+                let end = end(covered.handlers[source_place]);
+                let is_complete = end.is_none_or(|end| (lane_place, source_place) < end);
+                if is_complete && let Some(pair) = pairs.get_mut(source) {
+                    has_restarted |= std::mem::take(&mut pair.restarts);
+                }
+            }
+        }
+        for job in jobs {
+            let Some(source) = &job.source else {
+                continue;
+            };
+            let pairs = self.pairs.entry(job.lane).or_default();
+            let pair = pairs.entry(source.clone()).or_insert(Pair {
+                turn: job.turn,
+                restarts: false,
+            });
+            // Where the search ended, there may be more jobs after these, before the turn that was reached earlier.
+            let is_first = std::mem::take(&mut pair.restarts);
+            has_restarted |= is_first;
+            pair.turn = match is_first {
+                true => job.turn,
+                false => pair.turn.max(job.turn),
+            };
+        }
+        if has_restarted {
+            let pause = pause_after(now.saturating_duration_since(started));
+            self.restart_at = self.restart_at.max(now + pause);
+        }
     }
 }
 
@@ -87,44 +224,46 @@ impl Claims<'_> {
             true => self.lanes.by_source(),
             false => Vec::new(),
         };
-        let (sources, wanted) = self.sources_with_room(wanted);
-        if sources.is_empty() {
-            return Ok(Found::default());
-        }
         // Any of these lanes will do: all of them have the same lease.
         let Some(served) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
             return Ok(Found::default());
         };
-        let lease = served.lease;
+        let bound = self.sources.iter().map(String::as_str);
+        let bound = bound.filter_map(|source| Some((source, self.handler_of(source)?)));
+        let covered = Covered::new(lanes, bound, |handler| self.room(handler));
+        if covered.sources.is_empty() {
+            self.full_handlers = covered.full(&[]);
+            return Ok(Found::default());
+        }
         let fence = Fence(rand::random());
         let sent = BootTime::now();
         let shared = self.shared;
-        let store = &shared.store;
         let under_way = shared.leases.claiming();
-        let restarts = self.reached_by_source.restarts(started);
-        let after = self.reached_by_source.after(restarts, &lanes, &sources);
-        let jobs = store
-            .claim_bound(fence, &lanes, &sources, &after, lease, wanted)
+        let known = &self.lanes;
+        self.reached_by_source
+            .restart(started, |lane| known.is_served_by_source(lane));
+        let search = BoundSearch {
+            lanes: &covered.lanes,
+            sources: &covered.sources,
+            after: &self.reached_by_source.after(&covered),
+            handlers: &covered.handlers,
+            rooms: &covered.limits(wanted),
+        };
+        let jobs = shared
+            .store
+            .claim_bound(fence, search, served.lease, wanted)
             .await?;
         let is_cut = self.record_size(&jobs);
-        if restarts {
-            let is_filled = is_cut || jobs.len() >= wanted;
-            self.reached_by_source
-                .restarted(started, Instant::now(), is_filled);
-        }
-        for job in &jobs {
-            if let Some(source) = &job.source {
-                self.reached_by_source.claimed(job.lane, source, job.turn);
-            }
-        }
+        let is_filled = is_cut || jobs.len() >= wanted;
+        let now = Instant::now();
+        self.reached_by_source
+            .searched(&covered, &jobs, is_filled, started, now);
         // The search is expensive if it covers many lanes or reads past dead rows.
         self.by_source_at = match jobs.is_empty() {
-            true => started + pause_after(started.elapsed()),
+            true => started + pause_after(now.saturating_duration_since(started)),
             false => started,
         };
-        let left_out = self.sources.iter().filter(|it| !sources.contains(it));
-        let left_out = left_out.filter_map(|source| shared.settings.sources.get(source));
-        self.full_handlers = left_out.cloned().collect();
+        self.full_handlers = covered.full(&jobs);
         // The sources take turns going first.
         self.sources.rotate_left(1);
         let jobs = self
@@ -137,31 +276,28 @@ impl Claims<'_> {
         })
     }
 
-    /// The sources whose handlers may start another attempt on this host, and the number of their jobs that may be
-    /// claimed.
-    fn sources_with_room(&self, wanted: usize) -> (Vec<String>, usize) {
-        let bound = &self.shared.settings.sources;
-        let room = |source: &String| {
-            let limit = bound
-                .get(source)
-                .and_then(|handler| self.host_limits.get(handler));
-            limit.map_or(wanted, |limit| {
-                let in_hand = self.shared.slots.in_hand_of(&limit.handler);
-                limit.max.saturating_sub(in_hand).min(wanted)
-            })
-        };
-        let rooms = self.sources.iter().map(|source| (source, room(source)));
-        let open: Vec<(&String, usize)> = rooms.filter(|(_, room)| *room > 0).collect();
-        let least = open.iter().map(|(_, room)| *room).min();
-        let sources = open.into_iter().map(|(source, _)| source.clone());
-        (sources.collect(), least.unwrap_or(0))
+    /// The handler to which a source is bound.
+    fn handler_of(&self, source: &str) -> Option<&str> {
+        let handler = self.shared.settings.sources.get(source);
+        handler.map(String::as_str)
+    }
+
+    /// How many attempts of a handler may still start on this host. `None`: as many as there are slots.
+    fn room(&self, handler: &str) -> Option<usize> {
+        let limit = self.host_limits.get(handler)?;
+        let in_hand = self.shared.slots.in_hand_of(&limit.handler);
+        Some(limit.max.saturating_sub(in_hand))
     }
 
     /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host. The last search
     /// may have left the source out although the attempt has ended since.
     pub(in crate::worker) fn sources_wait(&self) -> bool {
-        let is_any_full = || self.sources_with_room(1).0.len() < self.sources.len();
-        self.finds_by_source() && (!self.full_handlers.is_empty() || is_any_full())
+        let is_full = |source: &String| {
+            let handler = self.handler_of(source);
+            handler.and_then(|handler| self.room(handler)) == Some(0)
+        };
+        self.finds_by_source()
+            && (!self.full_handlers.is_empty() || self.sources.iter().any(is_full))
     }
 
     /// Notes that an attempt of this handler has ended on this host. If the last search skipped its sources, the next
@@ -189,41 +325,132 @@ fn pause_after(took: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::claim::tests::job;
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    const START: i64 = i64::MIN;
+
+    /// A search of two lanes for two sources, whose handlers have this much room.
+    fn covered(rooms: [Option<usize>; 2]) -> Covered {
+        let lanes = vec![LaneId(1), LaneId(2)];
+        let room = |handler: &str| match handler {
+            "mail" => rooms[0],
+            _ => rooms[1],
+        };
+        Covered::new(lanes, [("a", "mail"), ("b", "text")].into_iter(), room)
+    }
+
+    fn found(lane: i64, source: &str, turn: i64) -> ClaimedJob {
+        ClaimedJob {
+            lane: LaneId(lane),
+            source: Some(source.into()),
+            turn,
+            ..job(turn)
+        }
+    }
+
+    /// How far jobs were claimed after a search that found one of each source in each lane.
+    fn reached(now: Instant) -> Reached {
+        let mut reached = Reached::new(now);
+        let jobs = [(1, "a", 5), (1, "b", 7), (2, "a", 9), (2, "b", 3)];
+        let jobs = jobs.map(|(lane, source, turn)| found(lane, source, turn));
+        reached.searched(&covered([None; 2]), &jobs, false, now, now);
+        reached
+    }
+
+    #[test]
+    fn a_search_covers_the_handlers_that_have_room_each_within_its_own_limit() {
+        let bound = [("a", "mail"), ("b", "text"), ("c", "mail"), ("d", "video")];
+        let room = |handler: &str| match handler {
+            "mail" => Some(2),
+            "video" => Some(0),
+            _ => None,
+        };
+        let covered = Covered::new(vec![LaneId(1)], bound.into_iter(), room);
+        assert_eq!(covered.sources, ["a", "b", "c"]);
+        assert_eq!(covered.handlers, [0, 1, 0]);
+        assert_eq!(covered.limits(100), [2, 100, 0]);
+        assert_eq!(covered.limits(1), [1, 1, 0]);
+        let full = |sources: &[&str]| {
+            let jobs = sources.iter().map(|source| found(1, source, 1));
+            let full = covered.full(&jobs.collect::<Vec<_>>());
+            let mut full: Vec<String> = full.into_iter().collect();
+            full.sort_unstable();
+            full
+        };
+        assert_eq!(full(&[]), ["video"]);
+        assert_eq!(full(&["a", "b", "b"]), ["video"]);
+        assert_eq!(full(&["a", "b", "c"]), ["mail", "video"]);
+    }
+
     #[test]
     fn a_search_starts_after_the_claimed_turns_and_once_a_second_at_the_beginning() {
-        const START: i64 = i64::MIN;
         let now = Instant::now();
-        let (lanes, sources) = ([LaneId(1), LaneId(2)], ["a", "b"].map(String::from));
+        let all = covered([None; 2]);
         let mut reached = Reached::new(now);
-        assert!(reached.restarts(now));
-        reached.restarted(now, now, false);
-        reached.claimed(LaneId(1), "b", 7);
-        reached.claimed(LaneId(1), "b", 5);
-        assert!(!reached.restarts(now + SECOND / 2));
-        let after = |reached: &Reached, restarts| reached.after(restarts, &lanes, &sources);
-        assert_eq!(after(&reached, false), [START, 7, START, START]);
-        assert!(reached.restarts(now + SECOND));
-        assert_eq!(after(&reached, true), [START; 4]);
+        let search = |reached: &mut Reached, after: Duration| {
+            reached.restart(now + after, |_| true);
+            reached.after(&all)
+        };
+        assert_eq!(search(&mut reached, Duration::ZERO), [START; 4]);
+        let jobs = [found(1, "b", 7), found(1, "b", 5)];
+        reached.searched(&all, &jobs, false, now, now);
+        let after = search(&mut reached, SECOND / 2);
+        assert_eq!(after, [START, 7, START, START]);
+        assert_eq!(search(&mut reached, SECOND), [START; 4]);
         // A source without new jobs is not read from the start again.
-        reached.restarted(now + SECOND, now + SECOND, false);
-        assert_eq!(after(&reached, false), [START, 7, START, START]);
-        // Not all jobs before these turns have been claimed.
-        reached.restarted(now + SECOND, now + SECOND, true);
-        assert_eq!(after(&reached, false), [START; 4]);
+        reached.searched(&all, &[], false, now + SECOND, now + SECOND);
+        let after = search(&mut reached, SECOND * 3 / 2);
+        assert_eq!(after, [START, 7, START, START]);
+        // A lane that is no longer searched is forgotten.
+        reached.restart(now + 2 * SECOND, |lane| lane != LaneId(1));
+        assert!(reached.pairs.is_empty());
+    }
+
+    #[test]
+    fn what_a_filled_search_has_not_read_to_the_end_is_read_from_the_start_by_the_next() {
+        let now = Instant::now();
+        let all = covered([None; 2]);
+        let mut reached = reached(now);
+        reached.restart(now, |_| true);
+        reached.searched(&all, &[found(1, "b", 4)], true, now, now);
+        assert_eq!(reached.after(&all), [5, 4, START, START]);
+        reached.searched(&all, &[found(1, "b", 6)], false, now, now);
+        assert_eq!(reached.after(&all), [5, 6, 9, 3]);
+    }
+
+    #[test]
+    fn what_a_search_has_not_read_of_a_full_handler_is_read_from_the_start_when_it_has_room() {
+        let now = Instant::now();
+        let all = covered([None; 2]);
+        let mut reached = reached(now);
+        reached.restart(now, |_| true);
+        let one = covered([Some(1), None]);
+        reached.searched(&one, &[found(1, "a", 2)], false, now, now);
+        assert_eq!(reached.after(&all), [2, 7, START, 3]);
+        let full = covered([Some(0), None]);
+        assert_eq!(full.sources, ["b"]);
+        reached.searched(&full, &[], false, now, now);
+        assert_eq!(reached.after(&all), [2, 7, START, 3]);
+        reached.searched(&one, &[], false, now, now);
+        assert_eq!(reached.after(&all), [2, 7, 9, 3]);
     }
 
     #[test]
     fn an_expensive_search_from_the_beginning_is_repeated_rarely_but_within_thirty_seconds() {
+        let all = covered([None; 2]);
         for (took, pause) in [(0_u32, 1_u32), (1, 20), (60, 30)] {
             let started = Instant::now();
             let now = started + took * SECOND;
-            let mut reached = Reached::new(started);
-            reached.restarted(started, now, false);
-            assert!(!reached.restarts(now + pause * SECOND - Duration::from_millis(1)));
-            assert!(reached.restarts(now + pause * SECOND));
+            let mut reached = reached(started);
+            reached.restart(started, |_| true);
+            reached.searched(&all, &[], false, started, now);
+            let next = now + pause * SECOND;
+            reached.restart(next - Duration::from_millis(1), |_| true);
+            assert_eq!(reached.after(&all), [5, 7, 9, 3]);
+            reached.restart(next, |_| true);
+            assert_eq!(reached.after(&all), [START; 4]);
         }
     }
 
