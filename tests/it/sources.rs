@@ -177,6 +177,24 @@ async fn a_bound_job_that_is_committed_late_is_found_without_a_notification() {
     worker.drain().await;
 }
 
+/// Nothing but notifications wakes the worker. The last search from the start of the lanes was a moment ago.
+#[tokio::test]
+async fn a_bound_job_that_is_committed_late_is_found_by_its_notification() {
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    let transaction = producer.transaction().await.unwrap();
+    let late = "SELECT rouse.enqueue('producers.own', '{}', source => 'legacy')";
+    let late: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
+    let worker = TestWorker::start(&db, one_at_a_time(LEGACY)).await;
+    until_true(&client, SOMEBODY_SLEEPS).await;
+    let later = enqueue_unserved(&client, ", source => 'legacy'").await;
+    ended(&client, later).await;
+    until_true(&client, SOMEBODY_SLEEPS).await;
+    transaction.commit().await.unwrap();
+    ended(&client, late).await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn bound_jobs_of_a_paused_queue_or_with_missing_tags_wait() {
     let db = TestDb::new().await;

@@ -262,7 +262,8 @@ impl Claimer<'_> {
         }
         let due_at = self.looks.due_at();
         let due_in = due_at.map(|due| due.saturating_duration_since(started));
-        for next in [due_in, self.looks.opens_in()].into_iter().flatten() {
+        let (opens_in, announced_in) = (self.looks.opens_in(), self.looks.announced_in());
+        for next in [due_in, opens_in, announced_in].into_iter().flatten() {
             wait = wait.min(next);
         }
         // It does no harm if the timer fires early: jobs become due by the database's clock.

@@ -91,6 +91,12 @@ impl<'a> Looks<'a> {
         Some(at.since(BootTime::now()))
     }
 
+    /// The time until the next search by source, if it is to find a job that was announced. `None` if there is none.
+    pub(super) fn announced_in(&self) -> Option<Duration> {
+        let at = self.claims.announced_search()?;
+        Some(at.saturating_duration_since(Instant::now()))
+    }
+
     /// When the newest jobs are searched next, while slots are taken. `None` if only a few lanes, and no fair queue,
     /// are served.
     pub(super) fn next_search(&self) -> Option<Instant> {

@@ -106,6 +106,10 @@ pub(super) struct Reached {
     pairs: HashMap<LaneId, HashMap<String, Pair>>,
     /// The time from which everything is searched from the start again.
     restart_at: Instant,
+    /// The same if a job was announced: its producer may have committed it late, before the claimed turns.
+    announced_restart_at: Instant,
+    /// True if a job was announced, and since then, no search has found any or has started from the start.
+    is_announced: bool,
 }
 
 /// How far jobs of a source have been claimed from a lane.
@@ -121,15 +125,28 @@ impl Reached {
         Self {
             pairs: HashMap::new(),
             restart_at: now,
+            announced_restart_at: now,
+            is_announced: false,
         }
+    }
+
+    /// Notes that a notification has announced a job in a lane that is searched.
+    fn announce(&mut self) {
+        self.is_announced = true;
+    }
+
+    /// The time of the search from the start that an announced job requires.
+    fn announced_restart(&self) -> Option<Instant> {
+        self.is_announced.then_some(self.announced_restart_at)
     }
 
     /// Lets everything be searched from the start again, if it is time. `serves`: true for a lane that is still
     /// searched.
     fn restart(&mut self, now: Instant, serves: impl Fn(LaneId) -> bool) {
-        if now < self.restart_at {
+        if now < self.announced_restart().unwrap_or(self.restart_at) {
             return;
         }
+        self.is_announced = false;
         self.restart_at = now + RESTART_PAUSE_MIN;
         self.pairs.retain(|lane, _| serves(*lane));
         let pairs = self.pairs.values_mut().flat_map(HashMap::values_mut);
@@ -160,6 +177,7 @@ impl Reached {
         started: Instant,
         now: Instant,
     ) {
+        self.is_announced &= jobs.is_empty();
         let places = covered.places(jobs);
         let by_handler = covered.by_handler(&places);
         let last = places.iter().copied().max();
@@ -202,6 +220,7 @@ impl Reached {
         }
         if has_restarted {
             let pause = pause_after(now.saturating_duration_since(started));
+            self.announced_restart_at = now + pause;
             self.restart_at = self.restart_at.max(now + pause);
         }
     }
@@ -289,15 +308,25 @@ impl Claims<'_> {
         Some(limit.max.saturating_sub(in_hand))
     }
 
+    /// True if the handler of a source may start no other attempt on this host now.
+    fn is_full(&self, source: &str) -> bool {
+        let handler = self.handler_of(source);
+        handler.and_then(|handler| self.room(handler)) == Some(0)
+    }
+
     /// True if jobs of a bound source may wait for the end of an attempt of its handler on this host. The last search
     /// may have left the source out although the attempt has ended since.
     pub(in crate::worker) fn sources_wait(&self) -> bool {
-        let is_full = |source: &String| {
-            let handler = self.handler_of(source);
-            handler.and_then(|handler| self.room(handler)) == Some(0)
-        };
-        self.finds_by_source()
-            && (!self.full_handlers.is_empty() || self.sources.iter().any(is_full))
+        let is_any_full = || self.sources.iter().any(|source| self.is_full(source));
+        self.finds_by_source() && (!self.full_handlers.is_empty() || is_any_full())
+    }
+
+    /// The time of the next search by source from the start of the lanes, if a job was announced that the last search
+    /// did not find. `None` also if all bound handlers are full: the end of an attempt lets the next search start.
+    pub(in crate::worker) fn announced_search(&self) -> Option<Instant> {
+        let at = self.reached_by_source.announced_restart()?;
+        let has_room = || self.sources.iter().any(|source| !self.is_full(source));
+        (self.finds_by_source() && has_room()).then(|| at.max(self.by_source_at))
     }
 
     /// Notes that an attempt of this handler has ended on this host. If the last search skipped its sources, the next
@@ -312,6 +341,7 @@ impl Claims<'_> {
     pub(in crate::worker) fn mark_active(&mut self, lane: LaneId) -> bool {
         if self.lanes.is_served_by_source(lane) {
             self.by_source_at = Instant::now();
+            self.reached_by_source.announce();
         }
         self.lanes.mark_active(lane)
     }
@@ -406,6 +436,30 @@ mod tests {
         // A lane that is no longer searched is forgotten.
         reached.restart(now + 2 * SECOND, |lane| lane != LaneId(1));
         assert!(reached.pairs.is_empty());
+    }
+
+    #[test]
+    fn after_an_announcement_a_search_may_start_at_the_beginning_within_the_second() {
+        let now = Instant::now();
+        let all = covered([None; 2]);
+        let mut reached = reached(now);
+        reached.restart(now, |_| true);
+        reached.searched(&all, &[], false, now, now + SECOND / 100);
+        assert_eq!(reached.announced_restart(), None);
+        reached.announce();
+        let next = now + SECOND * 21 / 100;
+        assert_eq!(reached.announced_restart(), Some(next));
+        reached.restart(next - Duration::from_millis(1), |_| true);
+        assert_eq!(reached.after(&all), [5, 7, 9, 3]);
+        reached.searched(&all, &[], false, next, next);
+        assert_eq!(reached.announced_restart(), Some(next));
+        reached.restart(next, |_| true);
+        assert_eq!(reached.after(&all), [START; 4]);
+        assert_eq!(reached.announced_restart(), None);
+        // The announced job was found.
+        reached.announce();
+        reached.searched(&all, &[found(1, "a", 6)], false, next, next);
+        assert_eq!(reached.announced_restart(), None);
     }
 
     #[test]
