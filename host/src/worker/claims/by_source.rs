@@ -28,13 +28,13 @@ struct Covered {
     sources: Vec<String>,
     /// For each of these sources, the position of its handler in `rooms`.
     handlers: Vec<usize>,
-    /// All bound handlers, and how many attempts each of them may still start on this host. `None`: as many as there are
+    /// All bound handlers, and how many attempts of each may still start on this host. `None`: as many as there are
     /// slots.
     rooms: Vec<(String, Option<usize>)>,
 }
 
 impl Covered {
-    /// `bound`: the sources, each with its handler. `room`: how many attempts a handler may still start.
+    /// `bound`: the sources, each with its handler. `room`: how many attempts of a handler may still start.
     fn new<'a>(
         lanes: Vec<LaneId>,
         bound: impl Iterator<Item = (&'a str, &'a str)>,
