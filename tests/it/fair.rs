@@ -261,6 +261,32 @@ async fn the_first_job_of_a_tenant_starts_soon_if_its_transaction_was_open_durin
     assert!(before < 2000, "after {before} jobs of the flood");
 }
 
+/// A claim covers about as many lanes as it wants jobs. A peek finds the locked jobs again and again.
+#[tokio::test]
+async fn the_jobs_of_a_tenant_start_although_those_of_many_others_are_locked() {
+    let (db, client) = fair("").await;
+    let tenants =
+        "SELECT rouse.enqueue('noop', '{\"n\": 1}', queue => 'mail', tenant => $1::text || n)
+                   FROM generate_series(1, $2::integer) AS n";
+    for (prefix, count) in [("locked", 200), ("free", 12)] {
+        client.execute(tenants, &[&prefix, &count]).await.unwrap();
+    }
+    let locker = db.client().await;
+    locker
+        .batch_execute("BEGIN; SELECT FROM rouse.job WHERE tenant LIKE 'locked%' FOR UPDATE")
+        .await
+        .unwrap();
+    let worker = worker(&db, 2).await;
+    until_true(
+        &client,
+        "SELECT count(*) = 12 FROM rouse.finished WHERE tenant LIKE 'free%'",
+    )
+    .await;
+    locker.batch_execute("ROLLBACK").await.unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+}
+
 #[tokio::test]
 async fn past_the_starvation_age_the_oldest_job_goes_first() {
     let (db, client) = fair(r#", weights => '{"slow": 0.001}', starvation => '1 minute'"#).await;

@@ -98,6 +98,37 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (30, 1));
 }
 
+/// Each claim is for a few jobs, and these lanes take turns with others until they are paused.
+#[tokio::test]
+async fn paused_lanes_of_bound_jobs_leave_the_slots_to_other_lanes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (catalog, _folder) = watched(&["noop.wasm"]).await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr');
+             SELECT rouse.enqueue('noop', queue => 'mail', tenant => 't' || n, source => 'cron') FROM generate_series(1, 30) AS n;
+             SELECT rouse.enqueue_many('noop', array_fill('{\"n\": 1}'::jsonb, ARRAY[500]), queue => 'mail', tenant => 'busy')",
+        )
+        .await
+        .unwrap();
+    let bound = Settings {
+        slots: 4,
+        ..binding(&[("cron", "text.stats")])
+    };
+    let worker = TestWorker::start_on(&db, bound, catalog);
+    until_true(
+        &client,
+        "SELECT count(*) = 500 FROM rouse.finished WHERE state = 'succeeded' AND tenant = 'busy'",
+    )
+    .await;
+    worker.drain().await;
+    let waiting =
+        "SELECT count(*) FROM rouse.job WHERE state = 'queued' AND attempt = 0 AND source = 'cron'";
+    let waiting: i64 = client.query_one(waiting, &[]).await.unwrap().get(0);
+    assert_eq!(waiting, 30);
+}
+
 #[tokio::test]
 async fn a_starting_host_takes_no_bound_job_before_its_handler_is_loaded() {
     let db = TestDb::new().await;

@@ -57,10 +57,10 @@ pub(super) struct Found {
     /// or an adoption found as many jobs as wanted.
     pub(super) is_cut: bool,
     /// True if other lanes may have jobs, even if this look has found none. Either some lanes were opened, because
-    /// other lanes behind their limits had free capacity or no more jobs; or the last claim has closed lanes, and has
-    /// skipped some that are known to have jobs.
+    /// other lanes behind their limits had free capacity or no more jobs; or the last claim has closed lanes or found
+    /// no job, and has skipped some lanes that are known to have jobs.
     pub(super) has_others: bool,
-    /// The number of lanes that the claims have closed.
+    /// The number of lanes that the claims have closed, or found paused.
     closed: usize,
     /// Set if the claim found an expired lease, and therefore claimed nothing: the time up to which leases were checked
     /// (database clock).
@@ -244,22 +244,26 @@ impl<'a> Claims<'a> {
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
-        let mut finds_closed = false;
+        let mut finds_none = false;
         let mut has_others = false;
         for _ in 0..CLAIMS_PER_LOOK {
             let rest = wanted.saturating_sub(found.jobs);
             if rest == 0 {
                 break;
             }
-            let orders = match finds_closed {
+            let orders = match finds_none {
                 true => self.lanes.orders_of_many(after),
                 false => self.lanes.orders(after, rest),
             };
             let (claimed, is_partial) = self.claim_from(orders, rest, check).await?;
             found += claimed;
-            finds_closed = claimed.closed > 0 && claimed.jobs == 0;
-            // If so, the next look follows at once. This cannot go on forever, because each such claim closes a lane.
-            has_others = claimed.closed > 0 && is_partial;
+            // The lanes are closed; or their jobs are locked, or this login may not claim them: then the next peek
+            // finds the same lanes again.
+            finds_none = claimed.jobs == 0;
+            // If so, the next look follows at once. This cannot go on forever, because each such claim closes a lane,
+            // or none of its lanes counts as having jobs any longer.
+            has_others =
+                is_partial && claimed.orphans.is_none() && (claimed.closed > 0 || finds_none);
             if !is_partial || claimed.is_cut || found.orphans.is_some() {
                 break;
             }
@@ -283,16 +287,30 @@ impl<'a> Claims<'a> {
         wanted: usize,
         check: bool,
     ) -> Result<(Found, bool), StoreError> {
+        let paused = self.close_paused(&mut orders);
+        let is_partial = self.lanes.leave_later_classes(&mut orders)
+            || paused > 0 && self.lanes.are_only_some(&orders);
+        let mut found = match self.take_batches.is_empty() {
+            true => self.claim_alike(orders, wanted, None, check).await?,
+            false => self.claim_each_alike(orders, wanted, check).await?,
+        };
+        found.closed += paused;
+        Ok((found, is_partial))
+    }
+
+    /// Removes the paused lanes from a claim, and closes them until their pauses end. Returns their number.
+    fn close_paused(&mut self, orders: &mut Vec<ClaimOrder>) -> usize {
         let now = Instant::now();
         let paused = orders.extract_if(.., |order| self.unbound.is_paused(order.lane, now));
         let paused: Vec<ClaimOrder> = paused.collect();
         self.lanes.leave_out(&paused);
-        let is_partial = self.lanes.leave_later_classes(&mut orders);
-        let found = match self.take_batches.is_empty() {
-            true => self.claim_alike(orders, wanted, None, check).await?,
-            false => self.claim_each_alike(orders, wanted, check).await?,
-        };
-        Ok((found, is_partial))
+        for order in &paused {
+            if let Some(rest) = self.unbound.paused_for(order.lane, now) {
+                self.lanes
+                    .close_until(order.lane, BootTime::now().plus(rest));
+            }
+        }
+        paused.len()
     }
 
     /// Sends a claim for the lanes whose jobs start in batches of the same size, and one for the others.

@@ -41,18 +41,30 @@ pub(super) struct Sorted {
 }
 
 impl Unbound {
-    /// Replaces the sources, and ends all pauses: a missing handler may be loaded now.
+    /// Replaces the sources. If they have changed, all pauses end: a missing handler may be loaded now. The same ones
+    /// are set whenever there are new lanes, which may be several times a second.
     pub(super) fn set(&mut self, sources: HashSet<String>) {
-        *self = Self {
-            sources,
-            lanes: HashMap::new(),
-        };
+        if self.sources != sources {
+            self.sources = sources;
+            self.lanes.clear();
+        }
+    }
+
+    /// Forgets the lanes for which `keep` returns false.
+    pub(super) fn retain(&mut self, keep: impl Fn(LaneId) -> bool) {
+        self.lanes.retain(|lane, _| keep(*lane));
     }
 
     /// True while nothing is claimed from the lane.
     pub(super) fn is_paused(&self, lane: LaneId, now: Instant) -> bool {
-        let until = self.lanes.get(&lane).and_then(|round| round.paused_until);
-        until.is_some_and(|until| now < until)
+        self.paused_for(lane, now).is_some()
+    }
+
+    /// The remaining time for which nothing is claimed from the lane. `None` if it is not paused.
+    pub(super) fn paused_for(&self, lane: LaneId, now: Instant) -> Option<Duration> {
+        let until = self.lanes.get(&lane)?.paused_until?;
+        let rest = until.saturating_duration_since(now);
+        (!rest.is_zero()).then_some(rest)
     }
 
     /// Separates the jobs of a claim, and pauses lanes that returned only jobs which were given back before.
@@ -146,6 +158,20 @@ mod tests {
         assert!(unbound.is_paused(LANE, now));
         unbound.set(HashSet::new());
         assert!(!unbound.is_paused(LANE, now));
+    }
+
+    /// Otherwise the worker would claim all of them again whenever a tenant of a fair queue gets its first job.
+    #[test]
+    fn a_pause_does_not_end_if_the_same_sources_are_set_again() {
+        let (mut unbound, now) = (unbound(), Instant::now());
+        for new in [1, 0] {
+            assert_eq!(unbound.sort(jobs(1..2, Some("legacy")), now).new, new);
+        }
+        unbound.set(["legacy".to_string()].into());
+        assert_eq!(unbound.paused_for(LANE, now), Some(PAUSED_FOR));
+        assert_eq!(unbound.paused_for(LANE, now + PAUSED_FOR), None);
+        unbound.retain(|lane| lane != LANE);
+        assert!(unbound.lanes.is_empty());
     }
 
     #[test]

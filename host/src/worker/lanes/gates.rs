@@ -1,5 +1,5 @@
 //! Lanes in which gates do not let any job start for now. Claims skip them until they open: after a while, or when a
-//! job of their key has ended.
+//! job of their key has ended. Lanes that the worker pauses (`worker/unbound.rs`) are closed in the same way.
 //!
 //! The database decides what a gate permits, and reports to the worker which lanes are closed. Other workers do not
 //! announce the ends of their jobs: a worker whose job has ended claims the next one itself. In case that worker has
@@ -192,6 +192,15 @@ impl Lanes {
                 closings.close_until_end(*id, class, &limits, &member, has_jobs);
             }
         }
+    }
+
+    /// Closes a lane until this time, regardless of gates: until then, the worker claims nothing from it. If such a
+    /// lane stayed among those that are known to have jobs, it would get the first turns of each claim, and give them
+    /// back.
+    pub(in crate::worker) fn close_until(&mut self, id: LaneId, at: BootTime) {
+        let has_jobs = self.active.contains(id);
+        self.active.remove(id);
+        self.gates.closings.close_until(id, at, has_jobs);
     }
 
     /// Counts the jobs that a claim has taken from lanes behind limits.

@@ -143,6 +143,11 @@ impl Lanes {
         let later = orders.extract_if(.., |order| self.class_of(order.lane) > first);
         let later: Vec<ClaimOrder> = later.collect();
         self.give_up_turns(&later);
+        self.are_only_some(orders)
+    }
+
+    /// True if lanes that are known to have jobs are not in this claim.
+    pub(in crate::worker) fn are_only_some(&self, orders: &[ClaimOrder]) -> bool {
         let with_jobs = orders
             .iter()
             .filter(|order| self.active.contains(order.lane));

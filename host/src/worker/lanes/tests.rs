@@ -180,6 +180,34 @@ fn a_lane_that_is_paused_does_not_collect_the_turns_of_others() {
     }
 }
 
+/// Otherwise they would get the first turns of each claim until their pauses end.
+#[test]
+fn paused_lanes_are_closed_so_that_a_claim_covers_others() {
+    let mut lanes = serving((1..=4).map(|n| lane(n, n, Priority::Normal)).collect());
+    let ids = |orders: &[ClaimOrder]| -> HashSet<LaneId> {
+        orders.iter().map(|order| order.lane).collect()
+    };
+    let (now, pause) = (BootTime::now(), Duration::from_secs(10));
+    let paused = lanes.orders(After::Cursor, 2);
+    assert_eq!(paused.len(), 2);
+    lanes.leave_out(&paused);
+    for order in &paused {
+        lanes.close_until(order.lane, now.plus(pause));
+    }
+    assert!(lanes.are_only_some(&[]));
+    let others = lanes.orders(After::Cursor, 2);
+    assert_eq!(others.len(), 2);
+    assert!(ids(&others).is_disjoint(&ids(&paused)));
+    assert!(!lanes.are_only_some(&others));
+    // Their cursors stay, as those of lanes that gates have closed.
+    assert!(lanes.has_closed() && !lanes.wait_for_ends());
+    assert!(!lanes.mark_active(paused[0].lane), "its jobs wait");
+    assert!(!lanes.open_due(now));
+    assert_eq!(lanes.next_opening(), Some(now.plus(pause)));
+    assert!(lanes.open_due(now.plus(pause)));
+    assert!(paused.iter().all(|order| lanes.has_jobs(order.lane)));
+}
+
 #[test]
 fn a_claim_that_lanes_share_leaves_later_classes_alone() {
     let mut lanes = serving(vec![
