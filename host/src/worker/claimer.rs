@@ -250,8 +250,8 @@ impl Claimer<'_> {
         Some(Trigger::Poll)
     }
 
-    /// Waits for a notification, for the next poll or for the next due job, whichever comes first. True for a
-    /// notification.
+    /// Waits for a notification, for the next poll, due job or opening of a lane, or until a restart that has had to
+    /// wait is permitted, whichever comes first. True for a notification.
     async fn wait(&mut self) -> bool {
         let started = Instant::now();
         let listening = self.shared.listener.connected.load(Ordering::Relaxed);

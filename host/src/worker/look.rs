@@ -85,6 +85,11 @@ impl<'a> Looks<'a> {
         self.plan.due_at()
     }
 
+    /// When the restart because of an empty wakeup is permitted. `None` if none waits for that.
+    pub(super) fn restart_at(&self) -> Option<Instant> {
+        self.plan.restart_at()
+    }
+
     /// The time until the next lane opens that a gate has closed for a while. `None` if there is none.
     pub(super) fn opens_in(&self) -> Option<Duration> {
         let at = self.claims.lanes.next_opening()?;

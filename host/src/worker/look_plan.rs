@@ -73,6 +73,8 @@ pub(super) struct LookPlan {
     catalog_at: Instant,
     /// The earliest restart because of an empty wakeup.
     wakeup_restart_at: Instant,
+    /// A wakeup was empty, and its restart has to wait until one is permitted.
+    wakeup_waits: bool,
     /// The earliest check for overdue jobs.
     overdue_at: Instant,
     /// The next check for overdue jobs from the start of the lanes.
@@ -96,6 +98,7 @@ impl LookPlan {
             periodic_restart_at: now,
             catalog_at: now,
             wakeup_restart_at: now,
+            wakeup_waits: false,
             overdue_at: now,
             overdue_restart_at: now,
             due_at: None,
@@ -147,6 +150,7 @@ impl LookPlan {
         }
         if restart {
             self.needs_restart = false;
+            self.wakeup_waits = false;
             self.none_due_at = None;
         }
         Sweep {
@@ -173,6 +177,10 @@ impl LookPlan {
                 ..
             } = self.intervals;
             self.restart_at = now + (took * RESTART_SHARE).min(restart);
+            // Cheap restarts may follow each wakeup that finds nothing.
+            if self.restart_at > now + self.intervals.sweep {
+                self.wakeup_restart_at = self.wakeup_restart_at.max(self.restart_at);
+            }
             let period = (took * PERIODIC_RESTART_SHARE)
                 .max(restart)
                 .min(restart_max);
@@ -190,10 +198,13 @@ impl LookPlan {
     }
 
     /// Called when a notification announced a job that the look did not find: its producer may have committed it late,
-    /// behind the cursors or after it was due. True if the next look has to follow at once; it is a restart. At most
-    /// once per short sweep.
+    /// behind the cursors or after it was due, or another worker has claimed it. True if the next look has to follow at
+    /// once; it is a restart. At most once per short sweep, and for at most 5 % of the time: if such restarts are
+    /// expensive, a sweep becomes one as soon as that is permitted.
     pub(super) fn restart_after_empty_wakeup(&mut self, now: Instant) -> bool {
         if now < self.wakeup_restart_at {
+            self.wakeup_waits |= now < self.restart_at;
+            self.needs_restart |= self.wakeup_waits;
             return false;
         }
         self.wakeup_restart_at = now + self.intervals.sweep;
@@ -226,6 +237,12 @@ impl LookPlan {
     pub(super) fn checked_overdue(&mut self, started: Instant, now: Instant) {
         let pause = now.saturating_duration_since(started) * RESTART_SHARE;
         self.overdue_at = now + pause.min(self.intervals.restart);
+    }
+
+    /// When the restart because of an empty wakeup is permitted. `None` if none waits for that.
+    pub(super) fn restart_at(&self) -> Option<Instant> {
+        self.wakeup_waits
+            .then_some(self.restart_at.max(self.sweep_at))
     }
 
     /// When the next scheduled job or retry is due. `None` if none is known.
@@ -428,6 +445,32 @@ mod tests {
         plan.swept(now, sweep, false);
         assert!(!plan.restart_after_empty_wakeup(now + 999 * MS));
         assert!(plan.restart_after_empty_wakeup(now + SECOND));
+    }
+
+    /// Each job of a queue wakes all idle workers, and only one of them finds it.
+    #[test]
+    fn slow_restarts_after_wakeups_that_find_nothing_take_at_most_5_percent_of_the_time() {
+        let (mut plan, now) = started();
+        assert!(plan.restart_after_empty_wakeup(now));
+        let sweep = expect_sweep(plan.next(now, Trigger::Poll, false));
+        assert!(sweep.restart);
+        let ended = now + 500 * MS;
+        plan.swept(ended, sweep, false);
+        for after in [1, 5, 9] {
+            let later = ended + after * SECOND;
+            assert!(!plan.restart_after_empty_wakeup(later), "after {after} s");
+            let sweep = expect_sweep(plan.next(later, Trigger::Poll, false));
+            assert!(!sweep.restart, "after {after} s");
+        }
+        assert_eq!(plan.restart_at(), Some(ended + 10 * SECOND));
+        let sweep = expect_sweep(plan.next(ended + 10 * SECOND, Trigger::Poll, false));
+        assert!(sweep.restart, "a wakeup has found nothing in the meantime");
+        plan.swept(ended + 10 * SECOND + MS, sweep, false);
+        assert_eq!(plan.restart_at(), None);
+        assert!(
+            plan.restart_after_empty_wakeup(ended + 11 * SECOND),
+            "cheap"
+        );
     }
 
     #[test]
