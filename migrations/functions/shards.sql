@@ -18,6 +18,9 @@
 -- other calls do not wait for it: they renew their leases, and divide the queue at one of their next calls. So no call
 -- waits for a lock that the call of another worker holds.
 --
+-- After the clock was set back, leases end too late. They are shortened, which locks them like a renewal: this is the
+-- only time at which a renewal may have to wait for the call of another worker.
+--
 -- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides
 -- all shards with the workers that have the same handlers and tags, so that no lane is without a worker that can serve
 -- it.
@@ -65,6 +68,11 @@ DECLARE
     shards integer := (SELECT q.shards FROM rouse.queue AS q WHERE q.name = p_queue);
     -- In this order: only shard_lease_queue provides it, which leaves out the old versions of the rows.
     live   bigint[] := ARRAY(SELECT s.worker FROM rouse.shard_lease AS s WHERE s.queue = p_queue AND s.until > at ORDER BY s.until);
+    -- Those that were renewed before the clock was set back.
+    ahead  CURSOR FOR
+        SELECT s.worker FROM rouse.shard_lease AS s
+        WHERE s.queue = p_queue AND s.until > at + 2 * p_lease_ms * interval '1 millisecond'
+        ORDER BY s.until FOR NO KEY UPDATE SKIP LOCKED;
     ended  bigint;
     part   integer;
     has    integer;
@@ -72,6 +80,10 @@ BEGIN
     IF shards = 0 THEN
         RETURN false;
     END IF;
+    -- They count as renewed now: their workers may be alive or dead.
+    FOR lease IN ahead LOOP
+        UPDATE rouse.shard_lease SET until = at + p_lease_ms * interval '1 millisecond' WHERE CURRENT OF ahead;
+    END LOOP;
     -- The leases that have ended, found by their shards. Leases without shards do not matter.
     FOR ended IN
         SELECT DISTINCT s.worker FROM rouse.shard AS s WHERE s.queue = p_queue AND s.worker <> ALL (live)

@@ -111,6 +111,34 @@ async fn shares_are_even_and_follow_workers_that_come_leave_and_die() {
     assert_eq!(shares(&stores[1..]).await, [8, 8]);
 }
 
+/// Otherwise, the shards of a worker that dies at that time would wait until it is declared dead.
+#[tokio::test]
+async fn a_lease_from_before_the_clock_was_set_back_ends_like_others() {
+    let (db, client) = sharded(8).await;
+    let stores = [db.worker().await, db.worker().await, db.worker().await];
+    assert_eq!(shares(&stores).await, [3, 3, 2]);
+    let set_back = "UPDATE rouse.shard_lease SET until = until + interval '1 hour'";
+    client.batch_execute(set_back).await.unwrap();
+    assert_eq!(lease(&stores[0]).await.len(), 3);
+    let late = "SELECT count(*) FROM rouse.shard_lease WHERE until > clock_timestamp() + interval '5 seconds'";
+    let late: i64 = client.query_one(late, &[]).await.unwrap().get(0);
+    assert_eq!(late, 0);
+    // The others are alive, and keep their shards.
+    assert_eq!(shares(&stores).await, [3, 3, 2]);
+    // A call that is being made renews its own lease.
+    client.batch_execute(set_back).await.unwrap();
+    let renewing = db.client().await;
+    renewing
+        .batch_execute(
+            "BEGIN; SELECT FROM rouse.shard_lease AS s JOIN rouse.worker AS w ON w.incarnation = s.worker
+             WHERE w.worker_id = 'w-2' FOR NO KEY UPDATE OF s",
+        )
+        .await
+        .unwrap();
+    assert_eq!(lease(&stores[0]).await.len(), 3, "it does not wait");
+    renewing.batch_execute("ROLLBACK").await.unwrap();
+}
+
 #[tokio::test]
 async fn a_worker_without_a_shard_waits_for_one() {
     let (db, _client) = sharded(2).await;
