@@ -39,7 +39,8 @@ $$;
 -- value for the key.
 --
 --   round-robin  the next one in the order of their ids. Each session counts for itself, by lane and starting at a
---                random number, so that producers do not wait for each other
+--                random number, so that producers do not wait for each other. A session keeps at most 1,024 counters,
+--                because the server never frees them: with more lanes, some share one
 --   random       any
 --   hash         the same one for the same values: that with the highest hash of key and worker id (rendezvous
 --                hashing). Only the keys of a worker that ends go to others, and a new worker takes only the keys for
@@ -74,7 +75,7 @@ BEGIN
     ELSIF policy = 'random' THEN
         place := floor(random() * cardinality(takers.workers));
     ELSE
-        counter := 'rouse.dispatched_' || to_hex(p_lane);
+        counter := 'rouse.dispatched_' || (p_lane & 1023)::text;
         place := coalesce(nullif(current_setting(counter, true), '')::bigint, floor(random() * 1e9)::bigint) + 1;
         PERFORM set_config(counter, place::text, false);
     END IF;

@@ -142,7 +142,8 @@ $$;
 
 -- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these
 -- are counted separately, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a
--- session that has reached the limit counts again only after a minute.
+-- session that has reached the limit counts again only after a minute. If that time is further ahead, the clock has been
+-- set back, and the session counts at once.
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -151,7 +152,7 @@ DECLARE
     -- Seconds since 1970: the text of a time depends on settings of the session, which may change.
     later   text := current_setting(setting, true);
 BEGIN
-    IF later <> '' AND later::double precision > date_part('epoch', clock_timestamp()) THEN
+    IF later <> '' AND later::double precision - date_part('epoch', clock_timestamp()) BETWEEN 0 AND 60 THEN
         RETURN false;
     END IF;
     allowed := (SELECT l.keyed_lanes_max FROM rouse.limits AS l WHERE l.only_row);

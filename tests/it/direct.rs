@@ -119,6 +119,39 @@ async fn round_robin_gives_each_worker_as_many_jobs() {
     assert_eq!(counts, [10, 10, 10]);
 }
 
+/// A session keeps each setting until it ends, and the sessions of a pool see a lane for each tenant.
+#[tokio::test]
+async fn a_session_has_at_most_a_thousand_counters_of_turns() {
+    let (db, client) = direct("'round-robin'").await;
+    workers(&db, &["a", "b"]).await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('q', policy => 'drr');
+             SELECT rouse.enqueue('greet', queue => 'q', tenant => 't' || n) FROM generate_series(1, 300) AS n",
+        )
+        .await
+        .unwrap();
+    let counters = "SELECT (SELECT count(*) FROM generate_series(0, 1023) AS n WHERE current_setting('rouse.dispatched_' || n, true) <> ''),
+                           (SELECT count(DISTINCT l.id & 1023) FROM rouse.lane AS l WHERE l.key <> '' AND l.worker IS NULL)";
+    let row = client.query_one(counters, &[]).await.unwrap();
+    let (counters, expected): (i64, i64) = (row.get(0), row.get(1));
+    assert_eq!(counters, expected);
+    // Of 300 tenants, a few share a counter.
+    assert!((200..300).contains(&counters), "{counters} counters");
+    let spread: Vec<i64> = lanes(&client)
+        .await
+        .iter()
+        .fold(BTreeMap::new(), |mut jobs, (key, count)| {
+            let worker = key.split("worker").nth(1).unwrap_or_default().to_owned();
+            *jobs.entry(worker).or_insert(0) += *count;
+            jobs
+        })
+        .into_values()
+        .collect();
+    assert_eq!(spread.len(), 2);
+    assert!(spread.iter().all(|jobs| *jobs > 100), "{spread:?}");
+}
+
 #[tokio::test]
 async fn a_due_job_that_a_newer_one_replaces_keeps_its_inbox_and_its_turn() {
     let (db, client) = direct("'round-robin'").await;

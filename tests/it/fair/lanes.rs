@@ -129,6 +129,34 @@ async fn tenants_beyond_the_limit_of_lanes_share_one() {
     );
 }
 
+/// The session has reached the limit of lanes before. Without a lane of its own, a new tenant would share one with others
+/// until that lane has had no job for a day.
+#[tokio::test]
+async fn a_session_counts_lanes_again_after_a_minute_or_if_the_clock_was_set_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.set_fair_share('mail', policy => 'drr')")
+        .await
+        .unwrap();
+    let lane_of_new_tenant = async |tenant: &str, seconds: i32| -> String {
+        client
+            .execute(
+                "SELECT set_config('rouse.count_keyed_lanes_at', (date_part('epoch', clock_timestamp()) + $1::integer)::text, false)",
+                &[&seconds],
+            )
+            .await
+            .unwrap();
+        let enqueue = "SELECT rouse.enqueue('greet', queue => 'mail', tenant => $1)";
+        let id: i64 = client.query_one(enqueue, &[&tenant]).await.unwrap().get(0);
+        let key = "SELECT l.key FROM rouse.job AS j JOIN rouse.lane AS l ON l.id = j.lane WHERE j.id = $1";
+        client.query_one(key, &[&id]).await.unwrap().get(0)
+    };
+    assert_eq!(lane_of_new_tenant("a", -1).await, r#"{"tenant": "a"}"#);
+    assert_eq!(lane_of_new_tenant("b", 3600).await, r#"{"tenant": "b"}"#);
+    assert_eq!(lane_of_new_tenant("c", 59).await, "*");
+}
+
 /// The entries of an index have at most 2,704 bytes. These texts can hardly be compressed.
 #[tokio::test]
 async fn tenants_that_are_too_long_for_the_catalog_together_with_their_tags_share_a_lane() {
