@@ -4,8 +4,7 @@
 -- those of others. The worker decides which key has the next turn (host/turns/src/turns.rs). This file contains the
 -- settings. Lanes and the limit on jobs in flight work as they do for gates (gates.sql).
 
--- Applies a change to rouse.queue to the lanes of the queue. Their new positions in the catalog tell workers to read
--- the settings again.
+-- Applies a change to rouse.queue to the lanes of the queue, and announces it to the workers.
 CREATE OR REPLACE FUNCTION rouse._queue_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -29,7 +28,7 @@ BEGIN
         PERFORM rouse._lock('gate', 'queue ' || new.name);
     END IF;
     PERFORM rouse._divide_lanes(new.name);
-    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.queue = new.name AND l.key = '' AND l.closed_at IS NULL;
+    PERFORM rouse._announce_settings(new.name);
     RETURN NULL;
 END
 $$;

@@ -81,6 +81,20 @@ BEGIN
 END
 $$;
 
+-- Tells workers to read the settings of a queue again, or those of all queues (null): moves rows of open lanes to the
+-- end of the catalog. These are the lanes without a key; and the last lane in any case, because jobs may be left only
+-- in lanes with keys: the others are closed a day after they were added. Reads the whole catalog.
+CREATE OR REPLACE FUNCTION rouse._announce_settings(p_queue text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq')
+    WHERE l.closed_at IS NULL
+      AND (l.key = '' AND (p_queue IS NULL OR l.queue = p_queue)
+           -- Not an inbox, whose row a recovery may have locked.
+           OR l.seq = (SELECT max(o.seq) FROM rouse.lane AS o WHERE o.closed_at IS NULL AND o.worker IS NULL));
+END
+$$;
+
 -- True if an entry of lane_key has space for this lane. It has at most 2,704 bytes, of which lengths and padding take
 -- up to 64 in addition to 8 for each tag. Sixteen tags of 128 characters leave space for a key of 256 bytes.
 CREATE OR REPLACE FUNCTION rouse._fits_catalog(p_handler text, p_queue text, p_tags text[], p_key text) RETURNS boolean
@@ -142,8 +156,8 @@ $$;
 
 -- True if there are fewer than keyed_lanes_max lanes with keys (rouse.limits), or fewer than that many inboxes: these
 -- are counted separately, because each worker has some for each key. Counting lanes takes up to two milliseconds, so a
--- session that has reached the limit counts again only after a minute. If that time is further ahead, the clock has been
--- set back, and the session counts at once.
+-- session that has reached the limit counts again only after a minute. If that time is further ahead, the clock has
+-- been set back, and the session counts at once.
 CREATE OR REPLACE FUNCTION rouse._has_room_for_keyed_lane(p_is_inbox boolean) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -778,8 +792,7 @@ BEGIN
 END
 $$;
 
--- Applies a change to rouse.gate to the lanes: the values by which they are divided, and new positions in the catalog,
--- which tell workers to read the gates again.
+-- Applies a change to rouse.gate to the values by which lanes are divided, and announces it to the workers.
 CREATE OR REPLACE FUNCTION rouse._gate_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -787,7 +800,7 @@ BEGIN
     -- in the meantime.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM rouse._divide_lanes(NULL);
-    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.key = '' AND l.closed_at IS NULL;
+    PERFORM rouse._announce_settings(NULL);
     -- The change takes place between claims: each claim uses the gate that it read while it held the lock.
     IF tg_op = 'UPDATE' AND (old.queue, old.handler) IS DISTINCT FROM (new.queue, new.handler) THEN
         PERFORM rouse._lock('gate', old.name);

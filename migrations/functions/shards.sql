@@ -208,8 +208,7 @@ BEGIN
     END IF;
     UPDATE rouse.queue AS q SET shards = set_shards.shards WHERE q.name = set_shards.queue;
     DELETE FROM rouse.shard_lease AS s WHERE s.queue = set_shards.queue;
-    -- Their new positions in the catalog tell workers to read the settings again.
-    UPDATE rouse.lane AS l SET seq = nextval('rouse.lane_seq') WHERE l.queue = set_shards.queue AND l.key = '' AND l.closed_at IS NULL;
+    PERFORM rouse._announce_settings(set_shards.queue);
     PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, set_shards.queue, 'shards_set', session_user, jsonb_build_object('shards', set_shards.shards));

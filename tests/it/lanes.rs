@@ -283,6 +283,36 @@ async fn a_closed_lane_is_removed_once_no_kept_row_can_refer_to_it() {
     assert_eq!(rows(&client).await, (0, 0));
 }
 
+/// A queue whose jobs all have a tenant has no job in its lane without a key, which is closed a day after it was added.
+#[tokio::test]
+async fn changed_settings_are_announced_even_if_only_lanes_with_keys_are_open() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share('mail', policy => 'drr');
+             SELECT rouse.enqueue('noop', queue => 'mail', tenant => 'a');
+             UPDATE rouse.lane SET closed_at = now() WHERE key = ''",
+        )
+        .await
+        .unwrap();
+    let end = async || -> i64 {
+        let end = "SELECT max(seq) FROM rouse.lane WHERE closed_at IS NULL";
+        client.query_one(end, &[]).await.unwrap().get(0)
+    };
+    for change in [
+        "rouse.set_fair_share('mail', quantum => 2)",
+        "rouse.set_gate('all', 'max_concurrent', max => 10)",
+        "rouse.delete_gate('all')",
+        "rouse.set_shards('mail', 4)",
+    ] {
+        let before = end().await;
+        let change = format!("SELECT {change}");
+        client.batch_execute(&change).await.unwrap();
+        assert!(end().await > before, "{change}");
+    }
+}
+
 #[tokio::test]
 async fn one_worker_at_a_time_maintains_the_catalog_and_others_do_not_wait() {
     let db = TestDb::new().await;
