@@ -144,6 +144,11 @@ BEGIN
                 ORDER BY j.turn LIMIT 101) AS j) AS ready),
     counted AS MATERIALIZED (
         SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.ready > 100)) AS jobs FROM shallow AS l),
+    -- Up to a MiB for each queue: a lookup for each key would decompress all of it each time.
+    weights AS MATERIALIZED (
+        SELECT f.name AS queue, w.key, w.value::double precision AS weight
+        FROM rouse.queue AS f CROSS JOIN LATERAL jsonb_each_text(f.weights) AS w
+        WHERE f.policy = 'drr' AND (p_queue IS NULL OR f.name = p_queue)),
     lanes AS MATERIALIZED (
         SELECT l.id, l.queue, l.handler, l.key, l.fair_key,
                CASE WHEN l.ready <= 100 THEN l.ready ELSE (
@@ -151,21 +156,26 @@ BEGIN
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
                        ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS ready
         FROM shallow AS l)
-    SELECT s.queue, s.key, coalesce((q.weights ->> s.key)::double precision, q.default_weight), s.ready, s.at_least, s.in_flight, s.oldest
+    SELECT d.queue, d.key, coalesce(d.weight, q.default_weight), d.ready, d.at_least, d.in_flight, d.oldest
     FROM (
-        SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(l.ready, c.jobs))::bigint AS ready,
-               bool_or(l.ready > c.jobs) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
-        FROM lanes AS l
-        LEFT JOIN LATERAL (
-            SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT 1) AS oldest ON true
-        -- FULL as in rouse.depth. The rows of other queues have no lane here.
-        FULL JOIN running AS r ON r.lane = l.id
-        CROSS JOIN counted AS c
-        GROUP BY 1, 2
-        HAVING count(l.id) > 0 AND (sum(l.ready) > 0 OR sum(r.jobs) > 0)) AS s
-    JOIN rouse.queue AS q ON q.name = s.queue
-    ORDER BY s.queue, s.key;
+        SELECT s.*, w.weight
+        FROM (
+            SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(l.ready, c.jobs))::bigint AS ready,
+                   bool_or(l.ready > c.jobs) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
+            FROM lanes AS l
+            LEFT JOIN LATERAL (
+                SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT 1) AS oldest ON true
+            -- FULL as in rouse.depth. The rows of other queues have no lane here.
+            FULL JOIN running AS r ON r.lane = l.id
+            CROSS JOIN counted AS c
+            GROUP BY 1, 2
+            HAVING count(l.id) > 0 AND (sum(l.ready) > 0 OR sum(r.jobs) > 0)) AS s
+        -- FULL as in rouse.depth. The other weights are those of keys without jobs.
+        FULL JOIN weights AS w ON w.queue = s.queue AND w.key = s.key
+        OFFSET 0) AS d
+    JOIN rouse.queue AS q ON q.name = d.queue
+    ORDER BY d.queue, d.key;
 END
 $$;
 
