@@ -260,10 +260,10 @@ impl Claimer<'_> {
             // Producers do not notify this worker yet. The next look requests that if it finds nothing.
             wait = wait.min(BUSY_AFTER);
         }
-        let due_at = self.looks.due_at();
-        let due_in = due_at.map(|due| due.saturating_duration_since(started));
-        let (opens_in, announced_in) = (self.looks.opens_in(), self.looks.announced_in());
-        for next in [due_in, opens_in, announced_in].into_iter().flatten() {
+        let times = [self.looks.due_at(), self.looks.restart_at()];
+        let times = times.map(|at| at.map(|at| at.saturating_duration_since(started)));
+        let waits = [self.looks.opens_in(), self.looks.announced_in()];
+        for next in times.into_iter().chain(waits).flatten() {
             wait = wait.min(next);
         }
         // It does no harm if the timer fires early: jobs become due by the database's clock.

@@ -492,17 +492,6 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_left_the_catalog_are_forgotten() {
-        let mut reached = Reached::new(Instant::now());
-        for lane in [1, 2] {
-            reached.claimed(LaneId(lane), "a", 7);
-        }
-        reached.retain(|lane| lane == LaneId(2));
-        assert_eq!(reached.turns.len(), 1);
-        assert!(reached.turns.contains_key(&LaneId(2)));
-    }
-
-    #[test]
     fn an_expensive_search_from_the_beginning_is_repeated_rarely_but_within_thirty_seconds() {
         let all = covered([None; 2]);
         for (took, pause) in [(0_u32, 1_u32), (1, 20), (60, 30)] {

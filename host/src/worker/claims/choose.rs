@@ -135,7 +135,6 @@ impl Claims<'_> {
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
             self.unbound.retain(|lane| self.lanes.knows(lane));
-            self.reached_by_source.retain(|lane| self.lanes.knows(lane));
         }
         // `|` makes all of these calls, regardless of what the first returns.
         let is_new = self.lanes.set_fair(catalog.fair)
