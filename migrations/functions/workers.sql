@@ -348,12 +348,14 @@ BEGIN
     is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
     -- One registration at a time for each id.
     PERFORM rouse._lock('register', p_worker_id);
-    at := clock_timestamp();
+    -- Locked, so that a heartbeat that has not committed yet counts. The condition applies after a wait too.
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
     FROM rouse.live_worker AS l CROSS JOIN LATERAL (
-        SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
+        SELECT n.incarnation, n.key_hash, n.hostname, n.seen_at, n.login FROM rouse.worker AS n
+        WHERE n.incarnation = l.worker AND coalesce(n.stopped_at, n.dead_at) IS NULL ORDER BY n.seen_at DESC LIMIT 1 FOR UPDATE) AS w
     WHERE l.worker_id = p_worker_id;
-    IF FOUND THEN
+    at := clock_timestamp();
+    IF holder.incarnation IS NOT NULL THEN
         IF holder.seen_at > at + interval '10 seconds' THEN
             UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = holder.incarnation;
             RETURN;
@@ -520,35 +522,36 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET time
 SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at         timestamptz;
-    worker_row record;
-    forgotten  integer;
+    at        timestamptz;
+    holder    record;
+    forgotten integer;
 BEGIN
     -- The lock of rouse.register: no incarnation of this id can start in the meantime.
     PERFORM rouse._lock('register', forget_worker.worker_id);
+    -- As in rouse.register.
+    SELECT w.incarnation, w.hostname, w.seen_at INTO holder
+    FROM rouse.live_worker AS l CROSS JOIN LATERAL (
+        SELECT n.incarnation, n.hostname, n.seen_at FROM rouse.worker AS n
+        WHERE n.incarnation = l.worker AND coalesce(n.stopped_at, n.dead_at) IS NULL ORDER BY n.seen_at DESC LIMIT 1 FOR UPDATE) AS w
+    WHERE l.worker_id = forget_worker.worker_id;
     at := clock_timestamp();
-    FOR worker_row IN
-        SELECT w.incarnation, w.hostname, w.seen_at
-        FROM rouse.live_worker AS l CROSS JOIN LATERAL (
-            SELECT * FROM rouse.worker AS n WHERE n.incarnation = l.worker ORDER BY n.seen_at DESC LIMIT 1) AS w
-        WHERE l.worker_id = forget_worker.worker_id
-    LOOP
-        IF worker_row.seen_at > at + interval '10 seconds' THEN
-            UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = worker_row.incarnation;
+    IF holder.incarnation IS NOT NULL THEN
+        IF holder.seen_at > at + interval '10 seconds' THEN
+            UPDATE rouse.worker AS w SET seen_at = at WHERE w.incarnation = holder.incarnation;
             RAISE NOTICE
                 'rouse.forget_worker: the last heartbeat of worker % was dated in the future; it counts as sent now',
                 forget_worker.worker_id
                 USING HINT = 'Call again. If the worker is gone, it counts as dead in 90 s.';
             RETURN NULL;
         END IF;
-        IF worker_row.seen_at > at - interval '90 seconds' THEN
-            RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, worker_row.hostname,
-                greatest(round(extract(epoch FROM at - worker_row.seen_at)), 0)
+        IF holder.seen_at > at - interval '90 seconds' THEN
+            RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, holder.hostname,
+                greatest(round(extract(epoch FROM at - holder.seen_at)), 0)
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Stop it first. If it is gone, it counts as dead 90 s after its last heartbeat.';
         END IF;
-        PERFORM rouse._expire_worker(worker_row.incarnation);
-    END LOOP;
+        PERFORM rouse._expire_worker(holder.incarnation);
+    END IF;
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
         timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL,

@@ -4,12 +4,13 @@ use rouse::store::WorkerKey;
 use rouse::worker::Settings;
 use serde_json::json;
 
-use super::states;
+use super::{heartbeat, states};
 use crate::support::TestDb;
 use crate::support::database::registration;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    TestWorker, backdate_heartbeat, cancel, catalog, ended, enqueue, show, until, until_true,
+    SOMEBODY_WAITS, TestWorker, backdate_heartbeat, cancel, catalog, ended, enqueue, show, until,
+    until_true,
 };
 
 #[tokio::test]
@@ -155,4 +156,38 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
         .await
         .unwrap();
     db.store().register(&mail()).await.unwrap();
+}
+
+/// Otherwise, the worker would lose its attempts.
+#[tokio::test]
+async fn a_heartbeat_that_has_not_committed_yet_keeps_the_worker_alive() {
+    let db = TestDb::new().await;
+    let (client, beating) = (db.client().await, db.client().await);
+    let (holder, other) = (db.store(), db.store());
+    let mail = registration("mail", WorkerKey::new([7; 32]));
+    holder.register(&mail).await.unwrap();
+    let beat = format!(
+        "BEGIN; SELECT rouse.heartbeat({}, decode(repeat('07', 32), 'hex'), NULL, '{{}}', false)",
+        holder.incarnation().unwrap().0
+    );
+    let start = async || {
+        backdate_heartbeat(&client, &holder, 91).await;
+        beating.batch_execute(&beat).await.unwrap();
+    };
+    let commit = async || {
+        until_true(&client, SOMEBODY_WAITS).await;
+        beating.batch_execute("COMMIT").await.unwrap();
+    };
+
+    start().await;
+    let mail = registration("mail", WorkerKey::random());
+    let (refused, ()) = tokio::join!(other.register(&mail), commit());
+    let refused = refused.unwrap_err();
+    assert!(refused.is_taken(), "{refused}");
+
+    start().await;
+    let (refused, ()) = tokio::join!(other.forget_worker("mail"), commit());
+    let refused = refused.unwrap_err();
+    assert!(refused.is_refused_by_state(), "{refused}");
+    heartbeat(&holder).await.expect("it has not been expired");
 }
