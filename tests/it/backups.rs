@@ -12,11 +12,11 @@ use crate::support::page::blocks_of;
 use crate::support::worker::{TestWorker, ended, enqueue, enqueue_sql};
 use crate::support::{TestDb, scratch, skip};
 
-/// The statements on a page that contain this text.
-fn statements(page: &str, text: &str) -> String {
-    let mut blocks = blocks_of(page, "sql").into_iter();
+/// The block of this kind on a page that contains this text.
+fn block(page: &str, kind: &str, text: &str) -> String {
+    let mut blocks = blocks_of(page, kind).into_iter();
     let found = blocks.find(|block| block.contains(text));
-    found.unwrap_or_else(|| panic!("no statements with {text} in {page}"))
+    found.unwrap_or_else(|| panic!("no {kind} with {text} in {page}"))
 }
 
 async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(client: &Client, sql: &str) -> T {
@@ -28,14 +28,32 @@ fn execute(program: &Path, args: &[&str]) {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// Restores a dump into a database with these commands of Postgres.
+fn restore(bin: &Path, commands: &str, dump: &str, into: &TestDb) {
+    for command in commands.lines() {
+        let command = command.replace("\"$DATABASE_URL\"", &into.url());
+        let command = command.replace("app.dump", dump);
+        let (program, args) = command.split_once(' ').expect("a command");
+        execute(&bin.join(program), &args.split(' ').collect::<Vec<_>>());
+    }
+}
+
 /// A payload that is stored in `rouse.payload`.
 fn large() -> Value {
     json!({"line": "x".repeat(4096), "times": 1})
 }
 
+/// What triggers derive from other tables, and the positions of the sequences.
+const DERIVED: &str = "
+    SELECT concat_ws(', ',
+        (SELECT string_agg(w.worker_id, ', ') FROM rouse.live_worker AS w), (SELECT count(*) FROM rouse.audit_outbox),
+        (SELECT string_agg(format('%s at %s', s.sequencename, s.last_value), ', ' ORDER BY s.sequencename)
+         FROM pg_sequences AS s WHERE s.schemaname = 'rouse'))";
+
 #[tokio::test]
 async fn a_database_that_was_restored_from_a_dump_continues_with_its_jobs() {
-    let (db, restored) = (TestDb::new().await, TestDb::unmigrated().await);
+    const GUIDE: &str = "docs/guides/backups.md";
+    let db = TestDb::new().await;
     let client = db.client().await;
     let bin: String = one(
         &client,
@@ -51,38 +69,50 @@ async fn a_database_that_was_restored_from_a_dump_continues_with_its_jobs() {
     let before = enqueue(&client, "test.print", large()).await;
     assert_eq!(ended(&client, before).await.state, "succeeded");
     worker.drain().await;
-    let small = enqueue(&client, "test.print", json!({"line": "x", "times": 1})).await;
-    let last = enqueue(&client, "test.print", large()).await;
+    let _alive = db.worker().await;
     client
-        .batch_execute("SELECT rouse.schedule('nightly', 'test.print', '{}', cron => '0 3 * * *')")
+        .batch_execute(
+            "SELECT rouse.schedule('nightly', 'test.print', '{}', cron => '0 3 * * *');
+             SELECT rouse.set_fair_share('fair', 'drr')",
+        )
         .await
         .unwrap();
+    let print = json!({"line": "x", "times": 1});
+    let small = enqueue(&client, "test.print", print.clone()).await;
+    let of_tenant = format!("'test.print', '{print}', queue => 'fair', tenant => 'acme'");
+    let fair = enqueue_sql(&client, &of_tenant).await;
+    let last = enqueue(&client, "test.print", large()).await;
+    let derived: String = one(&client, DERIVED).await;
 
     let dump = scratch("dump").join("app.dump");
     let dump = dump.to_str().unwrap();
     let file = format!("--file={dump}");
     execute(&bin.join("pg_dump"), &["--format=custom", &file, &db.url()]);
-    let into = format!("--dbname={}", restored.url());
-    execute(&bin.join("pg_restore"), &["--exit-on-error", &into, dump]);
-    let client = restored.client().await;
-    client
-        .batch_execute(&statements("docs/guides/backups.md", "setval"))
-        .await
-        .unwrap();
-    let (code, output) = run(&restored, &["migrate"]);
-    assert_eq!(code, 0, "{output}");
-    assert!(!output.contains("applied"), "nothing is missing: {output}");
+    let together = "pg_restore --dbname=\"$DATABASE_URL\" app.dump";
+    for commands in [together, &block(GUIDE, "console", "--data-only")] {
+        let restored = TestDb::unmigrated().await;
+        restore(bin, commands, dump, &restored);
+        let client = restored.client().await;
+        assert_eq!(one::<String>(&client, DERIVED).await, derived, "{commands}");
+        client
+            .batch_execute(&block(GUIDE, "sql", "setval"))
+            .await
+            .unwrap();
+        let (code, output) = run(&restored, &["migrate"]);
+        assert_eq!(code, 0, "{output}");
+        assert!(!output.contains("applied"), "nothing is missing: {output}");
 
-    let worker = TestWorker::start(&restored, Settings::default()).await;
-    for id in [before, small, last] {
-        assert_eq!(ended(&client, id).await.state, "succeeded");
+        let worker = TestWorker::start(&restored, Settings::default()).await;
+        for id in [before, small, fair, last] {
+            assert_eq!(ended(&client, id).await.state, "succeeded");
+        }
+        let next = enqueue(&client, "test.print", large()).await;
+        assert!(next > last + 1_000_000_000, "{next} after {last}");
+        assert_eq!(ended(&client, next).await.state, "succeeded");
+        worker.drain().await;
+        let schedules = "SELECT string_agg(name, ',') FROM rouse.schedules";
+        assert_eq!(one::<String>(&client, schedules).await, "nightly");
     }
-    let next = enqueue(&client, "test.print", large()).await;
-    assert!(next > last + 1_000_000_000, "{next} after {last}");
-    assert_eq!(ended(&client, next).await.state, "succeeded");
-    worker.drain().await;
-    let schedules = "SELECT string_agg(name, ',') FROM rouse.schedules";
-    assert_eq!(one::<String>(&client, schedules).await, "nightly");
 }
 
 #[tokio::test]
@@ -116,8 +146,9 @@ async fn the_statements_of_the_guide_erase_the_ended_jobs_of_a_tenant() {
     assert_eq!(kept(erased).await, of_other);
     assert!(of_other[0] == 1 && of_other[1] == 1, "{of_other:?}");
 
-    let statements = statements(
+    let statements = block(
         "docs/guides/jobs-and-queues.md",
+        "sql",
         "CREATE TEMPORARY TABLE erased",
     );
     client
