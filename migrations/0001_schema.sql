@@ -200,7 +200,7 @@ INSERT INTO rouse.limits DEFAULT VALUES;
 
 -- One row for each incarnation of a worker. Each heartbeat leaves an old version of the row, which a transaction that is
 -- open all day keeps. The primary key ends with the time of the heartbeat, so that a search for the newest version finds
--- it first, and a heartbeat does not compare it with all old ones; incarnations are unique by themselves.
+-- it first, and a heartbeat does not compare it with all old ones. rouse.register checks that an incarnation is new.
 CREATE TABLE rouse.worker (
     incarnation   bigint GENERATED ALWAYS AS IDENTITY,
     worker_id     text NOT NULL CHECK (worker_id ~ '^[A-Za-z0-9_-]{1,64}$'),

@@ -383,13 +383,20 @@ BEGIN
     -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC LIMIT 1;
-    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags, limited,
-                                   stats, stats_at, timeouts, timed_out_since, timed_out_at, timed_out_job, timed_out_handler)
-    VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
+    incarnation := nextval('rouse.worker_incarnation_seq');
+    PERFORM FROM rouse.worker AS w WHERE w.incarnation = register.incarnation LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.register: incarnation % was already assigned: its sequence is behind the rows of rouse.worker', incarnation
+            USING ERRCODE = 'unique_violation',
+                  HINT = 'As rouse_owner: SELECT setval(''rouse.worker_incarnation_seq'', max(incarnation)) FROM rouse.worker.';
+    END IF;
+    INSERT INTO rouse.worker (incarnation, worker_id, key_hash, hostname, platform, version, handlers, parked, capabilities, slots, queues, tags, limited,
+                              stats, stats_at, timeouts, timed_out_since, timed_out_at, timed_out_job, timed_out_handler)
+    OVERRIDING SYSTEM VALUE
+    VALUES (register.incarnation, p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
             ARRAY(SELECT jsonb_object_keys(p_capabilities)), rouse._parked(p_capabilities), p_capabilities, p_slots, p_queues, p_tags, is_limited,
             p_stats, CASE WHEN p_stats IS NOT NULL THEN at END,
-            coalesce(flag.timeouts, 0), flag.timed_out_since, flag.timed_out_at, flag.timed_out_job, flag.timed_out_handler)
-    RETURNING w.incarnation INTO incarnation;
+            coalesce(flag.timeouts, 0), flag.timed_out_since, flag.timed_out_at, flag.timed_out_job, flag.timed_out_handler);
     heartbeat_ms := 30000;
 END
 $$;

@@ -191,3 +191,26 @@ async fn a_heartbeat_that_has_not_committed_yet_keeps_the_worker_alive() {
     assert!(refused.is_refused_by_state(), "{refused}");
     heartbeat(&holder).await.expect("it has not been expired");
 }
+
+/// The primary key of `rouse.worker` does not prevent it.
+#[tokio::test]
+async fn an_incarnation_is_not_assigned_twice_although_its_sequence_is_behind() {
+    const CORRECT: &str =
+        "SELECT setval('rouse.worker_incarnation_seq', max(incarnation)) FROM rouse.worker";
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..3 {
+        db.worker().await.unregister().await.unwrap();
+    }
+    let behind = "SELECT setval('rouse.worker_incarnation_seq', 1)";
+    client.batch_execute(behind).await.unwrap();
+    let mail = || registration("mail", WorkerKey::random());
+    let refused = db.store().register(&mail()).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("incarnation 2 was already assigned") && refused.contains(CORRECT),
+        "{refused}"
+    );
+    client.batch_execute(CORRECT).await.unwrap();
+    let (incarnation, _) = db.store().register(&mail()).await.unwrap();
+    assert_eq!(incarnation.0, 4);
+}

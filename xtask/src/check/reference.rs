@@ -19,7 +19,7 @@ const ERRORS: &str = "docs/reference/errors.md";
 const SDK: &str = "sdk/src";
 
 /// The SQLSTATEs that functions raise by their names in PL/pgSQL.
-const CONDITIONS: [(&str, &str); 14] = [
+const CONDITIONS: [(&str, &str); 15] = [
     ("check_violation", "23514"),
     ("duplicate_function", "42723"),
     ("feature_not_supported", "0A000"),
@@ -34,6 +34,7 @@ const CONDITIONS: [(&str, &str); 14] = [
     ("serialization_failure", "40001"),
     ("too_many_arguments", "54023"),
     ("undefined_object", "42704"),
+    ("unique_violation", "23505"),
 ];
 /// SQLSTATEs that no caller sees: the function that raises the first one catches it, and the second one is a bug in
 /// Rouse.
