@@ -381,9 +381,10 @@ $$;
 
 -- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns their number. The others
 -- keep their results. Call it until it returns 0: each call is a separate transaction, which ends 30 ms after its first
--- retry, because a retry locks the jobs that it waits for, and they cannot end in the meantime. Jobs that ended at or
--- after `before` (null: the time of the call) are left alone: pass the time of the first call to retry each job once,
--- even if it fails again in the meantime.
+-- retry, because a retry locks the jobs that it waits for, and they cannot end in the meantime. But each call reads all
+-- jobs of the flow, so it retries at least one for every 200 of them, however long that takes: otherwise, the calls for
+-- a large flow would mostly read. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass
+-- the time of the first call to retry each job once, even if it fails again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, whose unique key a live job has, or whose
 -- retry is no longer kept. Jobs are retried after those that they wait for. If another transaction has locked a job, or
@@ -397,6 +398,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz := clock_timestamp();
     job     bigint;
+    -- The number of jobs of the flow.
+    jobs    bigint;
     was     rouse.finished;
     parents record;
     locked  integer;
@@ -410,26 +413,30 @@ BEGIN
         RAISE EXCEPTION 'rouse.retry_flow: max must be at least 1, not %', coalesce(max::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._ensure_partitions(at);
-    FOR job IN
-        SELECT e.job
+    FOR job, jobs IN
+        SELECT e.job, e.jobs
         FROM (
-            SELECT e.job
+            SELECT e.job, e.jobs
             FROM (
-                -- The latest job of each name, as in rouse.flow.
-                SELECT DISTINCT ON (e.name) e.job, e.finished_at, e.state, min(e.chain) OVER (PARTITION BY e.name) AS chain
+                -- The latest job of each name, as in rouse.flow. Grouped, because sorting by name takes several times as
+                -- long.
+                SELECT max(e.job) AS job, max(e.job) FILTER (WHERE e.has_failed) AS failed, min(e.chain) AS chain,
+                       (sum(count(*)) OVER ())::bigint AS jobs
                 FROM (
-                    SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, j.state, NULL::timestamptz AS finished_at
+                    SELECT j.flow_name AS name, j.id AS job, coalesce(j.chain, j.id) AS chain, false AS has_failed
                     FROM rouse.job AS j WHERE j.flow = retry_flow.id
                     UNION ALL
-                    SELECT f.flow_name, f.id, coalesce(f.chain, f.id), f.state, f.finished_at FROM rouse.finished AS f WHERE f.flow = retry_flow.id) AS e
-                ORDER BY e.name, e.job DESC) AS e
-            WHERE e.state IN ('failed', 'timed_out', 'cancelled') AND e.finished_at < coalesce(retry_flow.before, at)
+                    SELECT f.flow_name, f.id, coalesce(f.chain, f.id),
+                           f.state IN ('failed', 'timed_out', 'cancelled') AND f.finished_at < coalesce(retry_flow.before, at)
+                    FROM rouse.finished AS f WHERE f.flow = retry_flow.id) AS e
+                GROUP BY e.name COLLATE "C") AS e
+            WHERE e.job = e.failed
             ORDER BY e.chain OFFSET 0) AS e
         -- If such a job was retried, the retry is no longer kept, and may have succeeded: failed jobs may be kept for
         -- longer than others. OFFSET 0 (twice): looked up for one job after another, as far as the loop gets.
         WHERE NOT EXISTS (SELECT FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' OFFSET 0)
     LOOP
-        EXIT WHEN count >= max OR clock_timestamp() > since + interval '30 milliseconds';
+        EXIT WHEN count >= max OR count >= jobs / 200 AND clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;

@@ -164,6 +164,30 @@ async fn jobs_whose_retries_are_no_longer_kept_are_left_out_without_a_call_for_e
     transaction.commit().await.unwrap();
 }
 
+/// Each call reads all jobs of the flow: if it retried only a few, a large flow would take minutes.
+#[tokio::test]
+async fn a_call_retries_one_job_for_every_two_hundred_of_the_flow_however_long_it_takes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let jobs: Value = (0..1000)
+        .map(|n| json!({"name": n.to_string(), "handler": "x"}))
+        .collect();
+    let flow = enqueue_flow(&client, jobs).await;
+    assert_eq!(act(&client, "cancel_flow", flow).await, 1000);
+    // Each retry takes longer than a call may take after its first one.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.take_long() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_sleep(0.035); RETURN NEW; END $$;
+             CREATE TRIGGER take_long BEFORE INSERT ON rouse.job
+                 FOR EACH ROW EXECUTE FUNCTION public.take_long()",
+        )
+        .await
+        .unwrap();
+    assert_eq!(retry(&client, flow, 1000).await, 5);
+    assert_eq!(retry(&client, flow, 3).await, 3);
+}
+
 #[tokio::test]
 async fn a_flow_has_not_failed_because_a_failed_job_is_kept_longer_than_its_retry() {
     let db = TestDb::new().await;
