@@ -47,7 +47,7 @@ FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
 -- The maximum number of jobs that rouse.depth, rouse.fair_keys, rouse.gate_keys and rouse.remaining count in each of
--- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each. rouse.depth passes the
+-- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each. The first three pass the
 -- number of such lanes in the queue of a lane, times the number of queues that have any.
 CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
@@ -150,7 +150,7 @@ BEGIN
         FROM rouse.queue AS f CROSS JOIN LATERAL jsonb_each_text(f.weights) AS w
         WHERE f.policy = 'drr' AND (p_queue IS NULL OR f.name = p_queue)),
     lanes AS MATERIALIZED (
-        SELECT l.id, l.queue, l.handler, l.key, l.fair_key,
+        SELECT l.id, l.queue, l.handler, l.key, l.fair_key, l.jobs,
                CASE WHEN l.ready <= 100 THEN l.ready ELSE (
                    SELECT count(*) FROM (
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
@@ -225,19 +225,21 @@ BEGIN
                 ORDER BY j.turn LIMIT 101) AS j) AS r
         WHERE r.jobs > 0),
     counted AS MATERIALIZED (
-        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.jobs > 100)) AS jobs FROM shallow AS l),
+        SELECT l.*, rouse._counted_per_lane(
+                   (SELECT count(DISTINCT d.queue) FROM shallow AS d WHERE d.jobs > 100)
+                   * count(*) FILTER (WHERE l.jobs > 100) OVER (PARTITION BY l.queue)) AS most
+        FROM shallow AS l),
     ready AS MATERIALIZED (
-        SELECT l.queue, l.handler, l.key,
+        SELECT l.queue, l.handler, l.key, l.most,
                CASE WHEN l.jobs <= 100 THEN l.jobs ELSE (
                    SELECT count(*) FROM (
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS jobs
-        FROM shallow AS l),
+                       ORDER BY j.turn LIMIT l.most + 1) AS j) END AS jobs
+        FROM counted AS l),
     waiting AS MATERIALIZED (
-        SELECT g.name AS gate, rouse._gate_key(g.key, r.queue, r.handler, r.key) AS key, sum(least(r.jobs, c.jobs))::bigint AS jobs,
-               bool_or(r.jobs > c.jobs) AS at_least
+        SELECT g.name AS gate, rouse._gate_key(g.key, r.queue, r.handler, r.key) AS key, sum(least(r.jobs, r.most))::bigint AS jobs,
+               bool_or(r.jobs > r.most) AS at_least
         FROM gates AS g JOIN ready AS r ON coalesce(g.queue, r.queue) = r.queue AND coalesce(g.handler, r.handler) = r.handler
-        CROSS JOIN counted AS c
         WHERE g.in_claims GROUP BY 1, 2),
     running AS MATERIALIZED (
         SELECT f.gate, f.key, f.jobs

@@ -538,6 +538,46 @@ async fn a_queue_with_many_lanes_does_not_hide_the_backlog_of_another() {
 }
 
 #[tokio::test]
+async fn a_queue_with_many_keys_does_not_hide_the_backlog_of_the_keys_of_another() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(A_THOUSAND).await.unwrap();
+    // A lane for each tenant.
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share(q, policy => 'drr'),
+                    rouse.set_gate(q, 'max_concurrent', key => '{tenant}', max => 5, queue => q)
+             FROM unnest('{deep,wide}'::text[]) AS q",
+        )
+        .await
+        .unwrap();
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x', queue => 'wide', tenant => 't' || t) FROM generate_series(1, 8) AS t, generate_series(1, 150);
+             SELECT rouse.enqueue('x', queue => 'deep', tenant => 't1') FROM generate_series(1, 450)",
+        )
+        .await
+        .unwrap();
+    for sql in [
+        "SELECT queue, sum(ready)::bigint, bool_or(at_least) FROM rouse.fair_keys() GROUP BY queue ORDER BY queue",
+        "SELECT gate, sum(waiting)::bigint, bool_or(at_least) FROM rouse.gate_keys() GROUP BY gate ORDER BY gate",
+    ] {
+        let rows = client.query(sql, &[]).await.unwrap();
+        let counted: Vec<(String, i64, bool)> = rows
+            .iter()
+            .map(|row| (row.get(0), row.get(1), row.get(2)))
+            .collect();
+        // Each of the two queues is counted up to 500.
+        let of = |name: &str, jobs: i64, at_least: bool| (name.to_owned(), jobs, at_least);
+        assert_eq!(
+            counted,
+            [of("deep", 450, false), of("wide", 8 * 62, true)],
+            "{sql}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn keys_and_remaining_jobs_are_counted_no_further_than_queues() {
     const FAIR_KEYS: &str = "SELECT key, ready, at_least FROM rouse.fair_keys() ORDER BY key";
     const GATE_KEYS: &str =
