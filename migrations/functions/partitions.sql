@@ -40,7 +40,9 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- True if a queue keeps failed jobs for a shorter time than others: then a failed retry of a job that has succeeded may
--- be dropped before that job. Served by queue_keeps.
+-- be dropped before that job. Earlier settings do not count: once they have been changed, a job whose failed retry was
+-- dropped counts as succeeded again. Otherwise, any retention that a queue ever had would cost a lookup for each job of
+-- each flow. Served by queue_keeps.
 CREATE OR REPLACE FUNCTION rouse._drops_failed_first() RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
