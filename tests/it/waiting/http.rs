@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::together::damage_first;
 use crate::invoke::folder;
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{TIMEOUT, cancel, enqueue};
+use crate::support::worker::{TIMEOUT, cancel, enqueue, until_true};
 use crate::support::{Host, TestDb, free_port, rouse};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -238,9 +238,22 @@ async fn a_host_shows_its_jobs_to_callers_with_the_token_even_without_invocation
     let address: SocketAddr = address.parse().unwrap();
     let later = "SELECT rouse.enqueue('noop', '{\"n\": 1}', run_at => now() + interval '1 day')";
     let id: i64 = client.query_one(later, &[]).await.unwrap().get(0);
+    // The first look is held up until it is certain that it sees the job before its end.
+    let locking = db.client().await;
+    locking
+        .batch_execute("BEGIN; LOCK TABLE ONLY rouse.finished")
+        .await
+        .unwrap();
     let waiting = start_to_get(address, format!("{id}?wait=2m"));
-    // It is waiting once the host has looked at the job.
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity
+                        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.outcomes(%')",
+    )
+    .await;
+    locking.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(get(address, &id.to_string()).await.1["state"], "queued");
+    assert!(!waiting.is_finished());
     client
         .execute("SELECT rouse.reschedule($1)", &[&id])
         .await
