@@ -383,8 +383,8 @@ $$;
 -- keep their results. Call it until it returns 0: each call is a separate transaction, which ends 30 ms after its first
 -- retry, because a retry locks the jobs that it waits for, and they cannot end in the meantime. But each call reads all
 -- jobs of the flow, so it retries at least one for every 200 of them, however long that takes: otherwise, the calls for
--- a large flow would mostly read. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass
--- the time of the first call to retry each job once, even if it fails again in the meantime.
+-- a large flow would mostly read. Jobs that ended at or after `before` (null: the time of the call) are left alone:
+-- pass the time of the first call to retry each job once, even if it fails again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, whose unique key a live job has, or whose
 -- retry is no longer kept. Jobs are retried after those that they wait for. If another transaction has locked a job, or
@@ -418,8 +418,7 @@ BEGIN
         FROM (
             SELECT e.job, e.jobs
             FROM (
-                -- The latest job of each name, as in rouse.flow. Grouped, because sorting by name takes several times as
-                -- long.
+                -- The latest job of each name, as in rouse.flow. Grouped, because sorting by name would take longer.
                 SELECT max(e.job) AS job, max(e.job) FILTER (WHERE e.has_failed) AS failed, min(e.chain) AS chain,
                        (sum(count(*)) OVER ())::bigint AS jobs
                 FROM (

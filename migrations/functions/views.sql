@@ -47,8 +47,8 @@ FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
 -- The maximum number of jobs that rouse.depth, rouse.fair_keys, rouse.gate_keys and rouse.remaining count in each of
--- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each. The first three pass the
--- number of such lanes in the queue of a lane, times the number of queues that have any.
+-- this many lanes with more than 100 jobs: a million in all of them, but 100 to 10,000 in each. The first three pass
+-- the number of such lanes in the queue of a lane, times the number of queues that have any.
 CREATE OR REPLACE FUNCTION rouse._counted_per_lane(p_lanes bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(10000, greatest(100, 1000000 / greatest(p_lanes, 1)))
