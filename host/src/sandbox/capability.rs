@@ -19,7 +19,7 @@ mod waits;
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
 pub(super) use batch::Batch;
-pub(super) use files::{Fds, OutsidePaths, guard_files};
+pub(super) use files::{Closings, Fds, OutsidePaths, guard_files, open_granted};
 pub(super) use jobs::NewJobs;
 pub(super) use log::{GuestLog, LogSource, Stream};
 pub(super) use output::GuestOutput;

@@ -13,7 +13,9 @@ use super::meter::{Meter, with_cpu_limit};
 use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, NewJob, RunEnd, SqlCall, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{Batch, GuestLog, Http, LogSource, NewJobs, Sql, Steps};
+use crate::sandbox::capability::{
+    Batch, GuestLog, Http, LogSource, NewJobs, Sql, Steps, open_granted,
+};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 use crate::traces::AttemptTrace;
 
@@ -175,6 +177,9 @@ impl Sandbox {
                 ..RunReport::without_guest(end)
             };
         }
+        if let Err(end) = open_granted(&handler.granted, &abort, &meter).await {
+            return RunReport::without_guest(end);
+        }
         let _ticking = self.ticker.tick();
 
         let source = LogSource::Attempt {
@@ -237,6 +242,7 @@ impl Sandbox {
         let settled = instance.state_mut().batch.take();
         let state = instance.state();
         state.log.finish();
+        let closings = state.closings();
         let end = match (called, abort.reason()) {
             (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
             (Ok(Some(done)), None) => end::classify(done, state, limits),
@@ -246,9 +252,14 @@ impl Sandbox {
             Some(tenant) => self.keep(handler, tenant, instance, &end),
             None => drop(instance),
         }
+        // A network file system may send what the guest wrote only when the file is closed.
+        let unclosed = match closings {
+            Some(closings) => closings.ended_or_stopped(&abort).await,
+            None => None,
+        };
         let end = self.check_result(handler, end, &abort, &meter).await;
         let (of_jobs, interrupted) = self.check_outcomes(handler, settled, &abort, &meter).await;
-        let end = interrupted.map_or(end, RunEnd::Aborted);
+        let end = unclosed.or(interrupted).map_or(end, RunEnd::Aborted);
         let has_jobs = matches!(end, RunEnd::Returned(_) | RunEnd::Suspended(_));
         let jobs = if has_jobs { jobs } else { Vec::new() };
         let has_effects = matches!(end, RunEnd::Returned(_));

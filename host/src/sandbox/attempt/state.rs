@@ -13,8 +13,8 @@ use super::memory::AttemptLimiter;
 use super::meter::Meter;
 use crate::job::Suspension;
 use crate::sandbox::capability::{
-    Batch, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource, NewJobs,
-    OutsidePaths, Sql, StepSpans, Steps, Stream,
+    Batch, Closings, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, LogSource,
+    NewJobs, OutsidePaths, Sql, StepSpans, Steps, Stream,
 };
 use crate::sandbox::grants::Granted;
 use crate::sandbox::module::lines::Lines;
@@ -270,6 +270,11 @@ impl AttemptState {
             &mut self.denial,
             &mut self.outside_paths,
         )
+    }
+
+    /// Counts the guest's files that are being closed, also with this state; `None` if it never had any.
+    pub(in crate::sandbox) fn closings(&self) -> Option<Closings> {
+        self.fds.closings()
     }
 }
 

@@ -5,6 +5,7 @@
 //! not even through a stream that it opened earlier, or with a change that is waiting for a thread. Regardless of the
 //! contents of a directory, a guest cannot make the host wait, or hold more than a small part of them.
 
+mod closing;
 mod denial;
 mod disk;
 mod fds;
@@ -15,7 +16,6 @@ mod output;
 mod outside;
 mod view;
 
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use wasmtime::component::{HasData, Linker, Resource};
@@ -27,15 +27,21 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 };
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
-use self::disk::{Disk, with};
-use self::fds::{FdState, InQuota};
+use self::closing::OnDisk;
+use self::disk::{Disk, Threads, with, with_descriptors};
+use self::fds::{FdState, InQuota, OpenFile, SharedFile};
 use self::input::FileInput;
 use self::open::OpenRequest;
 use self::outside::{ROOT, nowhere};
 use self::view::{Fd, Files};
+use crate::job::RunEnd;
+use crate::sandbox::AbortHandle;
+use crate::sandbox::attempt::meter::Meter;
 use crate::sandbox::attempt::state::AttemptState;
+use crate::sandbox::grants::Granted;
 use crate::sandbox::grants::quota::Size;
 
+pub(in crate::sandbox) use self::closing::Closings;
 pub(in crate::sandbox) use self::fds::Fds;
 pub(in crate::sandbox) use self::outside::OutsidePaths;
 
@@ -46,6 +52,27 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
     preopens::add_to_linker::<AttemptState, GuardedFiles>(linker, files)?;
     linker.allow_shadowing(false);
     Ok(())
+}
+
+/// Opens the granted directories that have never been opened, on a thread that may block.
+///
+/// # Errors
+/// When one cannot be opened, or the attempt is stopped first.
+pub(in crate::sandbox) async fn open_granted(
+    granted: &Arc<Granted>,
+    abort: &AbortHandle,
+    meter: &Arc<Meter>,
+) -> Result<(), RunEnd> {
+    if granted.is_open() {
+        return Ok(());
+    }
+    let disk = Disk::new(abort.clone(), meter.clone(), Threads::default());
+    let granted = granted.clone();
+    tokio::select! {
+        biased;
+        opened = disk.read(move || granted.open()) => opened.map_err(RunEnd::Unrunnable),
+        reason = abort.hard_stopped() => Err(RunEnd::Aborted(reason)),
+    }
 }
 
 fn files(state: &mut AttemptState) -> Files<'_> {
@@ -111,7 +138,7 @@ macro_rules! forward {
         $(
             async fn $name(&mut self, fd: Fd, $($argument: $kind),*) -> $result {
                 let at = self.descriptor(&fd)?;
-                self.disk.read(move || with([at], async move |mut view, [fd]| {
+                self.disk.read(move || with([&at], async move |mut view, [fd]| {
                     HostDescriptor::$name(&mut view, fd, $($argument),*).await
                 })).await
             }
@@ -127,7 +154,7 @@ macro_rules! forward_at {
             async fn $name(&mut self, fd: Fd, $($argument: $kind,)* path: String) -> $result {
                 self.check_granted(&fd, &path, false)?;
                 let at = self.descriptor(&fd)?;
-                self.disk.read(move || with([at], async move |mut view, [fd]| {
+                self.disk.read(move || with([&at], async move |mut view, [fd]| {
                     HostDescriptor::$name(&mut view, fd, $($argument,)* path).await
                 })).await
             }
@@ -143,7 +170,7 @@ macro_rules! change {
     ($files:expr, $about:expr, $growth:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
         let about = $about;
         let descriptors = [$($files.descriptor(&$fd)?),+];
-        let work = move || with(descriptors, async move |mut view, [$($fd),+]| {
+        let work = move || with(descriptors.each_ref(), async move |mut view, [$($fd),+]| {
             HostDescriptor::$name(&mut view, $($argument),*).await
         });
         $files.change(about, $growth, work).await
@@ -173,7 +200,7 @@ impl HostDescriptor for Files<'_> {
         }
         let at = self.descriptor(&fd)?;
         let read = self.disk.read(move || {
-            with([at], async move |mut view, [fd]| {
+            with([&at], async move |mut view, [fd]| {
                 HostDescriptor::get_type(&mut view, fd).await
             })
         });
@@ -189,7 +216,7 @@ impl HostDescriptor for Files<'_> {
         }
         let at = self.descriptor(&fd)?;
         let read = self.disk.read(move || {
-            with([at], async move |mut view, [fd]| {
+            with([&at], async move |mut view, [fd]| {
                 HostDescriptor::get_flags(&mut view, fd).await
             })
         });
@@ -226,7 +253,7 @@ impl HostDescriptor for Files<'_> {
     async fn is_same_object(&mut self, one: Fd, other: Fd) -> wasmtime::Result<bool> {
         let both = [self.raw(&one)?, self.raw(&other)?];
         let read = self.disk.read(move || {
-            with(both, async move |mut view, [one, other]| {
+            with(both.each_ref(), async move |mut view, [one, other]| {
                 HostDescriptor::is_same_object(&mut view, one, other).await
             })
         });
@@ -257,8 +284,8 @@ impl HostDescriptor for Files<'_> {
         }
         let at = self.descriptor(&fd)?;
         let work = move || {
-            let found = open::for_times(&at, how, &path)?;
-            with([found], async move |mut view, [fd]| {
+            let found = open::for_times(&at.descriptor, how, &path)?;
+            with_descriptors([found], async move |mut view, [fd]| {
                 HostDescriptor::set_times(&mut view, fd, accessed, modified).await
             })
         };
@@ -389,7 +416,7 @@ impl HostDescriptor for Files<'_> {
         let changes = OpenRequest::changes_with(open) || flags.contains(DescriptorFlags::WRITE);
         self.check_granted(&fd, &path, changes)?;
         let about = self.about(&fd, &path, changes);
-        let permit = self.fds.count_one(&self.log)?;
+        let permit = self.count_one().await?;
         let request = OpenRequest {
             how,
             path,
@@ -410,7 +437,13 @@ impl HostDescriptor for Files<'_> {
                 growth = self.growth(&fd, Size::one_file());
             }
         }
-        let work = move || open::open(&at, &request);
+        let ledger = quota.as_ref().map(|quota| quota.ledger.clone());
+        let disk = self.disk.clone();
+        let work = move || {
+            let opened = open::open(&at.descriptor, &request)?;
+            let opened = OpenFile::new(opened, ledger, permit);
+            FsResult::Ok(Arc::new(OnDisk::new(opened, disk)))
+        };
         let at = about.path.clone();
         let opened = if changes {
             self.change(about, growth, work).await
@@ -420,25 +453,25 @@ impl HostDescriptor for Files<'_> {
         };
         let opened = opened?;
         if let Some(quota) = &quota {
-            if let Descriptor::File(file) = &opened {
+            if let Descriptor::File(file) = &opened.descriptor {
                 quota.ledger.opened(&file.file);
             }
             if open.contains(OpenFlags::TRUNCATE) {
                 quota.ledger.freed(Size::bytes(before.bytes));
             }
         }
-        let opened = self.inner.table.push(opened)?;
-        let open = Some(permit);
-        self.fds.insert(&opened, FdState { quota, open, at });
+        let opened = self.push(opened)?;
+        self.fds.insert(&opened, FdState { quota, at });
         Ok(opened)
     }
 
     fn read_via_stream(&mut self, fd: Fd, offset: Filesize) -> FsResult<Resource<DynInputStream>> {
-        let Descriptor::File(file) = self.descriptor(&fd)? else {
+        let opened = self.descriptor(&fd)?;
+        if let Descriptor::Dir(_) = opened.descriptor {
             return Err(ErrorCode::IsDirectory.into());
-        };
-        let (disk, open) = (self.disk.clone(), self.fds.stream(&fd, &self.log)?);
-        let input: DynInputStream = Box::new(FileInput::new(disk, file.file, offset, open));
+        }
+        let (disk, permit) = (self.disk.clone(), self.fds.stream(&self.log)?);
+        let input: DynInputStream = Box::new(FileInput::new(disk, opened, offset, permit));
         Ok(self.inner.table.push(input)?)
     }
 
@@ -454,28 +487,23 @@ impl HostDescriptor for Files<'_> {
         self.output(&fd, None)
     }
 
+    /// The file is closed once its streams and the operations that are under way no longer use it.
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
-        if let Some(quota) = self.fds.quota(&fd) {
-            // A removed file exists until its last descriptor is closed.
-            let metadata = match self.raw(&fd)? {
-                Descriptor::File(file) => file.file.metadata().ok(),
-                Descriptor::Dir(_) => None,
-            };
-            if let Some(metadata) = metadata.filter(|it| it.nlink() == 0) {
-                quota.ledger.freed(Size::bytes(metadata.len()));
-            }
-        }
         self.fds.remove(&fd);
-        HostDescriptor::drop(&mut self.inner, fd)
+        self.inner
+            .table
+            .delete(Resource::<SharedFile>::new_own(fd.rep()))?;
+        Ok(())
     }
 }
 
 impl preopens::Host for Files<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
         let mut preopens = Vec::with_capacity(self.granted.dirs.len() + 1);
-        for dir in &self.granted.dirs {
+        let granted = self.granted.clone();
+        for dir in &granted.dirs {
             let opened = dir.opened().map_err(wasmtime::Error::msg)?;
-            let fd = self.inner.table.push(Descriptor::Dir(opened))?;
+            let fd = self.push(OpenFile::held_by_host(Descriptor::Dir(opened)))?;
             let quota = dir
                 .grant
                 .quota
@@ -486,7 +514,6 @@ impl preopens::Host for Files<'_> {
             let at = dir.grant.at.clone();
             let state = FdState {
                 quota,
-                open: None,
                 at: at.clone(),
             };
             self.fds.insert(&fd, state);
@@ -495,7 +522,7 @@ impl preopens::Host for Files<'_> {
         // The root comes last, because guests rely on the numbers of the directories before it. Libraries use it for
         // every path outside those directories; without it, they would not call the host at all.
         if let Some(nowhere) = nowhere() {
-            let fd = self.inner.table.push(Descriptor::Dir(nowhere))?;
+            let fd = self.push(OpenFile::held_by_host(Descriptor::Dir(nowhere)))?;
             self.fds.insert_root(&fd);
             preopens.push((fd, ROOT.to_owned()));
         }
@@ -518,14 +545,147 @@ impl Host for Files<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::Path;
+    use std::sync::Weak;
     use std::sync::mpsc::{self, TryRecvError};
+    use std::time::Duration;
 
+    use tokio::runtime::Builder;
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::job::AbortReason;
     use crate::sandbox::Limits;
     use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget};
     use crate::sandbox::attempt::state::PerAttempt;
+    use crate::sandbox::grants::{Grant, GrantedDir, Mode, Root};
+
+    /// The grant of this directory, at `/work`.
+    fn granted(dir: &Path) -> Arc<Granted> {
+        let grant = Grant {
+            handler: "x".into(),
+            dir: dir.into(),
+            at: "/work".into(),
+            mode: Mode::ReadWrite,
+            quota: None,
+        };
+        let dir = GrantedDir {
+            root: Root::new(dir),
+            grant,
+            ledger: None,
+        };
+        Arc::new(Granted {
+            dirs: vec![dir],
+            ..Granted::default()
+        })
+    }
+
+    /// The state of an attempt that may use this directory, and its descriptor. At most `files` files may be open.
+    fn attempt_with(dir: &Path, files_max: usize) -> (AttemptState, Fd) {
+        let limits = Limits {
+            files: files_max,
+            ..Limits::default()
+        };
+        let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(0));
+        let of = PerAttempt::placeholder();
+        let state = AttemptState::new(granted(dir), Arc::default(), &limits, limiter, of);
+        let mut state = state.expect("the directory exists");
+        let dirs = preopens::Host::get_directories(&mut files(&mut state));
+        let (dir, _) = dirs.expect("it is open").swap_remove(0);
+        (state, dir)
+    }
+
+    async fn create(state: &mut AttemptState, dir: &Fd, name: &str) -> FsResult<Fd> {
+        let flags = DescriptorFlags::READ | DescriptorFlags::WRITE;
+        let (how, name) = (PathFlags::empty(), name.to_owned());
+        let mut files = files(state);
+        let created = files.open_at(borrowed(dir), how, name, OpenFlags::CREATE, flags);
+        created.await
+    }
+
+    /// Watches whether a file is open.
+    fn watch(state: &mut AttemptState, fd: &Fd) -> Weak<File> {
+        match &files(state).raw(fd).expect("it is open").descriptor {
+            Descriptor::File(file) => Arc::downgrade(&file.file),
+            Descriptor::Dir(_) => unreachable!("it was created as a file"),
+        }
+    }
+
+    /// A runtime with one thread that may block.
+    fn one_blocking_thread() -> tokio::runtime::Runtime {
+        let mut runtime = Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).enable_time().build();
+        runtime.expect("a runtime for the test")
+    }
+
+    #[test]
+    fn files_are_closed_on_a_thread_that_may_block_by_the_guest_and_with_its_instance() {
+        let dir = tempfile::tempdir().unwrap();
+        one_blocking_thread().block_on(async {
+            let (mut state, at) = attempt_with(dir.path(), 3);
+            let closed = create(&mut state, &at, "a").await.unwrap();
+            let left_open = create(&mut state, &at, "b").await.unwrap();
+            let one = watch(&mut state, &closed);
+            let other = watch(&mut state, &left_open);
+            let streamed = create(&mut state, &at, "c").await.unwrap();
+            let third = watch(&mut state, &streamed);
+            let stream = files(&mut state).append_via_stream(borrowed(&streamed));
+            let _stream = stream.unwrap();
+            HostDescriptor::drop(&mut files(&mut state), streamed).unwrap();
+
+            // The thread is busy, so nothing can be closed.
+            let (go, wait) = mpsc::channel::<()>();
+            let busy = files(&mut state).disk.read(move || wait.recv());
+            HostDescriptor::drop(&mut files(&mut state), closed).unwrap();
+            assert!(one.strong_count() > 0);
+            let closings = state.closings().expect("files were open");
+            drop(state);
+            assert!(other.strong_count() > 0 && third.strong_count() > 0);
+            go.send(()).expect("the thread waits");
+            assert_eq!(busy.await, Ok(()));
+            let abort = AbortHandle::new();
+            assert_eq!(closings.ended_or_stopped(&abort).await, None);
+            let open = [one, other, third].map(|file| file.strong_count());
+            assert_eq!(open, [0, 0, 0]);
+        });
+    }
+
+    #[test]
+    fn a_file_that_is_being_closed_makes_room_for_another() {
+        let dir = tempfile::tempdir().unwrap();
+        one_blocking_thread().block_on(async {
+            let (mut state, at) = attempt_with(dir.path(), 1);
+            let first = create(&mut state, &at, "a").await.unwrap();
+            let (go, wait) = mpsc::channel::<()>();
+            let busy = files(&mut state).disk.read(move || wait.recv());
+            HostDescriptor::drop(&mut files(&mut state), first).unwrap();
+            let (second, sent) = tokio::join!(create(&mut state, &at, "b"), async { go.send(()) });
+            assert!(second.is_ok() && sent.is_ok());
+            assert_eq!(busy.await, Ok(()));
+            assert!(create(&mut state, &at, "c").await.is_err());
+        });
+    }
+
+    #[test]
+    fn an_attempt_that_waits_for_a_granted_directory_can_be_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        one_blocking_thread().block_on(async {
+            let (granted, meter) = (granted(dir.path()), Arc::default());
+            let (abort, stopped) = (AbortHandle::new(), AbortHandle::new());
+            stopped.abort(AbortReason::TimedOut, Duration::ZERO);
+            let disk = Disk::new(abort.clone(), Arc::clone(&meter), Threads::default());
+            let (go, wait) = mpsc::channel::<()>();
+            let busy = disk.read(move || wait.recv());
+            let opened = open_granted(&granted, &stopped, &meter).await;
+            assert_eq!(opened, Err(RunEnd::Aborted(AbortReason::TimedOut)));
+            assert!(!granted.is_open());
+            go.send(()).expect("the thread waits");
+            assert_eq!(busy.await, Ok(()));
+            assert_eq!(open_granted(&granted, &abort, &meter).await, Ok(()));
+            assert!(granted.is_open());
+        });
+    }
 
     #[test]
     fn an_attempt_changes_one_thing_at_a_time_even_if_it_no_longer_waits_for_the_first() {

@@ -128,6 +128,11 @@ impl Granted {
         }
     }
 
+    /// True if [`open`](Self::open) has nothing left to open.
+    pub(in crate::sandbox) fn is_open(&self) -> bool {
+        self.dirs.iter().all(|dir| dir.root.is_open())
+    }
+
     /// Checks that its directories can be opened.
     ///
     /// # Errors

@@ -167,7 +167,9 @@ impl Ledger {
             counts.freed = Size::default();
             counts.charged.minus(counts.under_way)
         };
-        let unlinked = measure::unlinked(&lock(&self.opened));
+        // Guests open files meanwhile, even if one of these is on a disk that does not respond.
+        let opened = lock(&self.opened).clone();
+        let unlinked = measure::unlinked(&opened);
         let walked = self.root.opened().map_err(|error| error.to_string());
         let found = match walked.and_then(measure::walk) {
             Ok(found) => found.plus(unlinked),

@@ -61,6 +61,11 @@ impl Root {
         &self.path
     }
 
+    /// True if it was opened before.
+    pub(in crate::sandbox) fn is_open(&self) -> bool {
+        self.opened.get().is_some()
+    }
+
     /// The directory that existed when it was first opened.
     pub(in crate::sandbox) fn opened(&self) -> io::Result<&File> {
         self.dir().map(|dir| &*dir.dir)

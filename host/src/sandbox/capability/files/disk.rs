@@ -10,8 +10,12 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use wasmtime::component::{Resource, ResourceTable};
 use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtxView};
-use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn, spawn_blocking};
+use wasmtime_wasi::runtime::{
+    AbortOnDropJoinHandle, poll_noop, spawn, spawn_blocking, with_ambient_tokio_runtime,
+};
 
+use super::closing::Closings;
+use super::fds::SharedFile;
 use crate::sandbox::AbortHandle;
 use crate::sandbox::attempt::meter::Meter;
 
@@ -42,6 +46,7 @@ pub(super) struct Threads {
     /// An attempt makes one change at a time, because changes wait for the measurement of their directory.
     change: Arc<Semaphore>,
     of_host: &'static Semaphore,
+    closings: Closings,
 }
 
 /// The permits for one thread: of the attempt and of the host.
@@ -60,7 +65,13 @@ impl Threads {
             all: Arc::new(Semaphore::new(THREADS_MAX)),
             change: Arc::new(Semaphore::new(1)),
             of_host,
+            closings: Closings::default(),
         }
+    }
+
+    /// The files of the attempt that are being closed.
+    pub(super) fn closings(&self) -> &Closings {
+        &self.closings
     }
 
     fn try_take(&self) -> Option<Permits> {
@@ -109,8 +120,35 @@ impl Disk {
         }
     }
 
+    /// Drops something that keeps a file open, as soon as the attempt may take a thread. Nobody has to wait for it.
+    pub(super) fn close<T: Send + 'static>(&self, value: T) {
+        let (meter, threads) = (self.meter.clone(), self.threads.clone());
+        let closing = threads.closings.start();
+        let close = move |permits: Permits| {
+            // Unlike `AbortOnDropJoinHandle`, this does not end what waits for a thread.
+            tokio::task::spawn_blocking(move || {
+                // Dropped in reverse order.
+                let _closing = closing;
+                let _permits = permits;
+                meter.measure(move || drop(value));
+            });
+        };
+        with_ambient_tokio_runtime(move || match threads.try_take() {
+            Some(permits) => close(permits),
+            None => {
+                tokio::task::spawn(async move { close(threads.take().await) });
+            }
+        });
+    }
+
+    /// Waits until all files are closed that the attempt no longer uses.
+    pub(super) async fn closed(&self) {
+        self.threads.closings.ended().await;
+    }
+
     /// Counts a change, which may take a long time, and makes it. Does neither if the attempt has to stop before a
-    /// thread is free. Does not make the change if the attempt has to stop while the change is being counted.
+    /// thread is free. Does not make the change if the attempt has to stop while the change is being counted. Files
+    /// that the guest has closed before are closed first, because removed ones take space until then.
     pub(super) fn change<C, T: Send + 'static>(
         &self,
         count: impl FnOnce() -> C + Send + 'static,
@@ -118,6 +156,7 @@ impl Disk {
     ) -> AbortOnDropJoinHandle<Option<T>> {
         let disk = self.clone();
         spawn(async move {
+            disk.closed().await;
             let turn = disk.threads.change.clone().acquire_owned().await;
             let turn = turn.expect("it is never closed");
             let abort = disk.abort.clone();
@@ -135,9 +174,17 @@ impl Disk {
     }
 }
 
+/// Runs a wasmtime-wasi call with the descriptors of these files.
+pub(super) fn with<const N: usize, T>(
+    files: [&SharedFile; N],
+    call: impl AsyncFnOnce(WasiFilesystemCtxView<'_>, [Resource<Descriptor>; N]) -> T,
+) -> T {
+    with_descriptors(files.map(|file| file.descriptor.clone()), call)
+}
+
 /// Runs a wasmtime-wasi call with these descriptors in a table of their own. They allow blocking, so the call has ended
 /// when this returns.
-pub(super) fn with<const N: usize, T>(
+pub(super) fn with_descriptors<const N: usize, T>(
     descriptors: [Descriptor; N],
     call: impl AsyncFnOnce(WasiFilesystemCtxView<'_>, [Resource<Descriptor>; N]) -> T,
 ) -> T {
@@ -279,6 +326,64 @@ mod tests {
             assert_eq!(waits.await, 7);
             // It was dropped before it could run.
             assert_eq!(runs.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+        });
+    }
+
+    /// Waits when it is dropped, until it may continue.
+    struct SlowToDrop(mpsc::Receiver<()>);
+
+    impl Drop for SlowToDrop {
+        fn drop(&mut self) {
+            // An error means that the test has failed.
+            self.0.recv().ok();
+        }
+    }
+
+    #[test]
+    fn a_change_waits_for_files_that_were_closed_before() {
+        // One thread for the close, and one more.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(2)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (abort, meter) = (AbortHandle::new(), Arc::default());
+            let disk = Disk::new(abort, meter, Threads::default());
+            let (go, wait) = mpsc::channel::<()>();
+            disk.close(SlowToDrop(wait));
+            let (counted, counts) = mpsc::channel();
+            let change = disk.change(move || counted.send(()), |_| ());
+            tokio::task::yield_now().await;
+            // The other thread would do the change before this.
+            disk.read(|| ()).await;
+            assert_eq!(counts.try_recv(), Err(mpsc::TryRecvError::Empty));
+            go.send(()).expect("the file is being closed");
+            assert_eq!(change.await, Some(()));
+            assert_eq!(counts.try_recv(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn files_are_closed_even_if_all_threads_of_the_attempt_are_taken_until_after_its_end() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(THREADS_MAX + 1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (abort, meter) = (AbortHandle::new(), Arc::default());
+            let disk = Disk::new(abort, meter, Threads::default());
+            let mut waiting = Vec::new();
+            for _ in 0..THREADS_MAX {
+                waiting.push(take_thread(&disk).await);
+            }
+            let (dropped, drops) = oneshot::channel::<()>();
+            disk.close(dropped);
+            let closings = disk.threads.closings().clone();
+            drop(disk);
+            tokio::task::yield_now().await;
+            drop(waiting);
+            closings.ended().await;
+            assert!(drops.await.is_err(), "it was dropped");
         });
     }
 

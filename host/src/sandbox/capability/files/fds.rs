@@ -1,7 +1,9 @@
 //! A guest's descriptors: how many files are open, and which are in directories with a quota.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,6 +12,7 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
+use super::closing::{Closings, OnDisk};
 use super::disk::Threads;
 use super::outside::{ROOT, joined};
 use crate::sandbox::capability::log::GuestLog;
@@ -32,13 +35,64 @@ pub(in crate::sandbox) struct Fds {
 }
 
 /// The host's state of one descriptor.
-#[derive(Default)]
 pub(super) struct FdState {
     pub(super) quota: Option<Arc<InQuota>>,
-    /// `None` for a granted directory, which the host holds open.
-    pub(super) open: Option<Arc<OwnedSemaphorePermit>>,
     /// Its guest path.
     pub(super) at: String,
+}
+
+/// A file or directory that is open, for the guest, for its streams and for operations that are under way.
+pub(super) type SharedFile = Arc<OnDisk<OpenFile>>;
+
+/// A file or directory that is open. Dropping it closes it.
+pub(super) struct OpenFile {
+    pub(super) descriptor: Descriptor,
+    /// Counts its directory, if that has a quota.
+    ledger: Option<Arc<Ledger>>,
+    /// `None` for a granted directory, which the host holds open.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl OpenFile {
+    pub(super) fn new(
+        descriptor: Descriptor,
+        ledger: Option<Arc<Ledger>>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            descriptor,
+            ledger,
+            _permit: Some(permit),
+        }
+    }
+
+    /// A directory that the host holds open.
+    pub(super) fn held_by_host(descriptor: Descriptor) -> SharedFile {
+        Arc::new(OnDisk::held_by_host(Self {
+            descriptor,
+            ledger: None,
+            _permit: None,
+        }))
+    }
+
+    pub(super) fn file(&self) -> &File {
+        match &self.descriptor {
+            Descriptor::File(file) => &file.file,
+            Descriptor::Dir(dir) => &dir.dir,
+        }
+    }
+}
+
+impl Drop for OpenFile {
+    /// A removed file takes space until it is closed.
+    fn drop(&mut self) {
+        if let (Some(ledger), Descriptor::File(file)) = (&self.ledger, &self.descriptor)
+            && let Ok(metadata) = file.file.metadata()
+            && metadata.nlink() == 0
+        {
+            ledger.freed(Size::bytes(metadata.len()));
+        }
+    }
 }
 
 impl Fds {
@@ -59,24 +113,21 @@ impl Fds {
         self.threads.get_or_insert_default().clone()
     }
 
+    /// Counts the files that are being closed; `None` if the guest has called no function for files.
+    pub(in crate::sandbox) fn closings(&self) -> Option<Closings> {
+        Some(self.threads.as_ref()?.closings().clone())
+    }
+
     /// The quota of the descriptor's directory.
     pub(super) fn quota(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
         self.states.get(&fd.rep())?.quota.clone()
     }
 
-    /// Counts a stream of a descriptor that is about to be opened, until the result is dropped. Too many are an error,
-    /// as with files, because each takes memory in the host.
-    pub(super) fn stream(&mut self, fd: &Resource<Descriptor>, log: &GuestLog) -> FsResult<InUse> {
-        let file = self
-            .states
-            .get(&fd.rep())
-            .and_then(|state| state.open.clone());
-        let stream = count_one(&mut self.free_streams, self.files_max);
-        let stream = stream.ok_or_else(|| self.too_many(log))?;
-        Ok(InUse {
-            _file: file,
-            _stream: stream,
-        })
+    /// Counts a stream that is about to be opened, until the result is dropped. Too many are an error, as with files,
+    /// because each takes memory in the host.
+    pub(super) fn stream(&mut self, log: &GuestLog) -> FsResult<OwnedSemaphorePermit> {
+        let one = count_one(&mut self.free_streams, self.files_max);
+        one.ok_or_else(|| self.too_many(log))
     }
 
     pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, state: FdState) {
@@ -102,11 +153,17 @@ impl Fds {
         self.roots.remove(&fd.rep());
     }
 
-    /// Counts a file that is about to be opened, until its last user drops the permit. Too many are an error, which is
-    /// logged once for each attempt.
-    pub(super) fn count_one(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
+    /// True if no other file may be open.
+    pub(super) fn are_all_open(&self) -> bool {
+        let free = self.free.as_ref();
+        free.map_or(self.files_max, |free| free.available_permits()) == 0
+    }
+
+    /// Counts a file that is about to be opened, until the permit is dropped. Too many are an error, which is logged
+    /// once for each attempt.
+    pub(super) fn count_one(&mut self, log: &GuestLog) -> FsResult<OwnedSemaphorePermit> {
         let one = count_one(&mut self.free, self.files_max);
-        one.map(Arc::new).ok_or_else(|| self.too_many(log))
+        one.ok_or_else(|| self.too_many(log))
     }
 
     fn too_many(&mut self, log: &GuestLog) -> FsError {
@@ -127,22 +184,24 @@ fn count_one(free: &mut Option<Arc<Semaphore>>, max: usize) -> Option<OwnedSemap
     free.clone().try_acquire_owned().ok()
 }
 
-/// The permits of a stream and of its file, which stays open as long as the stream.
-pub(super) struct InUse {
-    /// `None` for a granted directory.
-    _file: Option<Arc<OwnedSemaphorePermit>>,
-    _stream: OwnedSemaphorePermit,
+#[cfg(test)]
+impl OpenFile {
+    /// A file that counts towards no limit, for reading and writing.
+    pub(super) fn unlimited(file: File, disk: super::disk::Disk) -> SharedFile {
+        use wasmtime_wasi::filesystem::File as GuestFile;
+        use wasmtime_wasi::{FsPerms, OpenMode};
+
+        let mode = OpenMode::READ | OpenMode::WRITE;
+        let file = GuestFile::new(file, FsPerms::ReadWrite, mode, true);
+        let open = Self::new(Descriptor::File(file), None, unlimited());
+        Arc::new(OnDisk::new(open, disk))
+    }
 }
 
+/// The permit of a file or stream that counts towards no limit.
 #[cfg(test)]
-impl InUse {
-    /// The permits of a stream that is not limited.
-    pub(super) fn unlimited() -> Self {
-        Self {
-            _file: None,
-            _stream: count_one(&mut None, 1).expect("it is the first"),
-        }
-    }
+pub(super) fn unlimited() -> OwnedSemaphorePermit {
+    count_one(&mut None, 1).expect("it is the first")
 }
 
 /// A granted directory with a quota, for one attempt.
@@ -194,34 +253,46 @@ pub(super) fn no_space() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use wasmtime_wasi::filesystem::File as GuestFile;
+    use wasmtime_wasi::{FsPerms, OpenMode};
+
+    use super::super::disk::Disk;
+    use super::super::input::FileInput;
     use super::*;
+    use crate::sandbox::capability::LogSource;
+    use crate::sandbox::{AbortHandle, Limits};
 
-    #[test]
-    fn limit_the_streams_of_a_file_which_keep_it_open() {
-        use crate::sandbox::capability::LogSource;
-        use crate::sandbox::{AbortHandle, Limits};
-
+    #[tokio::test]
+    async fn limit_the_streams_of_a_file_which_keep_it_open() {
         let limits = Limits::default();
         let log = GuestLog::new(LogSource::Module, AbortHandle::new(), &limits, None);
-        let (mut fds, fd) = (Fds::new(2), Resource::new_own(7));
-        let open = Some(fds.count_one(&log).unwrap());
-        fds.insert(
-            &fd,
-            FdState {
-                open,
-                ..FdState::default()
-            },
+        let mut fds = Fds::new(2);
+        let disk = Disk::new(AbortHandle::new(), Arc::default(), fds.threads());
+        let file = GuestFile::new(
+            tempfile::tempfile().unwrap(),
+            FsPerms::ReadOnly,
+            OpenMode::READ,
+            true,
         );
-        let streams = [(); 2].map(|()| fds.stream(&fd, &log).unwrap());
-        assert!(fds.stream(&fd, &log).is_err(), "there are two already");
-        fds.remove(&fd);
+        let permit = fds.count_one(&log).unwrap();
+        let file = OpenFile::new(Descriptor::File(file), None, permit);
+        let file = Arc::new(OnDisk::new(file, disk.clone()));
+        let streams = [(); 2].map(|()| {
+            let stream = fds.stream(&log).unwrap();
+            FileInput::new(disk.clone(), file.clone(), 0, stream)
+        });
+        assert!(fds.stream(&log).is_err(), "there are two already");
+        drop(file);
+        assert!(!fds.are_all_open());
         let _other = fds.count_one(&log).unwrap();
+        assert!(fds.are_all_open());
         assert!(
             fds.count_one(&log).is_err(),
             "the streams keep the first file open"
         );
         drop(streams);
-        assert!(fds.stream(&fd, &log).is_ok() && fds.count_one(&log).is_ok());
+        disk.closed().await;
+        assert!(fds.stream(&log).is_ok() && fds.count_one(&log).is_ok());
     }
 
     #[test]

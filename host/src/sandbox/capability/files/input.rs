@@ -4,15 +4,15 @@ use std::fs::File;
 use std::io;
 use std::mem::replace;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use tokio::sync::OwnedSemaphorePermit;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 
 use super::disk::Disk;
-use super::fds::InUse;
+use super::fds::SharedFile;
 
 /// The maximum size of one read, as in wasmtime-wasi.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -23,10 +23,9 @@ const READ_BYTES_AHEAD: usize = 4 << 10;
 /// An input stream of a file.
 pub(super) struct FileInput {
     disk: Disk,
-    file: Arc<File>,
+    file: SharedFile,
     position: u64,
-    /// Keeps the file counted as open.
-    _open: InUse,
+    _permit: OwnedSemaphorePermit,
     state: State,
 }
 
@@ -39,12 +38,17 @@ enum State {
 }
 
 impl FileInput {
-    pub(super) fn new(disk: Disk, file: Arc<File>, position: u64, open: InUse) -> Self {
+    pub(super) fn new(
+        disk: Disk,
+        file: SharedFile,
+        position: u64,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
         Self {
             disk,
             file,
             position,
-            _open: open,
+            _permit: permit,
             state: State::Idle,
         }
     }
@@ -52,7 +56,7 @@ impl FileInput {
     fn start(&mut self, bytes: usize) {
         let (file, position) = (self.file.clone(), self.position);
         let bytes = bytes.min(READ_BYTES_MAX);
-        let reading = self.disk.read(move || read(&file, position, bytes));
+        let reading = self.disk.read(move || read(file.file(), position, bytes));
         self.state = State::Reading(reading);
     }
 }
@@ -137,7 +141,10 @@ fn read(file: &File, position: u64, bytes: usize) -> io::Result<Bytes> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::disk::Threads;
+    use super::super::fds::{OpenFile, unlimited};
     use super::*;
     use crate::sandbox::AbortHandle;
 
@@ -149,8 +156,8 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         for (bytes, waits) in [(7_001, false), (usize::MAX, false), (5_000, true)] {
             let disk = Disk::new(AbortHandle::new(), Arc::default(), Threads::default());
-            let file = Arc::new(File::open(&path).unwrap());
-            let mut input = FileInput::new(disk, file, 3, InUse::unlimited());
+            let file = OpenFile::unlimited(File::open(&path).unwrap(), disk.clone());
+            let mut input = FileInput::new(disk, file, 3, unlimited());
             let mut read = Vec::new();
             let end = loop {
                 if waits {

@@ -15,6 +15,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
     HostDirectoryEntryStream,
 };
 
+use super::closing::OnDisk;
 use super::view::{Fd, Files};
 
 /// Entries that are read ahead: 10 KiB with names of ordinary length, 40 KiB with the longest. There are at most as
@@ -24,30 +25,41 @@ const AHEAD: usize = 128;
 /// A directory listing.
 struct Listing {
     /// `None` if everything was read, or a read is in progress.
-    rest: Option<Dir>,
+    rest: Option<OnDisk<Rest>>,
     ahead: VecDeque<FsResult<DirectoryEntry>>,
-    _open: Arc<OwnedSemaphorePermit>,
+    _permit: Arc<OwnedSemaphorePermit>,
 }
 
-impl Listing {
-    fn new(rest: Dir, open: Arc<OwnedSemaphorePermit>) -> Self {
-        Self {
-            rest: Some(rest),
-            ahead: VecDeque::new(),
-            _open: open,
-        }
-    }
+/// What was not read yet.
+struct Rest {
+    dir: Dir,
+    /// Counts the directory as open until it is closed.
+    _permit: Arc<OwnedSemaphorePermit>,
 }
 
 impl Files<'_> {
     /// Starts to list a directory.
     pub(super) async fn list(&mut self, fd: &Fd) -> FsResult<Resource<DirectoryEntryStream>> {
-        let Descriptor::Dir(dir) = self.descriptor(fd)? else {
+        let opened = self.descriptor(fd)?;
+        if let Descriptor::File(_) = opened.descriptor {
             return Err(ErrorCode::NotDirectory.into());
+        }
+        let permit = Arc::new(self.count_one().await?);
+        let (disk, of_rest) = (self.disk.clone(), permit.clone());
+        let rest = self.disk.read(move || {
+            let dir = list(opened.file())?;
+            let rest = Rest {
+                dir,
+                _permit: of_rest,
+            };
+            io::Result::Ok(OnDisk::new(rest, disk))
+        });
+        let listing = Listing {
+            rest: Some(rest.await?),
+            ahead: VecDeque::new(),
+            _permit: permit,
         };
-        let open = self.fds.count_one(&self.log)?;
-        let rest = self.disk.read(move || list(&dir.dir)).await?;
-        let listing = self.inner.table.push(Listing::new(rest, open))?;
+        let listing = self.inner.table.push(listing)?;
         // The guest has only a handle, which the two methods below resolve.
         Ok(Resource::new_own(listing.rep()))
     }
@@ -61,9 +73,13 @@ impl HostDirectoryEntryStream for Files<'_> {
         let stream = Resource::<Listing>::new_borrow(stream.rep());
         let listing = self.inner.table.get_mut(&stream)?;
         if listing.ahead.is_empty()
-            && let Some(rest) = listing.rest.take()
+            && let Some(mut rest) = listing.rest.take()
         {
-            let (rest, ahead) = self.disk.read(move || next(rest)).await;
+            let read = self.disk.read(move || {
+                let (more, ahead) = next(&mut rest.dir);
+                (more.then_some(rest), ahead)
+            });
+            let (rest, ahead) = read.await;
             let listing = self.inner.table.get_mut(&stream)?;
             (listing.rest, listing.ahead) = (rest, ahead);
         }
@@ -83,21 +99,21 @@ fn list(dir: &File) -> io::Result<Dir> {
     Ok(Dir::read_from(dir)?)
 }
 
-/// Reads the next entries, and returns the rest of the listing if there may be more.
-fn next(mut rest: Dir) -> (Option<Dir>, VecDeque<FsResult<DirectoryEntry>>) {
+/// Reads the next entries. Returns true if there may be more.
+fn next(rest: &mut Dir) -> (bool, VecDeque<FsResult<DirectoryEntry>>) {
     let mut ahead = VecDeque::new();
     while ahead.len() < AHEAD {
         match rest.read() {
-            None => return (None, ahead),
+            None => return (false, ahead),
             Some(Err(error)) => {
                 ahead.push_back(Err(io::Error::from(error).into()));
-                return (None, ahead);
+                return (false, ahead);
             }
             Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-            Some(Ok(entry)) => ahead.push_back(entry_for_guest(&rest, &entry)),
+            Some(Ok(entry)) => ahead.push_back(entry_for_guest(rest, &entry)),
         }
     }
-    (Some(rest), ahead)
+    (true, ahead)
 }
 
 fn entry_for_guest(dir: &Dir, entry: &DirEntry) -> FsResult<DirectoryEntry> {
@@ -137,17 +153,17 @@ mod tests {
         for n in 0..count {
             File::create(dir.path().join(n.to_string())).unwrap();
         }
-        let mut rest = Some(list(&File::open(dir.path()).unwrap()).unwrap());
-        let mut names = BTreeSet::new();
-        while let Some(dir) = rest {
-            let (left, ahead) = next(dir);
+        let mut rest = list(&File::open(dir.path()).unwrap()).unwrap();
+        let (mut names, mut is_more) = (BTreeSet::new(), true);
+        while is_more {
+            let (more, ahead) = next(&mut rest);
             assert!(ahead.len() <= AHEAD);
             for entry in ahead {
                 let entry = entry.unwrap();
                 assert_eq!(entry.type_, DescriptorType::RegularFile);
                 assert!(names.insert(entry.name), "once");
             }
-            rest = left;
+            is_more = more;
         }
         assert_eq!(names.len(), count);
     }

@@ -8,25 +8,25 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use tokio::sync::OwnedSemaphorePermit;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 
 use super::disk::Disk;
-use super::fds::{InQuota, InUse, no_space};
+use super::fds::{InQuota, SharedFile, no_space};
 use crate::sandbox::capability::output::{WRITE_BYTES_MAX, too_much};
 use crate::sandbox::grants::quota::{Charge, Size};
 
 /// An output stream of a file.
 pub(super) struct FileOutput {
     disk: Disk,
-    file: Arc<File>,
+    file: SharedFile,
     /// The position of the next bytes; `None` appends.
     position: Option<u64>,
     /// The directory's quota, if any.
     quota: Option<Arc<InQuota>>,
-    /// Keeps the file counted as open.
-    _open: InUse,
+    _permit: OwnedSemaphorePermit,
     state: State,
 }
 
@@ -53,17 +53,17 @@ enum Written {
 impl FileOutput {
     pub(super) fn new(
         disk: Disk,
-        file: Arc<File>,
+        file: SharedFile,
         position: Option<u64>,
         quota: Option<Arc<InQuota>>,
-        open: InUse,
+        permit: OwnedSemaphorePermit,
     ) -> Self {
         Self {
             disk,
             file,
             position,
             quota,
-            _open: open,
+            _permit: permit,
             state: State::Ready,
         }
     }
@@ -119,7 +119,7 @@ impl OutputStream for FileOutput {
         let count = move || {
             let quota = quota.as_deref();
             quota
-                .map(|quota| charge(quota, &file, from, len))
+                .map(|quota| charge(quota, file.file(), from, len))
                 .transpose()
         };
         let file = self.file.clone();
@@ -129,8 +129,8 @@ impl OutputStream for FileOutput {
                 return Written::Full;
             };
             Written::Done(match from {
-                Some(position) => file.write_all_at(&bytes, position),
-                None => append(&file, &bytes),
+                Some(position) => file.file().write_all_at(&bytes, position),
+                None => append(file.file(), &bytes),
             })
         });
         self.state = State::Writing { done, from };
@@ -196,6 +196,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::disk::Threads;
+    use super::super::fds::{OpenFile, unlimited};
     use super::*;
     use crate::job::AbortReason;
     use crate::sandbox::capability::LogSource;
@@ -225,9 +226,9 @@ mod tests {
             };
             let quota = InQuota::new(ledger.clone(), quota, "/out", Arc::new(log));
             let disk = Disk::new(abort.clone(), Arc::default(), Threads::default());
-            let file = Arc::new(File::create(dir.path().join("file")).unwrap());
-            let (quota, open) = (Some(Arc::new(quota)), InUse::unlimited());
-            let output = FileOutput::new(disk, file, Some(0), quota, open);
+            let file = File::create(dir.path().join("file")).unwrap();
+            let file = OpenFile::unlimited(file, disk.clone());
+            let output = FileOutput::new(disk, file, Some(0), Some(Arc::new(quota)), unlimited());
             Self {
                 dir,
                 ledger,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
 use wasmtime::component::{Resource, ResourceTableError};
 use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode, Filesize};
@@ -9,7 +10,7 @@ use wasmtime_wasi::p2::{DynOutputStream, FsResult};
 
 use super::denial::denial;
 use super::disk::Disk;
-use super::fds::{Fds, InQuota, no_space};
+use super::fds::{Fds, InQuota, SharedFile, no_space};
 use super::output::FileOutput;
 use super::outside::OutsidePaths;
 use crate::sandbox::capability::log::GuestLog;
@@ -107,17 +108,32 @@ impl Files<'_> {
         Some(Growth { quota, more })
     }
 
-    /// The descriptor behind a guest's handle; the root has none.
-    pub(super) fn descriptor(&self, fd: &Fd) -> FsResult<Descriptor> {
+    /// Counts a file that is about to be opened. If too many are open, this waits for those that the guest has closed.
+    pub(super) async fn count_one(&mut self) -> FsResult<OwnedSemaphorePermit> {
+        if self.fds.are_all_open() {
+            self.disk.closed().await;
+        }
+        self.fds.count_one(&self.log)
+    }
+
+    /// The file behind a guest's handle; the root has none.
+    pub(super) fn descriptor(&self, fd: &Fd) -> FsResult<SharedFile> {
         match self.fds.is_root(fd) {
             true => Err(ErrorCode::NoEntry.into()),
             false => Ok(self.raw(fd)?),
         }
     }
 
-    /// The descriptor behind a handle, without the check for the root.
-    pub(super) fn raw(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
-        self.inner.table.get(fd).cloned()
+    /// The file behind a handle, without the check for the root.
+    pub(super) fn raw(&self, fd: &Fd) -> Result<SharedFile, ResourceTableError> {
+        let file = Resource::<SharedFile>::new_borrow(fd.rep());
+        self.inner.table.get(&file).cloned()
+    }
+
+    /// Adds a file, and returns its handle: the guest's type is that of wasmtime-wasi, but only these methods use it.
+    pub(super) fn push(&mut self, file: SharedFile) -> Result<Fd, ResourceTableError> {
+        let file = self.inner.table.push(file)?;
+        Ok(Resource::new_own(file.rep()))
     }
 
     /// `position`: `None` appends to the file.
@@ -126,17 +142,18 @@ impl Files<'_> {
         fd: &Fd,
         position: Option<Filesize>,
     ) -> FsResult<Resource<DynOutputStream>> {
-        let Descriptor::File(file) = self.descriptor(fd)? else {
+        let opened = self.descriptor(fd)?;
+        let Descriptor::File(file) = &opened.descriptor else {
             return Err(ErrorCode::BadDescriptor.into());
         };
         if file.perms.write_not_permitted() {
             let about = self.about(fd, "", true);
             return self.record_denial(&about, Err(ErrorCode::NotPermitted.into()));
         }
-        let (quota, open) = (self.fds.quota(fd), self.fds.stream(fd, &self.log)?);
+        let (quota, permit) = (self.fds.quota(fd), self.fds.stream(&self.log)?);
         let disk = self.disk.clone();
         let output: DynOutputStream =
-            Box::new(FileOutput::new(disk, file.file, position, quota, open));
+            Box::new(FileOutput::new(disk, opened, position, quota, permit));
         Ok(self.inner.table.push(output)?)
     }
 }
