@@ -262,7 +262,8 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     for remark in [
         "# handlers.\"mail.send\".dirs is already in the file, on line 4: add this at the start of its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is already in the file, on line 5: add these lines to that table",
-        "# this replaces all of [handlers.\"*\".settings] for mail.send",
+        "# this replaces all of [handlers.\"*\".settings] for mail.send: what it has is repeated here; put this at the end of the file\n\
+         [handlers.\"mail.send\".settings]\nthreshold = \"…\"\nwide = true\n",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
         assert!(ran.stdout.contains(remark), "{remark}: {}", ran.stdout);

@@ -206,9 +206,7 @@ impl Here {
                     File::USUAL
                 ),
             },
-            lines: annotated(&lines(handler), folder.file.text(), |handler, key| {
-                folder.file.table_of(handler, key)
-            }),
+            lines: annotated(&lines(handler), folder.file.text()),
         }
     }
 }

@@ -19,7 +19,7 @@ fn text(value: &str) -> String {
 /// Lines that grant what a job lacked, adapted to the operator's file `config`, followed by a paragraph that explains
 /// how to use them.
 pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> String {
-    let lines = annotated(lines, config, |_, _| None);
+    let lines = annotated(lines, config);
     let at = match lines.lines().any(|line| line.starts_with('#')) {
         true => {
             "Put lines with a comment (#) above them where the comment says, and all others at the end of rouse.toml"
@@ -77,17 +77,19 @@ pub(in crate::sandbox) fn secret(
     )
 }
 
-/// Defines where a secret is read from.
+/// Defines where a secret is read from. Its name may contain dots, and a guest may request any name.
 pub(in crate::sandbox) fn read_from(name: &str) -> String {
-    // Names of secrets may contain dots, and a guest may request any name.
-    let key = match name
-        .bytes()
-        .all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it))
-    {
-        true => name.to_owned(),
-        false => toml::Value::from(name).to_string(),
-    };
+    let key = key_text(name);
     format!("[secrets.{key}]\nenv = {}", toml::Value::from(name))
+}
+
+/// A key, in quotes if it needs them.
+pub(super) fn key_text(key: &str) -> String {
+    let is_bare = |it: u8| it.is_ascii_alphanumeric() || b"_-".contains(&it);
+    match !key.is_empty() && key.bytes().all(is_bare) {
+        true => key.to_owned(),
+        false => toml::Value::from(key).to_string(),
+    }
 }
 
 /// Grants signatures with a secret.

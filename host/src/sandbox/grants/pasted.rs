@@ -1,16 +1,19 @@
 //! Adapts suggested lines to a `rouse.toml` that may already have some of their tables.
 
+use std::collections::BTreeMap;
+
 use toml::de::DeTable;
 use toml::{Spanned, Table, Value};
 
-use super::lines::UNKNOWN;
+use super::lines::{UNKNOWN, key_text};
+use crate::job::most_specific_first;
 
-/// Drops lines that the file already has, and adds a comment above all that cannot be appended to the file, or that
-/// would replace something there. `wider`: returns the table of the file from which a handler currently inherits a key.
-pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
+/// Drops lines that the file already has, repeats what new lines would replace for their handler, and adds a comment
+/// above all that cannot be appended to the file, or that replace something there.
+pub fn annotated(lines: &str, file: &str) -> String {
     let file = File::read(file);
     let tables = lines.split("\n\n");
-    let adapted = tables.flat_map(|table| adapted(table, &file, &wider));
+    let adapted = tables.flat_map(|table| adapted(table, &file));
     adapted.collect::<Vec<_>>().join("\n\n")
 }
 
@@ -20,17 +23,38 @@ struct File<'a> {
     /// Its contents, with the position of each key.
     keys: DeTable<'a>,
     values: Table,
+    /// The tables of handlers, by name or pattern.
+    handlers: BTreeMap<String, Value>,
 }
 
 impl<'a> File<'a> {
     fn read(text: &'a str) -> Self {
         // A file that does not parse was refused earlier, with the reason.
         let keys = DeTable::parse(text).map(Spanned::into_inner);
+        let values: Table = toml::from_str(text).unwrap_or_default();
+        let handlers = values.get("handlers").and_then(Value::as_table);
         Self {
             text,
             keys: keys.unwrap_or_default(),
-            values: toml::from_str(text).unwrap_or_default(),
+            handlers: handlers.cloned().into_iter().flatten().collect(),
+            values,
         }
+    }
+
+    /// The value of a key for this handler or pattern, and the table that has it: the most specific one decides.
+    fn in_force(&self, handler: &str, key: &str) -> Option<(&str, &Value)> {
+        let mut tables = most_specific_first(&self.handlers, handler).into_iter();
+        tables.find_map(|(table, keys)| Some((table, keys.get(key)?)))
+    }
+
+    /// What the handler has under this key from a table for more handlers, and that table: a table of its own with this
+    /// key would replace it.
+    fn inherited(&self, handler: &str, key: &str) -> Option<(&str, &Value)> {
+        let (table, value) = self.in_force(handler, key)?;
+        let module = |table: &str| self.in_force(table, "module").map(|(_, module)| module);
+        // Statements are only for the module that the table names.
+        let applies = key != "sql" || (module(table).is_some() && module(table) == module(handler));
+        (table != handler && applies).then_some((table, value))
     }
 
     /// True if this table can be appended.
@@ -66,11 +90,7 @@ impl<'a> File<'a> {
 }
 
 /// A table, adapted to the file: blocks of lines, each with a comment if it cannot be appended.
-fn adapted(
-    table: &str,
-    file: &File<'_>,
-    wider: impl Fn(&str, &str) -> Option<String>,
-) -> Vec<String> {
+fn adapted(table: &str, file: &File<'_>) -> Vec<String> {
     let unchanged = || vec![table.to_owned()];
     let Ok(added) = toml::from_str::<Table>(table) else {
         return unchanged();
@@ -88,15 +108,18 @@ fn adapted(
     let header = table.lines().next().unwrap_or_default();
     let keys = added["handlers"].get(handler);
     let inner = first_key(keys).filter(|_| header != own);
-    if file.can_end_with(table) {
-        let replaces = inner.filter(|inner| matches!(*inner, "env" | "settings"));
-        let Some(wider) = replaces.and_then(|inner| wider(handler, inner)) else {
-            return unchanged();
-        };
-        let remark = format!(
-            "# this replaces all of {wider} for {handler}: repeat here the keys that it still needs"
-        );
-        return vec![format!("{remark}\n{table}")];
+    let (table, remark) = match inner {
+        Some(inner) => with_inherited_keys(table, handler, inner, file).map_or_else(
+            || (table.to_owned(), None),
+            |(table, remark)| (table, Some(remark)),
+        ),
+        None => with_inherited_elements(table, handler, file),
+    };
+    if file.can_end_with(&table) {
+        return vec![match remark {
+            Some(remark) => format!("{remark}\n{table}"),
+            None => table,
+        }];
     }
 
     let lines: Vec<&str> = table.lines().skip(1).collect();
@@ -132,8 +155,7 @@ fn with_keys(lines: &[&str], path: &[&str], name: &str, file: &File<'_>) -> Vec<
     let mut missing = Vec::new();
     let mut changes = Vec::new();
     for line in lines {
-        let pair = toml::from_str::<Table>(line).ok();
-        let Some((key, added)) = pair.and_then(|pair| pair.into_iter().next()) else {
+        let Some((key, added)) = pair(line) else {
             continue;
         };
         let path = [path, &[key.as_str()]].concat();
@@ -151,6 +173,92 @@ fn with_keys(lines: &[&str], path: &[&str], name: &str, file: &File<'_>) -> Vec<
         format!("{remark}\n{}", missing.join("\n"))
     });
     missing.into_iter().chain(changes).collect()
+}
+
+/// A handler's own table, with the elements of lists that it would replace, and a comment about that if there are any.
+fn with_inherited_elements(
+    table: &str,
+    handler: &str,
+    file: &File<'_>,
+) -> (String, Option<String>) {
+    let mut remark = None;
+    let lines = table.lines().map(|line| {
+        let with_elements = pair(line).and_then(|(key, added)| {
+            let (from, existing) = file.inherited(handler, &key)?;
+            let list = joined(existing, &added)?;
+            let from = format!("{key} of [handlers.\"{from}\"]");
+            remark = Some(replaces(&from, handler, REPEATED));
+            Some(format!("{key} = {list}"))
+        });
+        with_elements.unwrap_or_else(|| line.to_owned())
+    });
+    let lines: Vec<String> = lines.collect();
+    (lines.join("\n"), remark)
+}
+
+/// A table within a handler's table, with the keys that it would replace, and a comment about that; `None` if it
+/// replaces none.
+fn with_inherited_keys(
+    table: &str,
+    handler: &str,
+    inner: &str,
+    file: &File<'_>,
+) -> Option<(String, String)> {
+    if !matches!(inner, "env" | "settings" | "sql") {
+        return None;
+    }
+    let (from, inherited) = file.inherited(handler, inner)?;
+    let mut inherited = inherited.as_table()?.clone();
+    let from = format!("all of [handlers.\"{from}\".{inner}]");
+    let mut lines: Vec<String> = Vec::new();
+    for line in table.lines() {
+        let existing =
+            pair(line).and_then(|(key, added)| Some((inherited.remove(&key)?, key, added)));
+        lines.push(match existing {
+            None => line.to_owned(),
+            Some((existing, key, added)) => match joined(&existing, &added) {
+                Some(list) => format!("{} = {list}", key_text(&key)),
+                None if change(&existing, &added, line).is_some() => line.to_owned(),
+                None => format!("{} = {existing}", key_text(&key)),
+            },
+        });
+    }
+    let rest = inherited.iter();
+    lines.extend(rest.map(|(key, value)| format!("{} = {value}", key_text(key))));
+    // These lines are read one by one, and some end up in an inline table.
+    if lines.iter().any(|line| line.contains('\n')) {
+        let remark = replaces(&from, handler, "repeat here the keys that it still needs");
+        return Some((table.to_owned(), remark));
+    }
+    Some((lines.join("\n"), replaces(&from, handler, REPEATED)))
+}
+
+const REPEATED: &str = "what it has is repeated here; put this at the end of the file";
+
+/// A comment about lines that replace something for one handler.
+fn replaces(from: &str, handler: &str, advice: &str) -> String {
+    format!("# this replaces {from} for {handler}: {advice}")
+}
+
+/// The key and value on a line; `None` for a header.
+fn pair(line: &str) -> Option<(String, Value)> {
+    toml::from_str::<Table>(line)
+        .ok()?
+        .into_iter()
+        .next()
+        .filter(|_| !line.starts_with('['))
+}
+
+/// A list with the elements of both; `None` if they are not two lists.
+fn joined(existing: &Value, added: &Value) -> Option<Value> {
+    let mut list = existing.as_array()?.clone();
+    let new = added.as_array()?.iter();
+    let new: Vec<Value> = new
+        .filter(|element| !list.contains(element))
+        .cloned()
+        .collect();
+    list.extend(new);
+    Some(Value::Array(list))
 }
 
 /// How the value of a key has to change, with the new text; `None` if it can stay.
@@ -178,16 +286,6 @@ mod tests {
     use super::super::lines;
     use super::*;
 
-    /// The wider table in `FILE`.
-    fn wider(handler: &str, key: &str) -> Option<String> {
-        let is_wider = (handler, key) == ("mail.read", "env");
-        is_wider.then(|| "[handlers.\"*\".env]".to_owned())
-    }
-
-    fn annotated(lines: &str, file: &str) -> String {
-        super::annotated(lines, file, wider)
-    }
-
     const FILE: &str = r#"
 slots = 4
 [handlers."*".env]
@@ -214,6 +312,10 @@ name = "KEY"
                 lines.extend(block.lines().map(str::to_owned));
                 continue;
             };
+            if remark.ends_with(REPEATED) {
+                lines.extend(text.lines().map(str::to_owned));
+                continue;
+            }
             let (_, rest) = remark.split_once(", on line ").expect("a line");
             let (line, advice) = rest.split_once(": ").expect("advice");
             let line: usize = line.parse().expect("a number");
@@ -389,17 +491,79 @@ name = "KEY"
     }
 
     #[test]
-    fn a_table_that_replaces_a_wider_one_has_a_remark_and_can_be_pasted() {
+    fn a_new_list_repeats_the_elements_of_the_list_that_it_replaces() {
+        let lines = lines::enqueue("mail.send", Some("b"));
+        for file in [
+            "[handlers.\"*\"]\nenqueue = [\"a\"]\n",
+            "[handlers.\"*\"]\nenqueue = [\"z\"]\n[handlers.\"mail.*\"]\nenqueue = [\"a\"]\n",
+            "[handlers.\"*\"]\nenqueue = [\"a\"]\n[handlers.\"mail.send\"]\nlease = \"5s\"\n",
+        ] {
+            let followed = followed(file, &annotated(&lines, file));
+            let granted = elements(&followed["handlers"]["mail.send"]["enqueue"]);
+            assert_eq!(granted, ["a", "b"], "{file}");
+        }
+        let file = "[handlers.\"*\"]\nenqueue = [\"a\"]\n";
+        assert_eq!(
+            annotated(&lines, file),
+            "# this replaces enqueue of [handlers.\"*\"] for mail.send: what it has is repeated here; put this at the end of the file\n\
+             [handlers.\"mail.send\"]\nenqueue = [\"a\", \"b\"]"
+        );
+        // Tables for other handlers.
+        let file = "[handlers.\"web.*\"]\nenqueue = [\"a\"]\n";
+        assert_eq!(annotated(&lines, file), lines);
+    }
+
+    #[test]
+    fn new_statements_repeat_the_login_and_the_statements_that_they_replace() {
+        let lines = lines::sql("mail.send", Some("two"));
+        let wider = "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n\
+                     sql = { login = { env = \"DB\" }, statements = [\"one\"], rows = 7 }\n";
+        let own = "[handlers.\"mail.send\"]\nlease = \"5s\"\n";
+        for file in [wider.to_owned(), format!("{wider}{own}")] {
+            let followed = followed(&file, &annotated(&lines, &file));
+            let sql = &followed["handlers"]["mail.send"]["sql"];
+            assert_eq!(elements(&sql["statements"]), ["one", "two"], "{file}");
+            assert_eq!(sql["login"]["env"].as_str(), Some("DB"));
+            assert_eq!(sql["rows"].as_integer(), Some(7));
+        }
+        let all = wider.replace("[\"one\"]", "\"all\"");
+        let followed = followed(&all, &annotated(&lines, &all));
+        let sql = &followed["handlers"]["mail.send"]["sql"];
+        assert_eq!(sql["statements"].as_str(), Some("all"));
+        // The wider table grants nothing to another module.
+        let other = format!("{wider}[handlers.\"mail.send\"]\nmodule = \"other.wasm\"\n");
+        assert_eq!(annotated(&lines, &other), lines);
+    }
+
+    #[test]
+    fn a_table_that_replaces_a_wider_one_repeats_it_and_can_be_pasted() {
         let lines = "[handlers.\"mail.read\".env]\nTZ = \"…\"\n\n[[handlers.\"mail.read\".dirs]]\ndir = \"…\"\nat = \"/in\"";
         let annotated = annotated(lines, FILE);
         assert!(
             annotated.starts_with("# this replaces all of [handlers.\"*\".env] for mail.read:"),
             "{annotated}"
         );
-        let together = format!("{FILE}\n{annotated}");
-        assert!(
-            toml::from_str::<toml::Table>(&together).is_ok(),
-            "{together}"
+        let together: Table = toml::from_str(&format!("{FILE}\n{annotated}")).unwrap();
+        let env = &together["handlers"]["mail.read"]["env"];
+        assert_eq!(env["TZ"].as_str(), Some("…"));
+        assert_eq!(env["LANG"].as_str(), Some("C"));
+    }
+
+    #[test]
+    fn a_value_of_several_lines_is_left_to_the_operator() {
+        let file = "[handlers.\"*\".settings]\ntext = \"\"\"\na\nb\"\"\"\n\"a key\" = 1\n";
+        let lines = "[handlers.\"mail.send\".settings]\nwide = \"…\"";
+        assert_eq!(
+            annotated(lines, file),
+            format!(
+                "# this replaces all of [handlers.\"*\".settings] for mail.send: repeat here the keys that it still needs\n{lines}"
+            )
         );
+        let file = file.replace("\na\nb", "a");
+        let followed = followed(&file, &annotated(lines, &file));
+        let settings = &followed["handlers"]["mail.send"]["settings"];
+        assert_eq!(settings["text"].as_str(), Some("a"));
+        assert_eq!(settings["a key"].as_integer(), Some(1));
+        assert_eq!(settings["wide"].as_str(), Some("…"));
     }
 }
