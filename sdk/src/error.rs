@@ -89,8 +89,8 @@ impl Error {
         self
     }
 
-    /// Requests the next attempt at this time, according to the database's clock; makes the error retryable. A time in
-    /// the past means at once; a time more than a year ahead means a year from now.
+    /// Requests the next attempt at this time, rounded up to milliseconds, according to the database's clock; makes the
+    /// error retryable. A time in the past means at once; a time more than a year ahead means a year from now.
     #[must_use]
     pub fn retry_at(mut self, time: SystemTime) -> Self {
         self.permanent = false;

@@ -139,8 +139,8 @@ impl<T> Job<T> {
         self.with("delay_ms", ms)
     }
 
-    /// Starts the job at this time, according to the database's clock; a time in the past means at once. Replaces
-    /// [`delay`](Self::delay).
+    /// Starts the job at this time, rounded up to milliseconds, according to the database's clock; a time in the past
+    /// means at once. Replaces [`delay`](Self::delay).
     pub fn run_at(mut self, time: SystemTime) -> Self {
         self.options.remove("delay_ms");
         self.with("run_at", rfc3339(time))
@@ -327,12 +327,14 @@ pub(crate) fn milliseconds(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970; 0 for earlier times.
+/// Milliseconds since 1970, rounded up; 0 for earlier times.
 pub(crate) fn unix_ms(at: SystemTime) -> i64 {
-    let since = at
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    i64::try_from(ms_since_1970(at)).unwrap_or(i64::MAX)
+}
+
+fn ms_since_1970(at: SystemTime) -> u64 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH);
+    milliseconds(since.unwrap_or_default())
 }
 
 /// The text of an interval, as Postgres reads it.
@@ -340,10 +342,11 @@ fn interval(time: Duration) -> String {
     format!("{} milliseconds", milliseconds(time))
 }
 
-/// In UTC, with milliseconds. Times before 1970 count as 1970, and times after 9999 as the end of 9999.
+/// In UTC, rounded up to milliseconds. Times before 1970 count as 1970, and times after 9999 as the end of 9999.
 fn rfc3339(time: SystemTime) -> String {
-    let latest = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND);
-    humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, latest)).to_string()
+    let latest = Duration::from_secs(LAST_SECOND);
+    let since = Duration::from_millis(ms_since_1970(time)).min(latest);
+    humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since).to_string()
 }
 
 #[cfg(test)]
@@ -401,10 +404,21 @@ mod tests {
         let at = |time| options(Job::new("a", &()).delay(Duration::ZERO).run_at(time));
         let day = SystemTime::UNIX_EPOCH + Duration::from_millis(951_782_400_250);
         assert_eq!(at(day), json!({"run_at": "2000-02-29T00:00:00.250Z"}));
+        let later = day + Duration::from_nanos(1);
+        assert_eq!(at(later), json!({"run_at": "2000-02-29T00:00:00.251Z"}));
         let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
         assert_eq!(at(early), json!({"run_at": "1970-01-01T00:00:00.000Z"}));
         let late = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND + 86_400);
         assert_eq!(at(late), json!({"run_at": "9999-12-31T23:59:59.000Z"}));
+    }
+
+    #[test]
+    fn a_time_is_never_earlier_than_requested() {
+        let at = |nanos| unix_ms(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos));
+        let times = [0, 1, 1_000_000, 1_000_001, 1_999_999];
+        assert_eq!(times.map(at), [0, 1, 1, 2, 2]);
+        let early = SystemTime::UNIX_EPOCH - Duration::from_nanos(1);
+        assert_eq!(unix_ms(early), 0);
     }
 
     #[test]

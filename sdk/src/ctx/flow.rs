@@ -141,8 +141,8 @@ impl Ctx {
         Ok(())
     }
 
-    /// Sleeps durably until this time, according to the database's clock; returns at once if it has passed. See
-    /// [`sleep`](Self::sleep).
+    /// Sleeps durably until this time, rounded up to milliseconds, according to the database's clock; returns at once if
+    /// it has passed. See [`sleep`](Self::sleep).
     ///
     /// Later attempts keep the time of the first call.
     ///
