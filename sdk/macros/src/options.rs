@@ -291,11 +291,16 @@ impl Reader {
     ) -> Option<Statement> {
         let mut statement: Option<Statement> = None;
         let (mut rows, mut retries) = (None, false);
-        for Setting { name, value } in settings {
+        for (index, Setting { name, value }) in settings.iter().enumerate() {
             let Value::Expr(value) = value else {
                 self.fail(name.span(), "a statement cannot contain another one");
                 continue;
             };
+            let mut earlier = settings.iter().take(index);
+            if (name == "rows" || name == "on_error") && earlier.any(|other| other.name == *name) {
+                self.fail(name.span(), format!("`{name}` is set twice"));
+                continue;
+            }
             match name.to_string().as_str() {
                 "rows" => rows = self.keep(row_count(value)),
                 "on_error" => retries = self.keep(on_error(value)).unwrap_or_default(),

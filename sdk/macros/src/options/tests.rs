@@ -78,6 +78,14 @@ fn wrong_statements_are_refused() {
         (quote!(sql(a = "SELECT 1", rows = "one")), "a whole number"),
         (quote!(sql(a = "SELECT 1", on_error = "panic")), "\"fail\""),
         (
+            quote!(sql(a = "SELECT 1", rows = 1, rows = 2)),
+            "`rows` is set twice",
+        ),
+        (
+            quote!(sql(on_error = "fail", a = "SELECT 1", on_error = "retry")),
+            "`on_error` is set twice",
+        ),
+        (
             quote!(sql(a = "SELECT 1", sql(b = "SELECT 2"))),
             "another one",
         ),
