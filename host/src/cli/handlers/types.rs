@@ -127,6 +127,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 const RESERVED: &[&str] = &[
     "Queryable",
     "JobId",
+    "Int64",
     "Job",
     "EnqueueOptions",
     "Options",

@@ -168,7 +168,7 @@ fn expression(of: &Type) -> String {
         Type::Boolean | Type::Literal(Value::Bool(_)) => "bool".into(),
         Type::Unsigned => "uint64".into(),
         Type::Literal(Value::Number(number)) if !number.is_i64() => "uint64".into(),
-        Type::Integer | Type::Literal(Value::Number(_)) => "int64".into(),
+        Type::Integer | Type::Long | Type::Literal(Value::Number(_)) => "int64".into(),
         Type::Number => "float64".into(),
         Type::Text | Type::Literal(_) => "string".into(),
         Type::List(of) => format!("[]{}", expression(of)),

@@ -19,6 +19,9 @@ const FIELDS_MAX: usize = 500;
 /// The maximum number of literals of one type.
 const LITERALS_MAX: usize = 200;
 
+/// Up to this, a 64-bit floating-point number, such as JavaScript's, holds each integer.
+const EXACT_MAX: f64 = 9_007_199_254_740_991.0;
+
 /// A type. Each value that matches the schema has this type; a value of this type may still violate the schema.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Type {
@@ -26,6 +29,8 @@ pub(super) enum Type {
     Null,
     Boolean,
     Integer,
+    /// An integer that may exceed what a floating-point number holds exactly.
+    Long,
     /// An integer that may exceed the maximum of signed 64-bit integers, and is not negative.
     Unsigned,
     Number,
@@ -192,6 +197,9 @@ fn union(all: Vec<Type>) -> Type {
         if !distinct.contains(&one) {
             distinct.push(one);
         }
+    }
+    if distinct.contains(&Type::Long) {
+        distinct.retain(|of| *of != Type::Integer);
     }
     match distinct.len() {
         0 => Type::Any,
@@ -429,9 +437,19 @@ fn integer(keywords: &Map<String, Value>) -> Type {
         None => matches!(text("format"), Some("uint64" | "uint")),
     };
     let is_unsigned = keywords.get("minimum").is_some_and(Value::is_u64);
-    match is_unsigned && may_be_large {
-        true => Type::Unsigned,
-        false => Type::Integer,
+    let exceeds = |bound: &Value| bound.as_f64().is_none_or(|bound| bound.abs() > EXACT_MAX);
+    let mut bounds = ["minimum", "maximum"]
+        .into_iter()
+        .map(|keyword| keywords.get(keyword));
+    // An integer without a format and without bounds is hardly ever that large.
+    let is_long = match text("format") {
+        Some("int64" | "int" | "uint64" | "uint") => bounds.any(|it| it.is_none_or(exceeds)),
+        Some(_) | None => bounds.any(|it| it.is_some_and(exceeds)),
+    };
+    match (is_unsigned && may_be_large, is_long) {
+        (true, _) => Type::Unsigned,
+        (false, true) => Type::Long,
+        (false, false) => Type::Integer,
     }
 }
 
@@ -461,21 +479,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_are_unsigned_if_larger_ones_than_signed_ones_match() {
+    fn integers_have_the_type_that_holds_all_that_match() {
         for (schema, of) in [
             (json!({"format": "uint64", "minimum": 0}), Type::Unsigned),
             (json!({"format": "uint", "minimum": 0}), Type::Unsigned),
             (json!({"minimum": 0, "maximum": u64::MAX}), Type::Unsigned),
-            (json!({"minimum": -1, "maximum": u64::MAX}), Type::Integer),
+            (json!({"minimum": -1, "maximum": u64::MAX}), Type::Long),
             (
                 json!({"format": "uint64", "minimum": 0, "maximum": 9}),
                 Type::Integer,
             ),
             (json!({"format": "uint32", "minimum": 0}), Type::Integer),
-            (json!({"format": "int64"}), Type::Integer),
+            (json!({"format": "int64"}), Type::Long),
+            (json!({"format": "int64", "maximum": 9}), Type::Long),
+            (
+                json!({"format": "int64", "minimum": -9, "maximum": 9_007_199_254_740_991_u64}),
+                Type::Integer,
+            ),
+            (json!({"maximum": 9_007_199_254_740_992_u64}), Type::Long),
+            (json!({"minimum": i64::MIN}), Type::Long),
+            (json!({"minimum": 0}), Type::Integer),
             (json!({}), Type::Integer),
         ] {
             assert_eq!(integer(schema.as_object().unwrap()), of, "{schema}");
         }
+        let both = union(vec![Type::Integer, Type::Null, Type::Long]);
+        assert_eq!(both, Type::Union(vec![Type::Null, Type::Long]));
     }
 }

@@ -158,7 +158,7 @@ fn expression(of: &Type) -> String {
         Type::Any => "Any".into(),
         Type::Null => "None".into(),
         Type::Boolean => "bool".into(),
-        Type::Integer | Type::Unsigned => "int".into(),
+        Type::Integer | Type::Long | Type::Unsigned => "int".into(),
         Type::Number => "float".into(),
         Type::Text => "str".into(),
         Type::Literal(value) => format!("Literal[{}]", literal(value)),

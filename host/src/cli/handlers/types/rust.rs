@@ -178,7 +178,7 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
                     Type::Any => "Any",
                     Type::Null => "Null",
                     Type::Boolean => "Boolean",
-                    Type::Integer => "Integer",
+                    Type::Integer | Type::Long => "Integer",
                     Type::Unsigned => "Unsigned",
                     Type::Number => "Number",
                     Type::Text => "Text",
@@ -218,7 +218,7 @@ fn expression(of: &Type, recursive: &BTreeSet<&str>, direct: bool) -> String {
         Type::Boolean | Type::Literal(Value::Bool(_)) => "bool".into(),
         Type::Unsigned => "u64".into(),
         Type::Literal(Value::Number(number)) if !number.is_i64() => "u64".into(),
-        Type::Integer | Type::Literal(Value::Number(_)) => "i64".into(),
+        Type::Integer | Type::Long | Type::Literal(Value::Number(_)) => "i64".into(),
         Type::Number => "f64".into(),
         Type::Text | Type::Literal(_) => "String".into(),
         Type::List(of) => format!("Vec<{}>", expression(of, recursive, false)),
@@ -273,6 +273,7 @@ mod tests {
     fn integers_have_the_type_that_holds_them() {
         for (of, code) in [
             (Type::Integer, "i64"),
+            (Type::Long, "i64"),
             (Type::Unsigned, "u64"),
             (Type::Literal(json!(-1)), "i64"),
             (Type::Literal(json!(i64::MAX)), "i64"),

@@ -16,6 +16,9 @@ export interface Queryable {
 /** The id of a job, with the type of its result. It is a string, because a bigint may exceed what a number holds. */
 export type JobId<Result> = string & { readonly result?: Result };
 
+/** An integer that may exceed Number.MAX_SAFE_INTEGER. A number does not hold all digits of an integer beyond that. */
+export type Int64 = number;
+
 /** Options of rouse.enqueue. Options that are left out have their defaults. */
 export interface EnqueueOptions {
   queue?: string;
@@ -124,7 +127,9 @@ fn expression(of: &Type) -> String {
         Type::Any => "unknown".into(),
         Type::Null => "null".into(),
         Type::Boolean => "boolean".into(),
-        Type::Integer | Type::Unsigned | Type::Number => "number".into(),
+        Type::Integer | Type::Number => "number".into(),
+        // JSON.stringify and JSON.parse have no other type for numbers.
+        Type::Long | Type::Unsigned => "Int64".into(),
         Type::Text => "string".into(),
         Type::Literal(value) => value.to_string(),
         Type::List(of) => format!("Array<{}>", expression(of)),
@@ -187,3 +192,23 @@ const KEYWORDS: &[&str] = &[
     "eval",
     "undefined",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_integer_that_a_number_may_not_hold_has_a_type_that_says_so() {
+        for (of, code) in [
+            (Type::Integer, "number"),
+            (Type::Number, "number"),
+            (Type::Long, "Int64"),
+            (Type::List(Box::new(Type::Unsigned)), "Array<Int64>"),
+            (Type::Union(vec![Type::Long, Type::Null]), "Int64 | null"),
+        ] {
+            assert_eq!(expression(&of), code);
+        }
+        let comment = "A number does not hold all digits of an integer beyond that. */\nexport type Int64 = number;\n";
+        assert!(write(&[]).contains(comment));
+    }
+}
