@@ -181,13 +181,27 @@ fn check(input: &Input) -> Result<usize, Error> {
 
 /// The body of a successful response.
 fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
-    if (300..400).contains(&response.status) {
-        let (url, status) = (&response.url, response.status);
-        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
-        return Err(Error::permanent(format_args!(
-            "{url} redirects with status {status} to {to}, which exceeds the limit `redirects` of the payload"
-        ))
-        .kind("redirected"));
+    let (url, status) = (&response.url, response.status);
+    let refuse = |kind: String, why: String| {
+        let message = format!("{url} responded with status {status}{why}");
+        Err(Error::permanent(message).kind(kind))
+    };
+    match (status, response.header("location")) {
+        (301 | 302 | 303 | 307 | 308, Some(to)) => {
+            let to = http::without_user(to);
+            let why =
+                format!(", a redirect to {to}, which exceeds the limit `redirects` of the payload");
+            return refuse("redirected".into(), why);
+        }
+        (304, _) => {
+            let why = " (not modified), but the payload has no `etag`: put the etag there, instead of a condition into `headers`";
+            return refuse("http_304".into(), why.into());
+        }
+        (300..=399, _) => {
+            let why = ", which has neither content nor a redirect that can be followed";
+            return refuse(format!("http_{status}"), why.into());
+        }
+        _ => {}
     }
     let response = response.error_for_status();
     Ok(response

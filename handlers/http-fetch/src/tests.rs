@@ -84,8 +84,29 @@ fn unchanged_content_is_not_fetched_again() {
         ),
         json!({"status": 304, "url": URL, "etag": "\"v1\"", "not_modified": true})
     );
+}
+
+#[test]
+fn a_response_without_content_that_is_not_a_redirect_names_its_status() {
     let error = refused(&responding(304, b""), json!({"url": URL}));
-    assert!(error.permanent && error.kind == "redirected", "{error:?}");
+    assert!(error.permanent && error.kind == "http_304", "{error:?}");
+    assert_eq!(
+        error.message,
+        format!(
+            "{URL} responded with status 304 (not modified), but the payload has no `etag`: put the etag there, instead of a condition into `headers`"
+        )
+    );
+    for status in [300, 302] {
+        let error = refused(&responding(status, b""), json!({"url": URL}));
+        assert!(error.permanent, "{error:?}");
+        assert_eq!(error.kind, format!("http_{status}"));
+        assert_eq!(
+            error.message,
+            format!(
+                "{URL} responded with status {status}, which has neither content nor a redirect that can be followed"
+            )
+        );
+    }
 }
 
 #[test]
