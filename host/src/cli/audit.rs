@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
+use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 
 use super::attempt_error::cell;
@@ -49,15 +50,15 @@ pub(super) struct Args {
     before_key: Option<String>,
 
     /// Only events of this queue
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     queue: Option<String>,
 
     /// Only events of this handler
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     handler: Option<String>,
 
     /// Only admin actions of this login, or of this user of the dashboard
-    #[arg(long, value_name = "LOGIN")]
+    #[arg(long, value_name = "LOGIN", value_parser = NonEmptyStringValueParser::new())]
     who: Option<String>,
 
     /// The maximum number of rows
@@ -137,4 +138,22 @@ fn table(rows: &[Value]) -> List {
         ]);
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_filter_is_refused() {
+        let command = Args::augment_args(Command::new("audit"));
+        for name in ["--queue", "--handler", "--who"] {
+            let parsed = |value| command.clone().try_get_matches_from(["audit", name, value]);
+            assert!(parsed("x").is_ok(), "{name}");
+            let error = parsed("").unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
 }

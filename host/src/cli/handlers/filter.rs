@@ -29,7 +29,8 @@ impl std::str::FromStr for Filter {
         let wrong = || {
             "expected a condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu, worker=mail-1 or grant=http".to_string()
         };
-        let (key, value) = text.split_once('=').ok_or_else(wrong)?;
+        let pair = text.split_once('=').filter(|(_, value)| !value.is_empty());
+        let (key, value) = pair.ok_or_else(wrong)?;
         let value = value.to_string();
         match key {
             "handler" if is_pattern(&value) => Ok(Self::Handler(value)),
@@ -124,7 +125,14 @@ mod tests {
                 .unwrap_err()
                 .contains("files, http")
         );
-        for text in ["image.*", "color=red", "handler=Image"] {
+        for text in [
+            "image.*",
+            "color=red",
+            "handler=Image",
+            "queue=",
+            "tag=",
+            "worker=",
+        ] {
             let error = text.parse::<Filter>().unwrap_err();
             assert!(error.contains("such as"), "{error}");
         }

@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args as ClapArgs;
+use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Map, Value, json};
 
 use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
@@ -12,11 +13,11 @@ use crate::store::{Store, StoreError};
 #[derive(Debug, Clone, Default, ClapArgs)]
 pub(super) struct Filter {
     /// Only jobs of this queue
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     queue: Option<String>,
 
     /// Only jobs for this handler
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     handler: Option<String>,
 
     /// Only jobs in this state (repeat, or separate with commas, for several)
@@ -25,28 +26,28 @@ pub(super) struct Filter {
     states: Vec<String>,
 
     /// Only jobs of this tenant
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
     /// Only jobs of this source
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     source: Option<String>,
 
     /// Only jobs that require this tag
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, value_name = "TAG", value_parser = NonEmptyStringValueParser::new())]
     tag: Option<String>,
 
     /// Only jobs with this unique key, of any tenant
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     unique_key: Option<String>,
 
     /// Only jobs that ended with an error whose message contains this text, ignoring case
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     error: Option<String>,
 
     /// Only jobs that ended with an error of this kind, for instance timed_out or denied, or the handler's own
     /// (guest_kind)
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", value_parser = NonEmptyStringValueParser::new())]
     kind: Option<String>,
 
     /// Only jobs whose payload has this value at this JSON pointer, for instance /customer/id=42; a value that is not
@@ -196,7 +197,29 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
+
+    #[test]
+    fn an_empty_value_is_refused() {
+        let command = Filter::augment_args(Command::new("ls"));
+        for name in [
+            "--queue",
+            "--handler",
+            "--tenant",
+            "--source",
+            "--tag",
+            "--unique-key",
+            "--error",
+            "--kind",
+        ] {
+            let parsed = |value| command.clone().try_get_matches_from(["ls", name, value]);
+            assert!(parsed("x").is_ok(), "{name}");
+            let error = parsed("").unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
 
     #[test]
     fn a_value_that_is_not_json_is_a_string_and_a_pointer_starts_with_a_slash() {
