@@ -22,6 +22,9 @@ const REFUSES_BYTES_MAX: usize = 3500;
 /// The maximum length of the text of the rules for messages, in bytes.
 const RULES_BYTES_MAX: usize = 64 << 10;
 
+/// The keys of a node of these rules take at most this many bytes, with their punctuation.
+const KEYS_BYTES: usize = 96;
+
 /// The maximum number of subschemas that are read, counting each use of a shared one.
 const VISITS_MAX: usize = 2000;
 
@@ -115,14 +118,7 @@ impl<'a> Writer<'a> {
         }
         self.depth -= 1;
         // Parts that do not fit are left out.
-        any.retain(|part| {
-            let bytes = part.len() + 4;
-            let fits = bytes <= self.bytes_left;
-            if fits {
-                self.bytes_left -= bytes;
-            }
-            fits
-        });
+        any.retain(|part| self.take(part.len() + 4));
         any_of(any)
     }
 
@@ -135,73 +131,112 @@ impl<'a> Writer<'a> {
         Some(self.compiled.node(id))
     }
 
-    /// The rules of a subschema as a tree. `None` if there are none, or they do not fit.
+    /// The rules of a subschema as a tree. `None` if there are none, or none that fit.
     fn rules(&mut self, id: NodeId) -> Option<Value> {
         let node = self.enter(id)?;
+        let bytes_left = self.bytes_left;
+        let rules = self.rules_that_fit(id, node);
+        self.depth -= 1;
+        let rules = (!rules.is_empty()).then(|| Value::Object(rules));
+        let bytes = rules.as_ref().map_or(0, |rules| rules.to_string().len());
+        self.bytes_left = bytes_left.saturating_sub(bytes);
+        rules
+    }
+
+    /// The same for a node that was entered. Each part is deducted before the parts within it, so that a part which
+    /// does not fit leaves out only itself.
+    fn rules_that_fit(&mut self, id: NodeId, node: &'a Node) -> serde_json::Map<String, Value> {
         let mut rules = serde_json::Map::new();
-        let checks: Vec<Value> = self
-            .checks(id, node, "$")
-            .into_iter()
-            .map(|check| json!({"refuses": format!("strict {}", check.refuses), "problem": check.problem, "shows": check.shows}))
+        let bytes_left = self.bytes_left;
+        let checks = self.checks(id, node, "$").into_iter();
+        // The predicates of alternatives were deducted there, and are deducted here with the check.
+        self.bytes_left = bytes_left;
+        let array = node.array.as_ref();
+        let prefix = array.map_or(&[][..], |array| &array.prefix_items[..]);
+        // Each item of the prefix has a comma, or is an empty node with one.
+        if !self.take(KEYS_BYTES + 3 * prefix.len()) {
+            return rules;
+        }
+        let mut checks: Vec<Value> = checks
+            .map(|check| {
+                let refuses = format!("strict {}", check.refuses);
+                json!({"refuses": refuses, "problem": check.problem, "shows": check.shows})
+            })
             .collect();
+        checks.retain(|check| self.take(check.to_string().len() + 1));
         if !checks.is_empty() {
             rules.insert("checks".into(), json!(checks));
         }
         if let Some(object) = &node.object {
-            let properties = object.properties.iter();
-            let properties: serde_json::Map<String, Value> = properties
-                .filter(|(name, _)| is_storable(name))
-                .filter_map(|(name, id)| Some((name.to_string(), self.rules(*id)?)))
-                .collect();
             let others = object
                 .additional_properties
                 .filter(|_| object.pattern_properties.is_empty());
             let listed = object.properties.keys().map(|name| &**name);
             let listed: Vec<&str> = listed.filter(|name| is_storable(name)).collect();
-            match others {
+            let listed = json!(listed);
+            let bytes = listed.to_string().len();
+            match others.filter(|_| self.take(bytes)) {
                 Some(id) if self.compiled.node(id).never => {
-                    rules.insert("known".into(), json!(listed));
+                    rules.insert("known".into(), listed);
                 }
-                Some(id) => {
-                    if let Some(others) = self.rules(id) {
-                        rules.insert("listed".into(), json!(listed));
+                Some(id) => match self.rules(id) {
+                    Some(others) => {
+                        rules.insert("listed".into(), listed);
                         rules.insert("others".into(), others);
                     }
-                }
+                    None => self.bytes_left += bytes,
+                },
                 None => {}
+            }
+            let mut properties = serde_json::Map::new();
+            for (name, id) in object
+                .properties
+                .iter()
+                .filter(|(name, _)| is_storable(name))
+            {
+                let bytes = Value::from(&**name).to_string().len() + 2;
+                if !self.take(bytes) {
+                    continue;
+                }
+                match self.rules(*id) {
+                    Some(rules) => {
+                        properties.insert(name.to_string(), rules);
+                    }
+                    None => self.bytes_left += bytes,
+                }
             }
             if !properties.is_empty() {
                 rules.insert("properties".into(), json!(properties));
             }
         }
-        if let Some(array) = &node.array {
-            let prefix = array.prefix_items.iter();
-            let prefix: Vec<Value> = prefix
-                .map(|id| self.rules(*id).unwrap_or_else(|| json!({})))
-                .collect();
-            if !prefix.is_empty() {
-                rules.insert("prefix".into(), json!(prefix));
-            }
-            if let Some(items) = array.items.and_then(|id| self.rules(id)) {
-                rules.insert("items".into(), items);
-            }
+        let prefix: Vec<Value> = prefix
+            .iter()
+            .map(|id| self.rules(*id).unwrap_or_else(|| json!({})))
+            .collect();
+        if !prefix.is_empty() {
+            rules.insert("prefix".into(), json!(prefix));
         }
-        let same: Vec<Value> = same_value(node)
-            .into_iter()
-            .filter_map(|id| self.rules(id))
+        let items = array.and_then(|array| array.items);
+        if let Some(items) = items.and_then(|id| self.rules(id)) {
+            rules.insert("items".into(), items);
+        }
+        let same = same_value(node).into_iter();
+        let same: Vec<Value> = same
+            .filter_map(|id| self.take(1).then(|| self.rules(id))?)
             .collect();
         if !same.is_empty() {
             rules.insert("same".into(), json!(same));
         }
-        self.depth -= 1;
-        let rules = Value::Object(rules);
-        let bytes = rules.to_string().len();
-        // The nested rules have been deducted already, so only half is deducted again. This errs on the strict side.
-        let fits = bytes <= self.bytes_left && rules != json!({});
+        rules
+    }
+
+    /// Deducts this many bytes; false if they do not fit.
+    fn take(&mut self, bytes: usize) -> bool {
+        let fits = bytes <= self.bytes_left;
         if fits {
-            self.bytes_left -= bytes / 2;
+            self.bytes_left -= bytes;
         }
-        fits.then_some(rules)
+        fits
     }
 
     /// The rules of a subschema for the value itself.

@@ -41,7 +41,8 @@ impl<'a> Decimal<'a> {
                 exponent: 0,
             };
         }
-        // Exponents beyond these are treated as equal.
+        // Exponents beyond these are treated as equal. Postgres stores only numbers below 10^131072, so no job has such
+        // a number in its payload or result; only a schema, or an invocation without the queue, can have one.
         let extreme = match power.starts_with('-') {
             true => i64::MIN / 4,
             false => i64::MAX / 4,

@@ -176,6 +176,31 @@ fn an_untrusted_schema_stays_within_the_limits() {
 }
 
 #[test]
+fn a_rule_that_does_not_fit_leaves_out_only_itself() {
+    let properties = |count: usize| {
+        let names = (0..count).map(|n| (format!("property_{n}"), json!({"type": "string"})));
+        json!({"properties": names.collect::<serde_json::Map<_, _>>(), "required": ["property_0"]})
+    };
+    let wide = contract(&properties(1_500)).rules;
+    assert_eq!(wide["checks"].as_array().map(Vec::len), Some(1));
+    let first = &wide["properties"]["property_0"]["checks"][0]["problem"];
+    assert_eq!(first.as_str(), Some("expected string"));
+    let count = wide["properties"]
+        .as_object()
+        .map_or(0, serde_json::Map::len);
+    assert!((400..1_500).contains(&count), "{count}");
+    assert!(wide.to_string().len() <= super::RULES_BYTES_MAX);
+
+    let deep = (0..13).fold(properties(150), |of, _| json!({"properties": {"a": of}}));
+    let rules = contract(&deep).rules;
+    let inner = (0..13).fold(&rules, |rules, _| &rules["properties"]["a"]);
+    let count = inner["properties"]
+        .as_object()
+        .map_or(0, serde_json::Map::len);
+    assert_eq!(count, 150);
+}
+
+#[test]
 fn properties_become_parameters_and_required_ones_come_first() {
     let schema = json!({
         "type": "object",
