@@ -177,7 +177,7 @@ impl Sandbox {
                 ..RunReport::without_guest(end)
             };
         }
-        if let Err(end) = open_granted(&handler.granted, &abort, &meter).await {
+        if let Some(end) = open_granted(&handler.granted, &abort, &meter).await {
             return RunReport::without_guest(end);
         }
         let _ticking = self.ticker.tick();

@@ -54,24 +54,22 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
     Ok(())
 }
 
-/// Opens the granted directories that have never been opened, on a thread that may block.
-///
-/// # Errors
-/// When one cannot be opened, or the attempt is stopped first.
+/// Opens the granted directories that have never been opened, on a thread that may block. Returns the end of the
+/// attempt if one cannot be opened, or if the attempt is stopped first.
 pub(in crate::sandbox) async fn open_granted(
     granted: &Arc<Granted>,
     abort: &AbortHandle,
     meter: &Arc<Meter>,
-) -> Result<(), RunEnd> {
+) -> Option<RunEnd> {
     if granted.is_open() {
-        return Ok(());
+        return None;
     }
     let disk = Disk::new(abort.clone(), meter.clone(), Threads::default());
     let granted = granted.clone();
     tokio::select! {
         biased;
-        opened = disk.read(move || granted.open()) => opened.map_err(RunEnd::Unrunnable),
-        reason = abort.hard_stopped() => Err(RunEnd::Aborted(reason)),
+        opened = disk.read(move || granted.open()) => opened.err().map(RunEnd::Unrunnable),
+        reason = abort.hard_stopped() => Some(RunEnd::Aborted(reason)),
     }
 }
 
@@ -677,12 +675,12 @@ mod tests {
             let disk = Disk::new(abort.clone(), Arc::clone(&meter), Threads::default());
             let (go, wait) = mpsc::channel::<()>();
             let busy = disk.read(move || wait.recv());
-            let opened = open_granted(&granted, &stopped, &meter).await;
-            assert_eq!(opened, Err(RunEnd::Aborted(AbortReason::TimedOut)));
+            let end = open_granted(&granted, &stopped, &meter).await;
+            assert_eq!(end, Some(RunEnd::Aborted(AbortReason::TimedOut)));
             assert!(!granted.is_open());
             go.send(()).expect("the thread waits");
             assert_eq!(busy.await, Ok(()));
-            assert_eq!(open_granted(&granted, &abort, &meter).await, Ok(()));
+            assert_eq!(open_granted(&granted, &abort, &meter).await, None);
             assert!(granted.is_open());
         });
     }
