@@ -579,7 +579,7 @@ mod tests {
         })
     }
 
-    /// The state of an attempt that may use this directory, and its descriptor. At most `files` files may be open.
+    /// The state of an attempt that may use this directory, and its descriptor. At most `files_max` files may be open.
     fn attempt_with(dir: &Path, files_max: usize) -> (AttemptState, Fd) {
         let limits = Limits {
             files: files_max,
