@@ -143,7 +143,10 @@ BEGIN
                 SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.turn LIMIT 101) AS j) AS ready),
     counted AS MATERIALIZED (
-        SELECT rouse._counted_per_lane(count(*) FILTER (WHERE l.ready > 100)) AS jobs FROM shallow AS l),
+        SELECT l.*, rouse._counted_per_lane(
+                   (SELECT count(DISTINCT d.queue) FROM shallow AS d WHERE d.ready > 100)
+                   * count(*) FILTER (WHERE l.ready > 100) OVER (PARTITION BY l.queue)) AS jobs
+        FROM shallow AS l),
     -- Up to a MiB for each queue: a lookup for each key would decompress all of it each time.
     weights AS MATERIALIZED (
         SELECT f.name AS queue, w.key, w.value::double precision AS weight
@@ -154,21 +157,20 @@ BEGIN
                CASE WHEN l.ready <= 100 THEN l.ready ELSE (
                    SELECT count(*) FROM (
                        SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
-                       ORDER BY j.turn LIMIT (SELECT c.jobs + 1 FROM counted AS c)) AS j) END AS ready
-        FROM shallow AS l)
+                       ORDER BY j.turn LIMIT l.jobs + 1) AS j) END AS ready
+        FROM counted AS l)
     SELECT d.queue, d.key, coalesce(d.weight, q.default_weight), d.ready, d.at_least, d.in_flight, d.oldest
     FROM (
         SELECT s.*, w.weight
         FROM (
-            SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(l.ready, c.jobs))::bigint AS ready,
-                   bool_or(l.ready > c.jobs) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
+            SELECT l.queue, rouse._fair_name(l.fair_key, l.handler, l.key) AS key, sum(least(l.ready, l.jobs))::bigint AS ready,
+                   bool_or(l.ready > l.jobs) AS at_least, sum(coalesce(r.jobs, 0))::bigint AS in_flight, min(oldest.available_at) AS oldest
             FROM lanes AS l
             LEFT JOIN LATERAL (
                 SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.turn LIMIT 1) AS oldest ON true
             -- FULL as in rouse.depth. The rows of other queues have no lane here.
             FULL JOIN running AS r ON r.lane = l.id
-            CROSS JOIN counted AS c
             GROUP BY 1, 2
             HAVING count(l.id) > 0 AND (sum(l.ready) > 0 OR sum(r.jobs) > 0)) AS s
         -- FULL as in rouse.depth. The other weights are those of keys without jobs.
