@@ -53,6 +53,17 @@ struct Key {
     is_shown: bool,
 }
 
+impl Queue {
+    /// Sets the deficits of its keys to 0 in the metrics, before the keys are forgotten: their series stay on the page.
+    fn clear_deficits(&self, queue: &str) {
+        for (key, of_key) in &self.keys {
+            if of_key.is_shown {
+                gauge!("rouse_fair_deficit", &labels(queue, self.dimension, key)).set(0.0);
+            }
+        }
+    }
+}
+
 impl Key {
     /// The name under which the metrics show this key.
     fn shown_as<'a>(&self, key: &'a str) -> &'a str {
@@ -90,6 +101,7 @@ impl Fairness {
             return;
         }
         if let Some(before) = self.queues.remove(queue) {
+            before.clear_deficits(queue);
             self.keys -= before.keys.len();
             self.key_bytes -= before.keys.keys().map(|key| key.len()).sum::<usize>();
         }
@@ -106,7 +118,13 @@ impl Fairness {
 
     /// Keeps only the queues for which `keep` returns true.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.queues.retain(|queue, _| keep(queue));
+        self.queues.retain(|queue, known| {
+            let is_kept = keep(queue);
+            if !is_kept {
+                known.clear_deficits(queue);
+            }
+            is_kept
+        });
         self.count_keys();
     }
 

@@ -1,3 +1,5 @@
+use metrics_exporter_prometheus::PrometheusBuilder;
+
 use super::*;
 use crate::job::LaneId;
 use crate::worker::turns::Place;
@@ -67,6 +69,36 @@ fn selected_deferred_and_promoted_jobs_are_counted_by_key() {
     fairness.selected("mail", &"a".into(), 1, false, &turns, now);
     fairness.retain(|queue| queue != "mail");
     assert_eq!(fairness.report(&turns), []);
+}
+
+/// A series stays on the page of metrics, so it must not keep the value of a key that is no longer counted.
+#[test]
+fn a_queue_that_is_no_longer_divided_by_its_keys_has_no_deficits_in_the_metrics() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        let turns = turns(&["a", "b"].map(String::from));
+        let now = Instant::now();
+        let mut fairness = Fairness::default();
+        let shows = |dimension: &str, key: &str, deficit: u32| {
+            let line = format!(
+                "rouse_fair_deficit{{queue=\"mail\",dimension=\"{dimension}\",key=\"{key}\"}} {deficit}\n"
+            );
+            let page = page.render();
+            assert!(page.contains(&line), "{line} is missing: {page}");
+        };
+        fairness.watch("mail", "tenant");
+        fairness.selected("mail", &"a".into(), 1, false, &turns, now);
+        fairness.report(&turns);
+        shows("tenant", "a", 2);
+        fairness.watch("mail", "source");
+        shows("tenant", "a", 0);
+        fairness.selected("mail", &"b".into(), 1, false, &turns, now);
+        fairness.report(&turns);
+        shows("source", "b", 2);
+        fairness.retain(|queue| queue != "mail");
+        shows("source", "b", 0);
+    });
 }
 
 #[test]
