@@ -1,6 +1,9 @@
 //! Human-readable times and durations.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The last second of the year 9999, in seconds since 1970.
+const FORMATTED_MAX_S: f64 = 253_402_300_799.0;
 
 /// A short duration, for instance `12 ms`, `1.5 s` or `3 min`.
 pub fn took(secs: f64) -> String {
@@ -56,15 +59,20 @@ pub fn epoch(time: &str) -> Option<f64> {
 
 /// The time as Postgres parses it, in UTC.
 pub fn rfc3339(at: f64) -> String {
-    let since = Duration::try_from_secs_f64(at.max(0.0)).unwrap_or_default();
-    humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
+    humantime::format_rfc3339_micros(system_time(at)).to_string()
 }
 
 /// The time in UTC to the millisecond, for instance `2026-11-28 15:36:21.500 UTC`.
 pub fn exact(at: f64) -> String {
-    let since = Duration::try_from_secs_f64(at.max(0.0)).unwrap_or_default();
-    let text = humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string();
+    let text = humantime::format_rfc3339_millis(system_time(at)).to_string();
     text.replace('T', " ").replace('Z', " UTC")
+}
+
+/// The nearest time that humantime can format, which has a year of four digits. The last microsecond of the year 9999,
+/// which some producers use for "never", is in the year 10000 once it is rounded to a float.
+fn system_time(at: f64) -> SystemTime {
+    let since = Duration::try_from_secs_f64(at.clamp(0.0, FORMATTED_MAX_S));
+    UNIX_EPOCH + since.unwrap_or_default()
 }
 
 /// A human-readable duration, in days and smaller units. (humantime also writes months, of 30.44 days each.)
@@ -116,6 +124,19 @@ mod tests {
             assert_eq!(epoch(none), None, "{none}");
         }
         assert_eq!(exact(utc), "2026-11-22 20:10:49.500 UTC");
+    }
+
+    #[test]
+    fn the_end_of_the_year_9999_is_formatted() {
+        let never = epoch("9999-12-31T23:59:59.999999+00:00").unwrap();
+        let west = epoch("9999-12-31T23:59:59-05:00").unwrap();
+        for at in [never, west, f64::MAX] {
+            assert_eq!(exact(at), "9999-12-31 23:59:59.000 UTC");
+            assert_eq!(rfc3339(at), "9999-12-31T23:59:59.000000Z");
+        }
+        for at in [-1.0, f64::NAN] {
+            assert_eq!(exact(at), "1970-01-01 00:00:00.000 UTC");
+        }
     }
 
     #[test]

@@ -97,6 +97,24 @@ async fn large_ids_and_numbers_keep_every_digit_and_raw_payloads_are_plain_text(
 }
 
 #[tokio::test]
+async fn a_job_that_is_due_at_the_end_of_the_year_9999_is_shown() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let never = "SELECT rouse.enqueue('a.b', run_at => '9999-12-31 23:59:59.999999+00')";
+    let id = ids(&client, never).await[0];
+    let dashboard = Dashboard::start(&db, &[]);
+    for path in ["/jobs".to_owned(), format!("/jobs/{id}")] {
+        let page = dashboard.get(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        assert!(
+            page.body.contains("9999-12-31 23:59:59"),
+            "{path}: {}",
+            page.body
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_query_without_a_response_is_cancelled_and_the_page_reports_it() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
