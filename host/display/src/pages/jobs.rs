@@ -229,7 +229,8 @@ pub(super) fn attempts(job: &Value, max: Option<i64>) -> String {
     let number = |key: &str| job[key].as_i64().unwrap_or_default();
     match (number("attempt"), max) {
         (0, _) => String::new(),
-        (attempt, Some(max)) => format!("{attempt} of {}", max + number("uncounted")),
+        // The maximum may be that of an error, which a worker has reported.
+        (attempt, Some(max)) => format!("{attempt} of {}", max.saturating_add(number("uncounted"))),
         (attempt, None) => attempt.to_string(),
     }
 }
@@ -322,6 +323,10 @@ mod tests {
             (
                 json!({"attempt": 4, "attempts_max": 5, "uncounted": 2}),
                 "4 of 7",
+            ),
+            (
+                json!({"attempt": 4, "attempts_max": i64::MAX, "uncounted": 2}),
+                "4 of 9223372036854775807",
             ),
         ] {
             assert_eq!(attempts(&job, attempts_max(&job)), text, "{job}");

@@ -12,7 +12,10 @@ pub(super) fn attempts(job: &Value, max: Option<u64>, now: f64) -> String {
     let attempt = number("attempt");
     // Attempts that were lost, suspended or given back are not counted against the limit.
     let mut text = match max {
-        Some(max) if attempt > 0 => format!("{attempt} of {}", max + number("uncounted")),
+        // The maximum may be that of an error, which a worker has reported.
+        Some(max) if attempt > 0 => {
+            format!("{attempt} of {}", max.saturating_add(number("uncounted")))
+        }
         _ => attempt.to_string(),
     };
     let next = job["available_at"].as_str().and_then(ago::epoch);
@@ -47,6 +50,11 @@ mod tests {
             // Two of its attempts ended in an error, and one was lost.
             (job("queued", 3, 1, later), Some(3), "3 of 4, next in 8 s"),
             (job("running", 2, 0, before), Some(3), "2 of 3"),
+            (
+                job("running", 2, 1, before),
+                Some(u64::MAX),
+                "2 of 18446744073709551615",
+            ),
             (job("failed", 3, 0, before), Some(3), "3 of 3"),
             (job("queued", 0, 0, later), Some(3), "0"),
         ] {
