@@ -47,6 +47,9 @@ pub const PATH: &str = "/ui";
 pub const CONNECTIONS_MAX: usize = 128;
 /// The maximum number of pages that are read for anonymous users at once.
 const ANONYMOUS_READS_MAX: usize = 2;
+/// The maximum number of requests of anonymous users that wait for their pages at once. Each keeps a connection of the
+/// host open, which may be needed for its health.
+const ANONYMOUS_REQUESTS_MAX: usize = 32;
 /// The maximum size of a form, in bytes: a selection of jobs, or the result of one.
 const FORM_BYTES_MAX: usize = 4 << 20;
 /// The maximum size of a sign-in form, in bytes: a token, and the page to go to.
@@ -77,6 +80,8 @@ pub struct Ui {
     bulks: Bulks,
     /// Permits for pages that are read for anonymous users, so that they leave connections for other users.
     anonymous_reads: Arc<Semaphore>,
+    /// Permits for requests of anonymous users that wait for their pages.
+    anonymous_requests: Arc<Semaphore>,
     stopping: CancellationToken,
 }
 
@@ -111,6 +116,7 @@ impl Ui {
             streams: Streams::default(),
             bulks: Bulks::default(),
             anonymous_reads: Arc::new(Semaphore::new(ANONYMOUS_READS_MAX)),
+            anonymous_requests: Arc::new(Semaphore::new(ANONYMOUS_REQUESTS_MAX)),
             stopping,
         }
     }

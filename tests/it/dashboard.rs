@@ -99,9 +99,14 @@ impl Dashboard {
 
     /// Opens the updates of a page.
     async fn follow(&self, path: &str) -> TcpStream {
+        self.follow_as("", path).await
+    }
+
+    /// The same with this cookie.
+    async fn follow_as(&self, cookie: &str, path: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let request = format!(
-            "GET /ui/live{path} HTTP/1.1\r\nHost: {}\r\n\r\n",
+            "GET /ui/live{path} HTTP/1.1\r\nHost: {}\r\nCookie: {cookie}\r\n\r\n",
             self.address
         );
         stream.write_all(request.as_bytes()).await.unwrap();

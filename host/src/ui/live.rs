@@ -29,7 +29,7 @@ use super::{Ui, pairs, path_of};
 const PAGES_MAX: usize = 64;
 /// The maximum number of connections of users who have signed in, or are on this machine.
 const READERS_MAX: usize = 80;
-/// The maximum number of connections of other users.
+/// The maximum number of connections of other users, and of pages that are updated for them.
 const ANONYMOUS_MAX: usize = 16;
 /// The interval at which an empty comment is sent, so that proxies keep the connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -49,10 +49,17 @@ enum Page {
     Lost,
 }
 
+/// A page that is being updated.
+struct Followed {
+    /// The role of its users.
+    role: Role,
+    page: watch::Sender<Page>,
+}
+
 /// The pages that are being updated, and permits for the connections of users.
 #[derive(Clone)]
 pub(super) struct Streams {
-    pages: Arc<Mutex<HashMap<String, watch::Sender<Page>>>>,
+    pages: Arc<Mutex<HashMap<String, Followed>>>,
     readers: Arc<Semaphore>,
     anonymous: Arc<Semaphore>,
 }
@@ -68,7 +75,7 @@ impl Default for Streams {
 }
 
 impl Streams {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Page>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Followed>> {
         // Only the allocator can panic while the lock is held.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,17 +180,21 @@ fn follow(
     chrome: Chrome,
 ) -> Option<watch::Receiver<Page>> {
     let mut pages = ui.streams.lock();
-    if let Some(page) = pages.get(&key) {
-        let mut page = page.subscribe();
+    if let Some(followed) = pages.get(&key) {
+        let mut page = followed.page.subscribe();
         // Sends the current page at once.
         page.mark_changed();
         return Some(page);
     }
-    if pages.len() >= PAGES_MAX {
+    if is_full(&pages, chrome.role) {
         return None;
     }
     let (sender, page) = watch::channel(Page::Unread);
-    pages.insert(key.clone(), sender.clone());
+    let followed = Followed {
+        role: chrome.role,
+        page: sender.clone(),
+    };
+    pages.insert(key.clone(), followed);
     let listed = Listed {
         streams: ui.streams.clone(),
         key,
@@ -191,6 +202,14 @@ fn follow(
     };
     tokio::spawn(update(ui.clone(), listed, view, query, chrome));
     Some(page)
+}
+
+/// True if no further page is updated for users with this role. A page that nobody follows any more stays on the list
+/// until the database has responded, so connections alone would not keep anonymous users from filling the list.
+fn is_full(pages: &HashMap<String, Followed>, role: Role) -> bool {
+    let is_anonymous = |role: Role| role < Role::Viewer;
+    let anonymous = || pages.values().filter(|it| is_anonymous(it.role)).count();
+    pages.len() >= PAGES_MAX || is_anonymous(role) && anonymous() >= ANONYMOUS_MAX
 }
 
 /// A page on the list. It leaves the list when its task ends, for whatever reason.
@@ -212,11 +231,11 @@ impl Listed {
         is_unread
     }
 
-    fn leave(&self, pages: &mut HashMap<String, watch::Sender<Page>>) {
+    fn leave(&self, pages: &mut HashMap<String, Followed>) {
         // Another task may have the key by now.
         if pages
             .get(&self.key)
-            .is_some_and(|page| page.same_channel(&self.page))
+            .is_some_and(|followed| followed.page.same_channel(&self.page))
         {
             pages.remove(&self.key);
         }

@@ -41,6 +41,15 @@ impl Problem {
         }
     }
 
+    pub(super) fn crowded() -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            title: "Too many requests",
+            why: "Too many users who have not signed in are waiting for pages. Try again in a few seconds.".into(),
+            is_of_database: false,
+        }
+    }
+
     pub(super) fn needs_sign_in(what: &str) -> Self {
         Self {
             status: StatusCode::FORBIDDEN,

@@ -37,18 +37,22 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads the data of a page, and draws it. Few pages are read for anonymous users at once; a page whose user has
-/// disconnected counts until the database has responded.
+/// Reads the data of a page, and draws it. Few pages are read for anonymous users at once, and few of their requests may
+/// wait; a page whose user has disconnected counts as read until the database has responded.
 pub(super) async fn render(
     ui: &Ui,
     chrome: &Chrome,
     view: &View,
     query: &Pairs,
 ) -> Result<Shown, Problem> {
-    let permit = match chrome.role {
-        Role::Nobody | Role::Anonymous => ui.anonymous_reads.clone().acquire_owned().await.ok(),
+    match chrome.role {
+        Role::Nobody | Role::Anonymous => {}
         Role::Viewer | Role::Operator => return draw(ui, chrome, view, query).await,
+    }
+    let Ok(_waiting) = ui.anonymous_requests.try_acquire() else {
+        return Err(Problem::crowded());
     };
+    let permit = ui.anonymous_reads.clone().acquire_owned().await.ok();
     let (ui, chrome, view, query) = (ui.clone(), chrome.clone(), view.clone(), query.clone());
     let drawn = tokio::spawn(async move {
         let _permit = permit;

@@ -1,23 +1,24 @@
 //! Access to the dashboard: roles, sign-ins, forms.
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{Dashboard, form_token, ids, shop};
 use crate::support::worker::TIMEOUT;
 use crate::support::{Host, TestDb};
 
-const OPERATOR: &str = "operator-token-0123456789";
+pub(super) const OPERATOR: &str = "operator-token-0123456789";
 const VIEWER: &str = "viewer-token-0123456789";
 
-const TOKENS: &[(&str, &str)] = &[
+pub(super) const TOKENS: &[(&str, &str)] = &[
     ("ROUSE_UI_OPERATOR_TOKEN", OPERATOR),
     ("ROUSE_UI_VIEWER_TOKEN", VIEWER),
 ];
 
 /// The cookie that a sign-in with this token returns.
-async fn sign_in(dashboard: &Dashboard, token: &str) -> String {
+pub(super) async fn sign_in(dashboard: &Dashboard, token: &str) -> String {
     let response = dashboard
         .post("/sign-in", &format!("token={token}&next=%2Fjobs"))
         .await;
@@ -361,6 +362,43 @@ async fn clients_that_never_finish_a_sign_in_do_not_keep_others_out() {
     }
     let page = timeout(TIMEOUT, dashboard.get("/sign-in")).await;
     assert_eq!(page.expect("one of them is closed").status, 200);
+}
+
+#[tokio::test]
+async fn requests_of_users_who_have_not_signed_in_wait_in_a_limited_number() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", &[]);
+    let holder = client.transaction().await.unwrap();
+    let lock = "LOCK TABLE rouse.schedule IN ACCESS EXCLUSIVE MODE";
+    holder.batch_execute(lock).await.unwrap();
+    let mut requests = JoinSet::new();
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
+        let request = format!(
+            "GET /ui/schedules HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            dashboard.address
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        requests.spawn(async move {
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await.unwrap();
+            response
+        });
+    }
+    for _ in 32..40 {
+        let refused = timeout(TIMEOUT, requests.join_next()).await;
+        let refused = refused.expect("it does not wait").unwrap().unwrap();
+        assert!(
+            refused.starts_with("HTTP/1.1 503") && refused.contains("Too many users"),
+            "{refused}"
+        );
+    }
+    holder.rollback().await.unwrap();
+    while let Some(shown) = requests.join_next().await {
+        let shown = shown.unwrap();
+        assert!(shown.starts_with("HTTP/1.1 200"), "{shown}");
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::{sleep, timeout};
 
+use super::access::{OPERATOR, TOKENS, sign_in};
 use super::{Dashboard, ids, read_until};
 use crate::support::TestDb;
 use crate::support::worker::TIMEOUT;
@@ -67,4 +68,24 @@ async fn too_many_open_pages_are_refused_until_one_is_closed() {
     timeout(TIMEOUT, again)
         .await
         .expect("a page can be opened again");
+}
+
+#[tokio::test]
+async fn pages_of_users_who_have_not_signed_in_leave_space_for_those_of_others() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", &TOKENS[..1]);
+    let operator = sign_in(&dashboard, OPERATOR).await;
+    let holder = client.transaction().await.unwrap();
+    let lock = "LOCK TABLE rouse.schedule IN ACCESS EXCLUSIVE MODE";
+    holder.batch_execute(lock).await.unwrap();
+    // The pages stay on the list although they are closed at once: they wait for the lock.
+    for nth in 0..300 {
+        let mut stream = dashboard.follow(&format!("/schedules?nth={nth}")).await;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+    }
+    let mut stream = dashboard.follow_as(&operator, "/queues").await;
+    read_until(&mut stream, &mut String::new(), "event: page").await;
+    holder.rollback().await.unwrap();
 }
