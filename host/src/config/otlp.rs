@@ -36,9 +36,13 @@ fn signals(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Signals> {
         let mut keys = resource.split(',').filter_map(|one| one.split_once('='));
         keys.any(|(own, _)| own.trim() == key)
     };
+    let (traces, logs) = (is_exported("TRACES", get)?, is_exported("LOGS", get)?);
+    if traces || logs {
+        check_numbers(get)?;
+    }
     Ok(Signals {
-        traces: is_exported("TRACES", get)?,
-        logs: is_exported("LOGS", get)?,
+        traces,
+        logs,
         has_name: get("OTEL_SERVICE_NAME").is_some() || has("service.name"),
         has_instance_id: has("service.instance.id"),
         traces_timeout: timeout("TRACES", get)?,
@@ -69,6 +73,30 @@ fn timeout(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result
         Ok(ms @ 1..=600_000) => Ok(Some(Duration::from_millis(ms))),
         _ => bail!("{name} is {text:?}; expected milliseconds, 1 to 600000"),
     }
+}
+
+/// The SDK uses its own defaults for numbers that it cannot parse, and allocates a queue of any size at once.
+fn check_numbers(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<()> {
+    for (name, unit, range) in [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "spans", 1..=1_000_000_u64),
+        ("OTEL_BLRP_MAX_QUEUE_SIZE", "log records", 1..=1_000_000),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "spans", 1..=1_000_000),
+        (
+            "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE",
+            "log records",
+            1..=1_000_000,
+        ),
+        ("OTEL_BSP_SCHEDULE_DELAY", "milliseconds", 1..=600_000),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "milliseconds", 1..=600_000),
+    ] {
+        let Some(text) = get(name) else { continue };
+        let number = text.parse::<u64>();
+        if !number.is_ok_and(|number| range.contains(&number)) {
+            let (min, max) = (range.start(), range.end());
+            bail!("{name} is {text:?}; expected a number of {unit}, {min} to {max}");
+        }
+    }
+    Ok(())
 }
 
 /// The SDK only logs a warning about an invalid sampler, and records everything.
@@ -213,6 +241,17 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
         ] {
             assert!(refused(name, value).contains("OTEL_"), "{name}");
+        }
+        for (name, value) in [
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "16k"),
+            ("OTEL_BLRP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1000001"),
+            ("OTEL_BLRP_SCHEDULE_DELAY", "1s"),
+        ] {
+            let error = refused(name, value);
+            let start = format!("{name} is {value:?}; expected a number of ");
+            assert!(error.starts_with(&start), "{error}");
+            assert_eq!(signals_from(&[(name, value)]), Ok((false, false)));
         }
         let ratio = [
             ENDPOINT,
