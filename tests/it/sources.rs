@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rouse::http::install_metrics;
 use rouse::worker::{Health, Intervals, Override, Overrides, Settings};
 use serde_json::json;
 use tokio_postgres::Client;
@@ -46,6 +47,7 @@ async fn a_consumer_can_bind_a_source_to_its_own_handler() {
 
 #[tokio::test]
 async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempts() {
+    let metrics = install_metrics().unwrap();
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, folder) = watched(&["noop.wasm"]).await;
@@ -96,6 +98,12 @@ async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempt
         .await
         .unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (30, 1));
+    // The metrics name the handler that the operator chose, and not that of the producer.
+    let (_, page) = metrics.render(None);
+    let counted = "rouse_attempts_total{handler=\"text.stats\",outcome=\"released\"} ";
+    let counted = page.lines().find_map(|line| line.strip_prefix(counted));
+    let counted: i64 = counted.unwrap().parse().unwrap();
+    assert!(counted >= released, "{counted} of {released} in {page}");
 }
 
 /// Each claim is for a few jobs, and these lanes take turns with others until they are paused.

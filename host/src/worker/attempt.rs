@@ -181,7 +181,10 @@ impl Unstarted {
 /// The reason why the attempt cannot start.
 async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted> {
     let Some(handler) = find_handler(shared, claim) else {
-        let meters = shared.attempts.meters.for_handler(&claim.lane.handler);
+        let meters = shared
+            .attempts
+            .meters
+            .for_handler(handler_name(shared, claim));
         return Err(Unstarted::new(&claim.job, meters, RunEnd::NoHandler));
     };
     let meters = shared.attempts.meters.for_handler(&handler.manifest.name);
@@ -212,6 +215,9 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     let (journal, abort) = start_lease(shared, claim, &terms)
         .await
         .map_err(unstarted)?;
+    // Here, and not around the run: a batch is one run, and its jobs may run again one by one.
+    let waits = &shared.attempts.meters.waits;
+    waits.record(&claim.job, &claim.lane.queue);
     events::started(claim.event_context(shared, &meters.handler));
     Ok(Started {
         terms,
@@ -222,11 +228,15 @@ async fn start(shared: &Arc<Shared>, claim: &Claim) -> Result<Started, Unstarted
     })
 }
 
-/// The handler that the operator bound to the job's source, or else the handler that the job names. `None` if this host
-/// no longer has it: it may have been withdrawn since the claim.
-fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
+/// The name of the handler that the operator bound to the job's source, or else of the handler that the job names.
+fn handler_name<'a>(shared: &'a Shared, claim: &'a Claim) -> &'a str {
     let source = claim.job.source.as_deref();
-    let name = shared.settings.handler_for(source, &claim.lane.handler);
+    shared.settings.handler_for(source, &claim.lane.handler)
+}
+
+/// The handler that runs the job. `None` if this host no longer has it: it may have been withdrawn since the claim.
+fn find_handler(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
+    let name = handler_name(shared, claim);
     shared.catalog.current().get(name).cloned()
 }
 
@@ -443,9 +453,11 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
     u64::try_from(handler.limits.more_memory()?).ok()
 }
 
-/// Gives back a claim that has not started.
+/// Gives back a claim that has not started. It is counted for the handler that would have run it: producers choose the
+/// names of other handlers freely.
 pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
-    let meters = shared.attempts.meters.for_handler(&claim.lane.handler);
+    let name = handler_name(shared, claim);
+    let meters = shared.attempts.meters.for_handler(name);
     // The claim has left the line.
     if let Some(limit) = &claim.host_limit {
         shared.wakeups.freed_handler(&limit.handler);

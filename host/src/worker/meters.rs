@@ -96,6 +96,7 @@ pub(super) struct Meters {
     pub(super) claimed: Counter,
     running: Gauge,
     pub(super) settle_batch_jobs: Histogram,
+    pub(super) waits: WaitHistograms,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
     all: Arc<OutcomeCounts>,
 }
@@ -115,6 +116,7 @@ impl Meters {
             claimed: counter!("rouse_jobs_claimed_total"),
             running: gauge!("rouse_attempts_running"),
             settle_batch_jobs: histogram!("rouse_settle_batch_jobs"),
+            waits: WaitHistograms::default(),
             handlers: RwLock::default(),
         }
     }
@@ -123,7 +125,6 @@ impl Meters {
     pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
         let metered = Metered {
             running: self.running.clone(),
-            waits: WaitHistograms::default(),
         };
         let mut all: Vec<Arc<dyn Middleware>> = vec![Arc::new(Traced), Arc::new(metered)];
         all.extend(inner);
@@ -171,18 +172,16 @@ impl HandlerMeters {
     }
 }
 
-/// Counts running attempts, and records the waits of their jobs.
+/// Counts running attempts.
 struct Metered {
     running: Gauge,
-    waits: WaitHistograms,
 }
 
 impl Middleware for Metered {
-    fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+    fn around<'a>(&'a self, _: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
             self.running.increment(1);
             let _decrements = Decrement(&self.running);
-            self.waits.record(attempt);
             next.run().await
         })
     }

@@ -5,8 +5,8 @@ use std::sync::{PoisonError, RwLock};
 
 use metrics::{Histogram, histogram};
 
-use super::middleware::AttemptInfo;
 use crate::job::Attempt;
+use crate::store::ClaimedJob;
 
 /// The maximum number of queues with histograms of their own. Producers choose the names; all further queues share one
 /// pair.
@@ -27,17 +27,18 @@ struct QueueHistograms {
 }
 
 impl WaitHistograms {
-    /// Records the waits of an attempt that starts. An adopted job is left out: it has waited for the end of a lease.
-    pub(super) fn record(&self, attempt: &AttemptInfo<'_>) {
-        let Some(ready_at) = attempt.ready_at else {
+    /// Records the waits of a job of this queue whose attempt starts. An adopted job is left out: it has waited for the
+    /// end of a lease.
+    pub(super) fn record(&self, job: &ClaimedJob, queue: &str) {
+        let Some(ready_at) = job.ready_at else {
             return;
         };
-        let histograms = self.for_queue(attempt.queue);
+        let histograms = self.for_queue(queue);
         // The database's clock may have been set back between the two times.
-        let waited = attempt.claimed_at.duration_since(ready_at);
+        let waited = job.claimed_at.duration_since(ready_at);
         histograms.wait_seconds.record(waited.unwrap_or_default());
-        if attempt.attempt == Attempt(1)
-            && let Ok(delay) = ready_at.duration_since(attempt.requested_at)
+        if job.attempt == Attempt(1)
+            && let Ok(delay) = ready_at.duration_since(job.requested_at)
             && !delay.is_zero()
         {
             histograms.scheduled_delay_seconds.record(delay);

@@ -5,6 +5,7 @@ mod claims;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rouse::http::install_metrics;
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::Catalog;
 use rouse::worker::{AttemptInfo, Middleware, Next, Parts, Running, Settings};
@@ -187,6 +188,32 @@ async fn payloads_are_checked_job_by_job() {
         assert_eq!(error_kind(&client, id).await, "invalid_payload");
     }
     worker.drain().await;
+}
+
+/// A batch is one run of the handler, and after a panic each of its jobs runs again.
+#[tokio::test]
+async fn the_metrics_have_the_wait_of_each_job_of_a_batch_once() {
+    let metrics = install_metrics().unwrap();
+    let (_db, client, worker) = started(2).await;
+    let whole = enqueue_all(&client, &vec![json!({}); 4], ", queue => 'whole-batches'").await;
+    for result in results(&client, &whole).await {
+        assert_eq!(result["size"], json!(4));
+    }
+    let broken = enqueue_all(
+        &client,
+        &[json!({}), does("panics"), json!({}), json!({})],
+        ", queue => 'broken-batches'",
+    )
+    .await;
+    assert_eq!(error_kind(&client, broken[1]).await, "panic");
+    results(&client, &[broken[0], broken[2], broken[3]]).await;
+    worker.drain().await;
+    let (_, page) = metrics.render(None);
+    // The job that panics has a second attempt.
+    for (queue, waits) in [("whole-batches", 4), ("broken-batches", 5)] {
+        let line = format!("rouse_wait_seconds_count{{queue=\"{queue}\"}} {waits}\n");
+        assert!(page.contains(&line), "{line} is missing: {page}");
+    }
 }
 
 /// The jobs of a batch have equal shares of its CPU time, and each has the check of its own payload.
