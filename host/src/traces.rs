@@ -40,18 +40,13 @@ impl Traces {
 
     /// The trace of an attempt that starts now.
     pub fn attempt(&self, job: &TracedJob<'_>) -> AttemptTrace {
-        AttemptTrace::start(self.0.as_ref(), job, job.attempt == 1, &[])
+        AttemptTrace::start(self.0.as_ref(), job, &[])
     }
 
-    /// The same for a job of a batch that is run again separately after the batch.
-    pub fn attempt_again(&self, job: &TracedJob<'_>) -> AttemptTrace {
-        AttemptTrace::start(self.0.as_ref(), job, false, &[])
-    }
-
-    /// The trace of an attempt at several jobs, at least one: it is that of the first.
+    /// The trace of an attempt at several jobs, at least one: that of the first job whose trace is recorded.
     pub fn batch(&self, jobs: &[TracedJob<'_>]) -> AttemptTrace {
         let (first, others) = jobs.split_first().expect("a batch has jobs");
-        AttemptTrace::start(self.0.as_ref(), first, first.attempt == 1, others)
+        AttemptTrace::start(self.0.as_ref(), first, others)
     }
 
     /// Sends the recorded data, which takes at most five seconds for each signal.

@@ -41,6 +41,8 @@ pub struct TracedJob<'a> {
     pub trace: Option<&'a str>,
     /// The worker that runs it.
     pub worker_id: &'a str,
+    /// True if the span of its enqueue is exported with this attempt: no earlier one is known to have exported it.
+    pub exports_enqueue: bool,
 }
 
 /// The trace of one attempt. Cheap to clone; the attempt's span ends with [`end`](Self::end), or with the last clone.
@@ -62,11 +64,11 @@ struct Inner {
 }
 
 impl AttemptTrace {
-    /// `others`: the other jobs of a batch.
+    /// `others`: the other jobs of a batch. The attempt's span is in the trace of the first job whose trace is recorded;
+    /// `job` is the one of the lines of its log.
     pub(super) fn start(
         exporter: Option<&Arc<Exporter>>,
         job: &TracedJob<'_>,
-        records_enqueue: bool,
         others: &[TracedJob<'_>],
     ) -> Self {
         let passed_on = || job.trace.filter(|it| context::is_traceparent(it));
@@ -74,32 +76,33 @@ impl AttemptTrace {
             let passed_on = passed_on();
             return Self(passed_on.map(|it| Arc::new(Inner::new(None, Some(it), None, job))));
         };
-        let enqueue = Enqueue::of(exporter, job);
-        let context = enqueue.context.clone();
         let Some(tracer) = &exporter.tracer else {
             // Only logs are exported: this context is not passed on to others, which may record traces.
+            let context = Enqueue::of(exporter, job).context;
             let inner = Inner::new(Some(exporter), passed_on(), Some(context), job);
             return Self(Some(Arc::new(inner)));
         };
-        if !context.is_sampled() {
+        let all = std::iter::once(job).chain(others);
+        let all: Vec<_> = all.map(|job| (job, Enqueue::of(exporter, job))).collect();
+        let mut recorded = all
+            .iter()
+            .filter(|(_, enqueue)| enqueue.context.is_sampled());
+        for (job, enqueue) in recorded.clone().filter(|(job, _)| job.exports_enqueue) {
+            enqueue.record(tracer, job);
+        }
+        let Some((first, enqueue)) = recorded.next() else {
+            let context = all[0].1.context.clone();
             let own = context::traceparent(&context);
             let passed_on = passed_on().unwrap_or(&own);
             let inner = Inner::new(Some(exporter), Some(passed_on), Some(context), job);
             return Self(Some(Arc::new(inner)));
-        }
-        if records_enqueue {
-            enqueue.record(tracer, job);
-        }
-        let mut links = vec![Link::with_context(context.clone())];
-        for other in others {
-            let enqueue = Enqueue::of(exporter, other);
+        };
+        let mut links = vec![Link::with_context(enqueue.context.clone())];
+        for (other, enqueue) in all.iter().filter(|(other, _)| other.id != first.id) {
             let id = KeyValue::new("messaging.message.id", other.id.to_string());
             links.push(Link::new(enqueue.context.clone(), vec![id], 0));
-            if other.attempt == 1 && enqueue.context.is_sampled() {
-                enqueue.record(tracer, other);
-            }
         }
-        let span = attempt_span(tracer, job, context, links);
+        let span = attempt_span(tracer, first, enqueue.context.clone(), links);
         let span = Context::new().with_span(span);
         let context = span.span().span_context().clone();
         let own = context::traceparent(&context);

@@ -78,10 +78,8 @@ async fn run_one(shared: &Arc<Shared>, claim: Claim) -> Duration {
 
 /// Runs a started attempt and passes its outcome on.
 async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Duration {
-    let trace = shared
-        .settings
-        .traces
-        .attempt(&traced(shared, &claim, &started.terms.handler));
+    let traced = traced(shared, &claim, &started.terms.handler, false);
+    let trace = shared.settings.traces.attempt(&traced);
     run_traced(shared, claim, started, None, trace).await
 }
 
@@ -374,9 +372,21 @@ async fn run_in_sandbox(
     report
 }
 
-/// The recorded facts about an attempt that starts now.
-fn traced<'a>(shared: &'a Shared, claim: &'a Claim, handler: &'a Handler) -> TracedJob<'a> {
+/// The recorded facts about an attempt that starts now. `is_again`: an earlier run of the same attempt, as a part of a
+/// batch, is recorded.
+fn traced<'a>(
+    shared: &'a Shared,
+    claim: &'a Claim,
+    handler: &'a Handler,
+    is_again: bool,
+) -> TracedJob<'a> {
     let job = &claim.job;
+    let is_first = match job.attempt.0 {
+        1 => true,
+        // The worker that has lost the first attempt may not have started it, or not have exported its spans.
+        2 => job.ready_at.is_none(),
+        _ => false,
+    };
     TracedJob {
         id: job.id.0,
         handler: &handler.manifest.name,
@@ -386,6 +396,7 @@ fn traced<'a>(shared: &'a Shared, claim: &'a Claim, handler: &'a Handler) -> Tra
         requested_at: job.requested_at,
         trace: job.trace.as_deref(),
         worker_id: &shared.settings.worker_id,
+        exports_enqueue: is_first && !is_again,
     }
 }
 

@@ -49,14 +49,20 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
                 started,
                 checked: usage.cpu,
             }),
-            (Some(end), usage) => settle_end(shared, claim, started, Some(usage), end).await,
+            (Some(end), usage) => {
+                let traced = traced(shared, &claim, &started.terms.handler, false);
+                let trace = shared.settings.traces.attempt(&traced);
+                settle_end(shared, claim, started, Some(usage), end, trace).await;
+            }
         }
         tokio::task::consume_budget().await;
     }
     let mut delay = Duration::ZERO;
+    let mut is_again = false;
     // The jobs may not be alike if the module has been replaced since the claim.
     while members.len() > 1 && are_alike(&members) {
-        let report = run_together(shared, &members).await;
+        let report = run_together(shared, &members, is_again).await;
+        is_again = true;
         // The attempt acted on behalf of the first job; without that job, the others can run together. The first job
         // leaves the batch, so this loop ends.
         let first_leaves = members[0].started.abort.reason().is_some_and(is_of_one_job);
@@ -75,11 +81,11 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
         let timeout = started.terms.policy.timeout;
         if shared.stop.drain.is_cancelled() || started_at.elapsed() > timeout {
             // Other slots, and other workers, can run the job.
-            settle_end(shared, claim, started, None, RunEnd::NotStarted).await;
+            let (end, trace) = (RunEnd::NotStarted, AttemptTrace::default());
+            settle_end(shared, claim, started, None, end, trace).await;
         } else {
-            // The trace of the batch has already recorded that the job was enqueued.
-            let traced = traced(shared, &claim, &started.terms.handler);
-            let trace = shared.settings.traces.attempt_again(&traced);
+            let traced = traced(shared, &claim, &started.terms.handler, is_again);
+            let trace = shared.settings.traces.attempt(&traced);
             delay = run_traced(shared, claim, started, Some(checked), trace).await;
         }
     }
@@ -121,7 +127,8 @@ fn is_of_one_job(reason: AbortReason) -> bool {
     }
 }
 
-async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
+/// Runs these jobs as one attempt. `is_again`: they have already run together, with another one.
+async fn run_together(shared: &Arc<Shared>, members: &[Member], is_again: bool) -> RunReport {
     let Member {
         claim,
         started: first,
@@ -131,7 +138,7 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member]) -> RunReport {
     let abort = AbortHandle::for_batch(aborts.collect());
     let traced = members
         .iter()
-        .map(|it| traced(shared, &it.claim, &it.started.terms.handler));
+        .map(|it| traced(shared, &it.claim, &it.started.terms.handler, is_again));
     let trace = shared.settings.traces.batch(&traced.collect::<Vec<_>>());
     let inputs = members.iter().map(|it| {
         // Cloned, because the job may be run again.
@@ -199,7 +206,9 @@ async fn settle_ended(
             ..usage
         });
         delay = (started.terms.policy.job_delay).unwrap_or(shared.settings.job_delay);
-        settle_end(shared, claim, started, usage, end).await;
+        // The trace of the batch ends separately.
+        let trace = AttemptTrace::default();
+        settle_end(shared, claim, started, usage, end, trace).await;
     }
     if let [first, ..] = &left[..] {
         warn!(
@@ -213,14 +222,15 @@ async fn settle_ended(
     delay
 }
 
-/// Decides and settles a job of a batch. `usage`: the job's share of the usage of the attempt, and that of its own
-/// check.
+/// Decides and settles a job of a batch, and ends its own trace. `usage`: the job's share of the usage of the attempt,
+/// and that of its own check.
 async fn settle_end(
     shared: &Shared,
     claim: Claim,
     started: Started,
     usage: Option<Usage>,
     end: RunEnd,
+    trace: AttemptTrace,
 ) {
     let Terms {
         handler, policy, ..
@@ -233,8 +243,7 @@ async fn settle_end(
         started_after: started.after,
         guest_run,
         jobs: Vec::new(),
-        // The trace of the batch ends separately.
-        trace: AttemptTrace::default(),
+        trace,
     };
     let tries = tries(&claim.job, &started.terms);
     let outcome = decide(end, tries, &policy.retry, rand::random());
