@@ -133,23 +133,64 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
         return html! { p class="notice bad" { "The last attempt failed. Sign in to read the error." } };
     }
     let text = |key: &str| error[key].as_str().filter(|text| !text.is_empty());
-    let plain = error.as_str().map(sanitize::lines);
+    let plain = error.as_str().or_else(|| text("message"));
+    let (details, stack) = without_stack(&error["details"]);
     html! {
         section class="card" id="error" {
-            h2 { "Error" @if let Some(kind) = text("kind") { " " (cells::state(kind)) } }
-            pre { (plain.or_else(|| text("message").map(sanitize::lines)).unwrap_or_default()) }
+            h2 {
+                "Error"
+                @for key in ["kind", "guest_kind"] { @if let Some(kind) = text(key) { " " (cells::state(kind)) } }
+            }
+            pre { (sanitize::lines(start(plain.unwrap_or_default()))) }
+            @if let Some(location) = text("location") { p { "At " code { (sanitize::line(location)) } } }
             @if error["kind"] == "lost" && record["state"] == "failed" {
                 p { "This job is quarantined, because it probably crashes the hosts that run it. Retry it once the cause is fixed." }
             }
-            @if let Some(trace) = text("backtrace") {
-                details id="backtrace" { summary { "Backtrace of the handler" } pre { (sanitize::lines(trace)) } }
-            }
-            @if let Some(lines) = text("lines") {
-                h3 { "Lines for rouse.toml" }
-                pre { (sanitize::lines(lines)) }
-            }
+            (more_of_error("details", "Details", &details))
+            (more_of_error("stack", "Stack", &stack))
+            (more_of_error("stderr", "Last lines of standard error", &listed(&error["stderr"])))
+            (more_of_error("backtrace", "Backtrace of the handler", &listed(&error["backtrace"])))
         }
     }
+}
+
+/// A part of an error that is closed at first; nothing if it is empty.
+fn more_of_error(id: &str, title: &str, text: &str) -> Markup {
+    html! {
+        @if !text.is_empty() {
+            details id=(id) { summary { (title) } pre { (start(text)) } }
+        }
+    }
+}
+
+/// The details of an error as JSON, and apart from them the stack, which JavaScript and Python write as text with line
+/// breaks. Each is empty if there is none.
+fn without_stack(details: &Value) -> (String, String) {
+    let mut rest = details.clone();
+    let stack = match rest["stack"].is_string() {
+        true => rest.as_object_mut().and_then(|it| it.remove("stack")),
+        false => None,
+    };
+    let is_empty =
+        rest.is_null() || stack.is_some() && rest.as_object().is_some_and(|it| it.is_empty());
+    let rest = match is_empty {
+        true => String::new(),
+        false => sanitize::json(&format!("{rest:#}")),
+    };
+    let stack = stack.as_ref().and_then(Value::as_str).map(sanitize::lines);
+    (rest, stack.unwrap_or_default())
+}
+
+/// The strings of a list, each on a line of its own.
+fn listed(list: &Value) -> String {
+    let lines = list.as_array().into_iter().flatten();
+    let lines = lines.filter_map(Value::as_str).map(sanitize::line);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The start of a text that may be too long for a page.
+fn start(text: &str) -> &str {
+    &text[..text.floor_char_boundary(CONTENT_BYTES_MAX)]
 }
 
 fn facts(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup {
@@ -324,7 +365,7 @@ fn content(chrome: &Chrome, record: &Value, title: &str, name: &str, text: Optio
         return html! {};
     };
     let is_cut = text.len() > CONTENT_BYTES_MAX;
-    let shown = &text[..text.floor_char_boundary(CONTENT_BYTES_MAX)];
+    let shown = start(text);
     html! {
         section class="card" id=(name) {
             h2 {
@@ -536,6 +577,7 @@ fn enqueue_call(record: &Value, payload: &str, now: f64) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::layout::Role;
     use super::*;
 
     #[test]
@@ -563,6 +605,40 @@ mod tests {
         );
         let last = json!({"attempt": 1, "uncounted": 0, "error": {"max_attempts": 5}});
         assert_eq!(shown(last, Value::Null), "1 of 5");
+    }
+
+    #[test]
+    fn an_error_has_its_backtrace_and_all_other_parts() {
+        let mut chrome = Chrome {
+            role: Role::Viewer,
+            ..Chrome::default()
+        };
+        let record = json!({"state": "failed", "error": {
+            "kind": "trap", "guest_kind": "TypeError", "message": "unreachable\n<b>", "location": "lib.rs:1:2",
+            "backtrace": ["mill::grind", "<script>"], "stderr": ["Traceback", "  File \"mill.py\""],
+            "details": {"order": 7, "stack": "run@mill.js:3\nmain@mill.js:9"},
+        }});
+        let shown = error(&chrome, &record).into_string();
+        for part in [
+            "unreachable\n&lt;b&gt;",
+            ">trap<",
+            ">TypeError<",
+            "<code>lib.rs:1:2</code>",
+            "mill::grind\n&lt;script&gt;</pre>",
+            "Traceback\n  File &quot;mill.py&quot;</pre>",
+            "&quot;order&quot;: 7\n}</pre>",
+            "run@mill.js:3\nmain@mill.js:9</pre>",
+        ] {
+            assert!(shown.contains(part), "{part:?}: {shown}");
+        }
+        let plain = json!({"error": {"kind": "timed_out", "message": "too long", "details": {"stack": "a"}}});
+        let plain = error(&chrome, &plain).into_string();
+        assert!(plain.contains("id=\"stack\""), "{plain}");
+        for id in ["details", "stderr", "backtrace"] {
+            assert!(!plain.contains(&format!("id=\"{id}\"")), "{id}: {plain}");
+        }
+        chrome.role = Role::Anonymous;
+        assert!(!error(&chrome, &record).into_string().contains("mill"));
     }
 
     #[test]
