@@ -10,6 +10,9 @@ use super::fleet::allowed;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
+/// The maximum number of events on the page of a job.
+const PAGE_EVENTS_MAX: i32 = 1_000;
+
 /// A job or a chain, for display.
 #[derive(Debug, Clone)]
 pub struct JobView {
@@ -63,6 +66,21 @@ impl Store {
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
             .read(include_str!("read.sql"), &[(&id.0, Type::INT8)])
+            .await?;
+        Ok(rows.first().map(|row| {
+            let JsonText(text) = row.get(1);
+            JobView::new(row.get(0), text)
+        }))
+    }
+
+    /// One job for its page, with the newest events of its history: a job may have a million. The field
+    /// `has_older_events` is true if there are more. `None` if the job does not exist or is no longer kept.
+    pub async fn job_page(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
+        let rows = self
+            .read(
+                include_str!("read_page.sql"),
+                &[(&id.0, Type::INT8), (&PAGE_EVENTS_MAX, Type::INT4)],
+            )
             .await?;
         Ok(rows.first().map(|row| {
             let JsonText(text) = row.get(1);

@@ -251,7 +251,7 @@ async fn jobs(
 /// One job, without its contents for a user who may not see them.
 pub(super) async fn job(ui: &Ui, chrome: &Chrome, id: i64) -> Result<Job, Problem> {
     let store = &ui.reads.store;
-    let view = store.job(JobId(id)).await?;
+    let view = store.job_page(JobId(id)).await?;
     let view = view.ok_or_else(|| Problem::unknown(format!("There is no job {id}: it was never enqueued, its transaction is not committed, or it is no longer kept.")))?;
     let contents = chrome.may_read_contents();
     // The sentences of `why` quote errors.

@@ -1,8 +1,10 @@
 //! The contents of the pages.
 
+use rouse::worker::Settings;
+
 use super::{Dashboard, ids, paths, shop};
 use crate::support::TestDb;
-use crate::support::worker::{TIMEOUT, until_true};
+use crate::support::worker::{TIMEOUT, TestWorker, ended, until_true};
 
 #[tokio::test]
 async fn every_page_responds_and_escapes_untrusted_text() {
@@ -94,6 +96,46 @@ async fn large_ids_and_numbers_keep_every_digit_and_raw_payloads_are_plain_text(
         Some("text/plain; charset=utf-8")
     );
     assert!(raw.body.contains("\"<b>\""), "{}", raw.body);
+}
+
+#[tokio::test]
+async fn the_page_of_a_job_has_the_backtrace_of_its_error() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let panics = "SELECT rouse.enqueue('test.panic', max_attempts => 1)";
+    let id = ids(&client, panics).await[0];
+    assert_eq!(ended(&client, id).await.state, "failed");
+    worker.drain().await;
+    let dashboard = Dashboard::start(&db, &[]);
+    let page = dashboard.get(&format!("/jobs/{id}")).await.body;
+    let (_, trace) = page.split_once("Backtrace of the handler").unwrap();
+    let (trace, _) = trace.split_once("</pre>").unwrap();
+    assert!(trace.contains("failing.rs:"), "{trace}");
+}
+
+#[tokio::test]
+async fn the_page_of_a_job_has_a_limited_number_of_events() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = ids(&client, "SELECT rouse.enqueue('a.b')").await[0];
+    let record = async |event: &str, attempt: &str, count: i32| {
+        let sql = format!(
+            "INSERT INTO rouse.record (at, job, event, attempt)
+             SELECT clock_timestamp(), $1::bigint, $2::text, {attempt} FROM generate_series(1, $3::integer) AS n"
+        );
+        client.execute(&sql, &[&id, &event, &count]).await.unwrap();
+    };
+    let dashboard = Dashboard::start(&db, &[]);
+    record("renewed", "1", 3_600).await;
+    let page = dashboard.get(&format!("/jobs/{id}")).await.body;
+    assert_eq!(page.matches(">renewed<").count(), 1, "{page}");
+    assert!(page.contains("3,600 times") && page.contains(">requested<"));
+    assert!(!page.contains("These are the newest events"));
+    record("released", "n", 1_500).await;
+    let page = dashboard.get(&format!("/jobs/{id}")).await.body;
+    assert_eq!(page.matches(">released<").count(), 1_000);
+    assert!(page.contains("These are the newest events") && !page.contains(">requested<"));
 }
 
 #[tokio::test]

@@ -58,6 +58,15 @@ fn reads_of_people(known: &Known) -> Vec<(&'static str, String, i64)> {
             60,
         ),
         (
+            "read_page",
+            page(
+                include_str!("../../../host/src/store/read_page.sql"),
+                "bigint, integer",
+                &format!("{waiting}, 1000"),
+            ),
+            60,
+        ),
+        (
             "audit_job",
             page(
                 include_str!("../../../host/src/store/audit_job.sql"),

@@ -23,7 +23,8 @@ const INDENTED_MAX: usize = 24;
 /// The data of the page of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Job {
-    /// A row of `rouse.jobs` without payload and result, with its `history`.
+    /// A row of `rouse.jobs` without payload and result, with the newest events of its `history`, and with
+    /// `has_older_events`.
     pub record: Value,
     /// The payload, as Postgres wrote it; `None` if there is none, or the user may not see it.
     pub payload: Option<String>,
@@ -68,7 +69,7 @@ pub fn job(chrome: &Chrome, job: &Job, now: f64) -> Markup {
         section class="card" aria-label="Timeline" { (timeline(history, is_live, now)) }
         div class="pair" {
             section class="card" { h2 { "Facts" } (facts(chrome, record, history, now)) }
-            section class="card" { h2 { "History" } (events(chrome, history, now)) }
+            section class="card" { h2 { "History" } (events(chrome, record, history, now)) }
         }
         @if chrome.may_read_contents() {
             (content(chrome, record, "Payload", "payload", job.payload.as_deref()))
@@ -321,8 +322,11 @@ pub(super) fn usage(used: &Value) -> Markup {
     }
 }
 
-fn events(chrome: &Chrome, history: &[Value], now: f64) -> Markup {
+fn events(chrome: &Chrome, record: &Value, history: &[Value], now: f64) -> Markup {
     html! {
+        @if record["has_older_events"] == true {
+            p class="soft" { "These are the newest events. All events: " code { "rouse job " (record["id"]) } }
+        }
         div class="scroll" tabindex="0" role="region" aria-label="History" {
             table {
                 thead { tr { th { "When" } th { "Event" } th { "Attempt" } th { "Worker" } th { "Detail" } } }
@@ -352,11 +356,13 @@ fn detail(chrome: &Chrome, detail: &Value) -> Markup {
     let message = detail["message"]
         .as_str()
         .filter(|_| chrome.may_read_contents());
+    let times = detail["times"].as_i64();
     html! {
         @if !by.is_empty() { "by " (cells::line(by)) @if message.is_some() { ": " } @else { " " } }
         @if let Some(message) = message { (cells::excerpt(message)) }
         @else if retried_as.is_number() { "as " (cells::job(chrome, retried_as)) }
         @else if let Some(known) = known { (known) }
+        @else if let Some(times) = times { (cells::number(times)) " times, last at this time" }
     }
 }
 
@@ -605,6 +611,21 @@ mod tests {
         );
         let last = json!({"attempt": 1, "uncounted": 0, "error": {"max_attempts": 5}});
         assert_eq!(shown(last, Value::Null), "1 of 5");
+    }
+
+    #[test]
+    fn a_long_history_says_what_is_left_out() {
+        let shown = |has_older: bool| {
+            let record = json!({"id": 7, "has_older_events": has_older});
+            let renewed = json!({"event": "renewed", "attempt": 1, "detail": {"times": 3_600}});
+            events(&Chrome::default(), &record, &[renewed], 1.0).into_string()
+        };
+        assert!(shown(true).contains("All events: <code>rouse job 7</code>"));
+        let all = shown(false);
+        assert!(
+            all.contains("3,600 times") && !all.contains("All events"),
+            "{all}"
+        );
     }
 
     #[test]

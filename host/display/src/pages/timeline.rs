@@ -108,9 +108,15 @@ pub(super) fn timeline(history: &[Value], is_live: bool, now: f64) -> Markup {
         .filter(|bar| bar.tone != "wait")
         .map(|bar| bar.to - bar.from)
         .sum();
+    // The history of a job on its page may lack its first events.
+    let is_whole = left_out == 0 && history.first().is_some_and(|it| it["event"] == "requested");
     let label = format!(
-        "{} from the enqueue, of which {} in attempts",
+        "{} {}, of which {} in attempts",
         when::took(end - start),
+        match is_whole {
+            true => "from the enqueue",
+            false => "since the first part that is drawn",
+        },
         when::took(running)
     );
     html! {
@@ -165,6 +171,12 @@ mod tests {
             "{drawn}"
         );
         assert!(drawn.contains("failed, timed out or lost") && !drawn.contains("succeeded"));
+        assert!(drawn.contains("15 s from the enqueue, of which"), "{drawn}");
+        let newest = timeline(&history[1..], true, now).into_string();
+        assert!(
+            newest.contains("14 s since the first part that is drawn, of which"),
+            "{newest}"
+        );
         assert!(timeline(&[], true, now).into_string().is_empty());
     }
 
