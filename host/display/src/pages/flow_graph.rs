@@ -18,6 +18,8 @@ const SINGLE_MAX: usize = 80;
 const COLUMNS_MAX: usize = 120;
 /// The maximum number of boxes in a column.
 const ROWS_MAX: usize = 60;
+/// The maximum number of arrows. Each job may wait for thousands of others.
+const EDGES_MAX: usize = 5_000;
 
 const BOX_WIDTH: f64 = 170.0;
 const BOX_HEIGHT: f64 = 40.0;
@@ -45,6 +47,8 @@ struct Graph {
     edges: Vec<(usize, usize)>,
     /// Jobs that are not drawn.
     left_out: usize,
+    /// Arrows that are not drawn.
+    edges_left_out: usize,
 }
 
 /// Lays out the rows of `rouse.flow`, in which each job comes after those that it waits for.
@@ -112,6 +116,8 @@ fn layout(jobs: &[Value]) -> Graph {
     }
     graph.edges.sort_unstable();
     graph.edges.dedup();
+    graph.edges_left_out = graph.edges.len().saturating_sub(EDGES_MAX);
+    graph.edges.truncate(EDGES_MAX);
     graph
 }
 
@@ -159,7 +165,9 @@ pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
                 @for node in &graph.nodes { (drawn(chrome, node, left(node), top(node))) }
             }
         }
-        @if graph.left_out > 0 { p class="soft" { (counted(graph.left_out, "job")) " " (choose(graph.left_out, "is", "are")) " not drawn." } }
+        @for (left_out, what) in [(graph.left_out, "job"), (graph.edges_left_out, "arrow")] {
+            @if left_out > 0 { p class="soft" { (counted(left_out, what)) " " (choose(left_out, "is", "are")) " not drawn." } }
+        }
     }
 }
 
@@ -239,6 +247,30 @@ mod tests {
         assert_eq!(graph.nodes[1].states["failed"], 4_999);
         assert_eq!((graph.nodes[1].job, graph.edges.len()), (None, 2));
         assert_eq!(tone(&graph.nodes[1].states), "bad");
+    }
+
+    #[test]
+    fn jobs_that_wait_for_very_many_others_have_a_limited_number_of_arrows() {
+        // 60 handlers in each column, and each job waits for all jobs of the column before.
+        let mut jobs = Vec::new();
+        for column in 0..4 {
+            for row in 1..=60 {
+                let before = (column - 1) * 60 + 1..=column * 60;
+                let before: Vec<i64> = before.filter(|id| *id > 0).collect();
+                let mut job = job(column * 60 + row, "x", &before, "queued");
+                job["handler"] = json!(format!("h{row}"));
+                jobs.push(job);
+            }
+        }
+        let graph = layout(&jobs);
+        let edges = 3 * 60 * 60;
+        assert_eq!(
+            (graph.nodes.len(), graph.edges.len(), graph.edges_left_out),
+            (240, EDGES_MAX, edges - EDGES_MAX)
+        );
+        let drawn = super::graph(&Chrome::default(), &jobs).into_string();
+        let left_out = format!("{} arrows are not drawn.", edges - EDGES_MAX);
+        assert!(drawn.contains(&left_out), "{drawn}");
     }
 
     #[test]
