@@ -357,7 +357,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "suspended_not_stranded",
-        guarantee: "no job stays suspended past its time, after its calls have ended, or with the signal that it waits for",
+        guarantee: "no job stays suspended once its time has passed, its calls have ended, or its signal has arrived",
         needs: Needs::Nothing,
         check: suspensions::not_stranded,
     },

@@ -1,4 +1,4 @@
-//! Whether suspended jobs continue, with their recorded steps and without the loss of an attempt.
+//! Whether suspended jobs resume with their recorded steps, and without using up an attempt.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::super::world::Job;
 use super::known::{ended_by_an_admin, is_suspended, kind};
 use super::{Found, Known};
 
-/// The time that is allowed after the end of a sleep or a timeout.
+/// How late a job may resume after its sleep, or the timeout of its wait, has ended.
 const LATE_US: i64 = 2_000_000;
 
 /// The jobs that were suspended at least once.
@@ -15,8 +15,8 @@ fn suspended<'a>(known: &Known<'a>) -> impl Iterator<Item = &'a Job> {
     jobs.filter(|job| known.attempts(job.id).iter().any(|a| a.wait.is_some()))
 }
 
-/// No job is suspended at the end of the run past its time, after the jobs that it has called, or with the signal that
-/// it waits for.
+/// At the end of the run, no job is still suspended although its wait is over: its time has passed, the jobs that it
+/// called have ended, or the signal that it waits for has arrived.
 pub(super) fn not_stranded(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {
@@ -24,7 +24,7 @@ pub(super) fn not_stranded(known: &Known<'_>) -> Found {
         let why = wait.and_then(|wait| stranded(known, job, wait));
         found.case(job.id, why.is_some(), || {
             format!(
-                "job {} is suspended {}: {wait:?}",
+                "job {} is still suspended, but {}: {wait:?}",
                 job.id,
                 why.unwrap_or_default()
             )
@@ -42,41 +42,41 @@ fn stranded(known: &Known<'_>, job: &Job, wait: &Value) -> Option<&'static str> 
                 known.chain(chain)
             });
             let have_ended = chains.all(|chain| chain.iter().all(|job| job.finished_us.is_some()));
-            have_ended.then_some("after the jobs that it has called have ended")
+            have_ended.then_some("the jobs that it called have ended")
         }
         Some("signal" | "sleep") => {
             let mut signals = known.world.signals.iter();
             if signals.any(|kept| kept.job == job.id && wait["name"] == kept.name.as_str()) {
-                return Some("with the signal that it waits for");
+                return Some("the signal that it waits for has arrived");
             }
-            (job.available_us + LATE_US < known.world.dumped_us).then_some("past its time")
+            (job.available_us + LATE_US < known.world.dumped_us).then_some("its time has passed")
         }
-        _ => Some("in an unknown way"),
+        _ => Some("its kind of wait is unknown"),
     }
 }
 
-/// The attempts that do not count are exactly the lost and the suspended ones, and those that a shutdown has stopped.
-/// The others are within the maximum.
+/// The uncounted attempts are exactly those that were lost, suspended or stopped by a shutdown. The others do not exceed
+/// the maximum.
 pub(super) fn not_counted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {
         let Some(spec) = known.spec(job) else {
             continue;
         };
-        // The last loss of a job that failed because of it is in the job's own row.
+        // If the job failed because of its last loss, that loss is in the job's own row, and not among its attempts.
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
         let attempts = known.attempts(job.id).iter();
-        let free = attempts.filter(|a| a.lost || a.wait.is_some()).count();
+        let uncounted = attempts.filter(|a| a.lost || a.wait.is_some()).count();
         let stopped = known.records(job.id).iter();
         let stopped = stopped
             .filter(|r| r.event == "released" && r.started)
             .count();
-        let free = (free + stopped) as i32 + i32::from(gave_up);
+        let uncounted = (uncounted + stopped) as i32 + i32::from(gave_up);
         let counted = job.attempt - job.uncounted;
-        let wrong = job.uncounted != free || counted > spec.attempts_max();
+        let wrong = job.uncounted != uncounted || counted > spec.attempts_max();
         found.case(job.id, wrong, || {
             format!(
-                "job {} had {} attempts, of which {free} were lost, suspended or stopped; {} do not count, and {} may",
+                "job {} had {} attempts, of which {uncounted} were lost, suspended or stopped; {} are recorded as uncounted, and at most {} may count",
                 job.id,
                 job.attempt,
                 job.uncounted,
@@ -87,8 +87,8 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
     found
 }
 
-/// A step that a job has recorded is not done again, and its result is that of the attempt that recorded it. A case is
-/// a job with an attempt after the record.
+/// A recorded step is not repeated, and its result is that of the attempt that recorded it. A case is a job with an
+/// attempt after the record.
 pub(super) fn steps_once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -100,10 +100,10 @@ pub(super) fn steps_once(known: &Known<'_>) -> Found {
         let evidence = known.evidence(job.id);
         let own = job.result.as_ref().filter(|_| !ended_by_an_admin(job));
         let Some(step) = first.first() else {
-            let received =
+            let was_recorded =
                 own.is_some() || evidence.iter().any(|attempt| attempt.stepped_us.is_some());
-            found.unless(job.id, received, || {
-                format!("the step of job {} is not recorded any more", job.id)
+            found.unless(job.id, was_recorded, || {
+                format!("the step of job {} is no longer recorded", job.id)
             });
             continue;
         };
@@ -117,7 +117,7 @@ pub(super) fn steps_once(known: &Known<'_>) -> Found {
         let wrong = first.len() > 1 || repeats || differs;
         let message = || {
             format!(
-                "the step of job {} was done again after {step:?}, or its result is another one: {own:?}, {evidence:?}",
+                "the step of job {} was repeated after {step:?}, or its result differs: {own:?}, {evidence:?}",
                 job.id
             )
         };

@@ -35,8 +35,8 @@ fn more_starts_than_claims_are_found() {
     });
 }
 
-/// The job whose host was killed three times continues with a fourth attempt.
-fn continues(world: &mut World) {
+/// The job whose host was killed three times runs again, in a fourth attempt.
+fn run_again(world: &mut World) {
     let doomed = job(world, DOOMED).clone();
     world.attempts.push(Attempt {
         job: DOOMED,
@@ -80,14 +80,14 @@ fn frozen() -> Event {
 }
 
 #[test]
-fn a_job_that_continues_after_too_many_crashes_is_found() {
-    breaks("lost_after_crashes", continues);
+fn a_job_that_runs_again_after_too_many_crashes_is_found() {
+    breaks("lost_after_crashes", run_again);
 }
 
 #[test]
-fn a_job_may_continue_after_losses_that_were_not_crashes() {
+fn a_job_may_run_again_after_losses_that_were_not_crashes() {
     let mut world = healthy();
-    continues(&mut world);
+    run_again(&mut world);
     instead_of_kills(&mut world, &[1], frozen);
     breaks_nothing(&world);
     assert_eq!(cases_of("lost_after_crashes", &world), 0);
@@ -126,9 +126,9 @@ fn a_job_that_fails_as_lost_although_its_last_host_is_alive_again_is_found() {
 }
 
 #[test]
-fn a_host_may_be_killed_at_any_time_of_the_entry_of_its_kill() {
+fn a_kill_may_take_effect_at_any_time_within_its_incident() {
     let mut world = healthy();
-    // The host claimed the job a moment after the start of the entry.
+    // The host claimed the job a moment after the start of the incident.
     for h in world.happened.iter_mut() {
         if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
             && h.from_us == 35 * S
@@ -152,7 +152,7 @@ fn a_host_may_be_killed_while_its_claim_is_under_way() {
     }
     breaks_nothing(&world);
     assert_eq!(cases_of("lost_after_crashes", &world), 1);
-    // A kill long before the claim ended an earlier process.
+    // If the kill came long before the claim, it ended an earlier process of the host.
     for h in world.happened.iter_mut() {
         if matches!(&h.event, Event::HostKilled { worker } if worker == "host-2")
             && h.from_us == 31 * S - 45_000
@@ -165,10 +165,10 @@ fn a_host_may_be_killed_while_its_claim_is_under_way() {
 }
 
 #[test]
-fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
+fn a_loss_may_count_as_a_crash_if_its_host_exits_before_the_next_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[0], frozen);
-    // Lost at 36 s, and killed a second later.
+    // The job was lost at 36 s, and its host was killed a second later.
     world.happened.push(Incident {
         from_us: 37 * S,
         until_us: 37 * S,
