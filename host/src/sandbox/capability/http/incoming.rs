@@ -13,12 +13,12 @@ use wasmtime_wasi_http::Error;
 use super::fault::Fault;
 use super::host_memory::host_bytes;
 use super::secrets::Redactor;
-use super::tally::{UnderWay, fields_bytes};
+use super::tally::{InFlight, fields_bytes};
 
 /// A response body.
 pub(super) struct Incoming {
     pub(super) body: hyper::body::Incoming,
-    pub(super) under_way: UnderWay,
+    pub(super) in_flight: InFlight,
     pub(super) redactor: Option<Redactor>,
     pub(super) limits: Limits,
     pub(super) timer: Pin<Box<Sleep>>,
@@ -104,7 +104,7 @@ impl Incoming {
     }
 
     fn take(&mut self, bytes: Bytes) -> Result<Bytes, Fault> {
-        self.under_way.tally().received(bytes.len())?;
+        self.in_flight.tally().received(bytes.len())?;
         let left = self.limits.bytes_left.checked_sub(bytes.len() as u64);
         self.limits.bytes_left = left.ok_or(Fault::ResponseBody(self.limits.bytes_max))?;
         Ok(match &mut self.redactor {
@@ -124,7 +124,7 @@ impl Incoming {
 
     /// The guest may keep trailers after the body, so they count as host memory until the attempt ends.
     fn trailers(&self, mut trailers: HeaderMap) -> Result<HeaderMap, Fault> {
-        let tally = self.under_way.tally();
+        let tally = self.in_flight.tally();
         tally.received(fields_bytes(&trailers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut trailers);
@@ -202,7 +202,7 @@ mod tests {
         let tally = Tally::new(meter.clone(), u64::MAX, Some(host_memory));
         let body = Incoming {
             body: response.into_body(),
-            under_way: tally.start().expect("it fits"),
+            in_flight: tally.start().expect("it fits"),
             redactor,
             limits,
             timer: limits.timer(),

@@ -11,7 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use super::connect::{Connector, Dialer, OpenCount, Reach};
 use super::outgoing::{CHUNK_BYTES_MAX, Outgoing};
 use super::settings::HttpSettings;
-use super::tally::{UNDER_WAY_BYTES, UNDER_WAY_MAX};
+use super::tally::{IN_FLIGHT_MAX, REQUEST_BUFFER_BYTES};
 
 /// An unused connection is closed after this time; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ const SEND_BYTES: usize = 64 << 10;
 // behind it.
 const _: () = assert!(
     WINDOW_BYTES as usize + HEAD_BYTES_MAX as usize + SEND_BYTES + 2 * CHUNK_BYTES_MAX
-        <= UNDER_WAY_BYTES
+        <= REQUEST_BUFFER_BYTES
 );
 
 pub(super) type HttpClient = Client<Connector, Outgoing>;
@@ -73,7 +73,7 @@ impl Net {
         settings: HttpSettings,
         attempts_max: usize,
     ) -> anyhow::Result<Arc<Self>> {
-        let connections_max = attempts_max * UNDER_WAY_MAX + OPEN_MAX;
+        let connections_max = attempts_max * IN_FLIGHT_MAX + OPEN_MAX;
         Ok(Arc::new(Self {
             dialer: Dialer::new(&settings, connections_max)?,
             settings,

@@ -23,7 +23,7 @@ use super::host_memory::host_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Slot;
 use super::secrets::{NotInserted, Redactor, Replacements};
-use super::tally::{Tally, UnderWay, head_bytes};
+use super::tally::{InFlight, Tally, head_bytes};
 use crate::sandbox::AbortHandle;
 use crate::traces::{AttemptTrace, Span, cut};
 
@@ -50,7 +50,7 @@ pub(super) struct Sending {
     redactor: Option<Redactor>,
     abort: AbortHandle,
     tally: Arc<Tally>,
-    under_way: UnderWay,
+    in_flight: InFlight,
     slot: Slot,
     head_by: Instant,
     limits: Limits,
@@ -89,7 +89,7 @@ impl Http {
             )));
         }
         self.requests += 1;
-        let mut under_way = tally.start()?;
+        let mut in_flight = tally.start()?;
 
         let (mut parts, body) = request.into_parts();
         let allowed = access
@@ -108,7 +108,7 @@ impl Http {
             })?;
         if !replacements.is_empty() {
             // Both the body that the guest wrote and the one that is sent.
-            under_way.charge(2 * SECRET_BODY_BYTES_MAX)?;
+            in_flight.charge(2 * SECRET_BODY_BYTES_MAX)?;
         }
         parts.uri = canonical_uri(&allowed, &parts.uri)?;
         let mut span = request_span(&self.trace, &parts.method, &allowed, &path);
@@ -136,7 +136,7 @@ impl Http {
             redactor: self.placeholders.redactor(&access, &allowed.target),
             abort: self.abort.clone(),
             tally,
-            under_way,
+            in_flight,
             slot: self.unsent.slot(),
             head_by: now + head,
             limits: Limits {
@@ -220,7 +220,7 @@ impl Sending {
         let body = Incoming {
             body,
             timer: self.limits.timer(),
-            under_way: self.under_way,
+            in_flight: self.in_flight,
             redactor: self.redactor,
             limits: self.limits,
             ending: None,

@@ -1,4 +1,4 @@
-//! The totals of one attempt's requests, shared with the requests under way.
+//! The totals of one attempt's requests, shared with the requests in flight.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,15 +10,16 @@ use super::fault::Fault;
 use crate::sandbox::Meter;
 use crate::sandbox::attempt::memory::{Charge, Denial, HostMemory};
 
-/// The maximum number of concurrent requests of one attempt. A request counts until the end of its response. Each has
-/// buffers of up to half a MiB in the host.
-pub(super) const UNDER_WAY_MAX: usize = 16;
-pub(super) const UNDER_WAY_BYTES: usize = 512 << 10;
+/// The maximum number of requests that one attempt may have in flight. A request counts until its response has been read
+/// or dropped.
+pub(super) const IN_FLIGHT_MAX: usize = 16;
+/// The maximum size of the host's buffers for one request, without those for a body that may contain secrets.
+pub(super) const REQUEST_BUFFER_BYTES: usize = 512 << 10;
 
 /// The totals of one attempt's requests.
 #[derive(Debug)]
 pub(super) struct Tally {
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     meter: Arc<Meter>,
     bytes_max: u64,
     host_memory: Option<Arc<HostMemory>>,
@@ -32,7 +33,7 @@ impl Tally {
         host_memory: Option<Arc<HostMemory>>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            under_way: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
             meter,
             bytes_max,
             host_memory,
@@ -41,21 +42,21 @@ impl Tally {
     }
 
     /// Counts a request until the result is dropped.
-    pub(super) fn start(self: &Arc<Self>) -> Result<UnderWay, Fault> {
-        let before = self.under_way.fetch_add(1, Ordering::Relaxed);
-        let mut under_way = UnderWay {
+    pub(super) fn start(self: &Arc<Self>) -> Result<InFlight, Fault> {
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let mut in_flight = InFlight {
             tally: self.clone(),
             buffers: Vec::new(),
         };
-        match before < UNDER_WAY_MAX {
-            true => under_way.charge(UNDER_WAY_BYTES).map(|()| under_way),
+        match before < IN_FLIGHT_MAX {
+            true => in_flight.charge(REQUEST_BUFFER_BYTES).map(|()| in_flight),
             false => Err(Fault::Limit(format!(
-                "an attempt may have at most {UNDER_WAY_MAX} requests under way; read or drop their responses first"
+                "an attempt may have at most {IN_FLIGHT_MAX} requests in flight; read or drop their responses first"
             ))),
         }
     }
 
-    /// Counts host memory until the attempt ends.
+    /// Charges host memory until the attempt ends.
     pub(super) fn charge_until_end(&self, bytes: usize) -> Result<(), Fault> {
         match &self.host_memory {
             Some(host_memory) => host_memory
@@ -103,19 +104,19 @@ impl Tally {
     }
 }
 
-/// A request that is under way.
+/// A request that is in flight.
 #[derive(Debug)]
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     tally: Arc<Tally>,
     buffers: Vec<Charge>,
 }
 
-impl UnderWay {
+impl InFlight {
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// Counts host buffers until the request ends.
+    /// Charges host buffers until the request ends.
     pub(super) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
         if let Some(host_memory) = &self.tally.host_memory {
             let charge = host_memory.charge(bytes).map_err(no_memory)?;
@@ -137,9 +138,9 @@ fn no_memory(denial: Denial) -> Fault {
     Fault::Limit(why.into())
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        self.tally.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.tally.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -165,24 +166,28 @@ mod tests {
 
     #[test]
     fn count_buffers_until_a_request_ends() {
-        let budget = MemoryBudget::new(3 * UNDER_WAY_BYTES);
+        let budget = MemoryBudget::new(3 * REQUEST_BUFFER_BYTES);
         let tally = |requests: usize| {
-            let host_memory = HostMemory::new(requests * UNDER_WAY_BYTES, budget.clone());
+            let host_memory = HostMemory::new(requests * REQUEST_BUFFER_BYTES, budget.clone());
             Tally::new(Arc::default(), u64::MAX, Some(host_memory))
         };
         let (first, second) = (tally(2), tally(2));
         let one = first.start().unwrap();
         let _two = first.start().unwrap();
         let refused = |tally: &Arc<Tally>| tally.start().unwrap_err().to_string();
-        let own = refused(&first);
-        assert!(own.contains("raise memory_mb"), "{own}");
+        let by_attempt = refused(&first);
+        assert!(by_attempt.contains("raise memory_mb"), "{by_attempt}");
         let mut other = second.start().unwrap();
-        let hosts = refused(&second);
-        assert!(hosts.contains("raise memory_total_mb"), "{hosts}");
+        let by_host = refused(&second);
+        assert!(by_host.contains("raise memory_total_mb"), "{by_host}");
         assert!(other.charge(1).is_err() && second.charge_until_end(1).is_err());
         drop(one);
-        assert!(second.charge_until_end(UNDER_WAY_BYTES).is_ok());
+        assert!(second.charge_until_end(REQUEST_BUFFER_BYTES).is_ok());
         drop((first, second, other));
-        assert_eq!(budget.free_bytes(), 2 * UNDER_WAY_BYTES, "one is under way");
+        assert_eq!(
+            budget.free_bytes(),
+            2 * REQUEST_BUFFER_BYTES,
+            "one is in flight"
+        );
     }
 }

@@ -110,7 +110,7 @@ async fn limit_the_open_connections_of_a_host() {
 async fn a_connection_beyond_the_maximum_waits_for_another_to_end() {
     let (port, _ends) = server().await;
     let net = net(Arc::new(Here));
-    let all = UNDER_WAY_MAX + OPEN_MAX;
+    let all = IN_FLIGHT_MAX + OPEN_MAX;
     let free = net.dialer.free.clone();
     let held = free
         .clone()
