@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rouse::worker::{AttemptInfo, Middleware, Next, Running};
 
-/// Logs the duration of each attempt.
+/// Prints the duration of each attempt.
 struct Stopwatch;
 
 impl Middleware for Stopwatch {

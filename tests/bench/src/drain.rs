@@ -27,7 +27,7 @@ pub(super) struct Options {
     /// Let instances of `noop` serve many jobs (rouse.toml: instances = "reuse") instead of one each
     #[arg(long)]
     pub(super) reuse: bool,
-    /// Concurrent attempts while the host's memory is read; 0 or --reuse leaves this figure out
+    /// Concurrent attempts when the host's memory is measured; 0 or --reuse skips this measurement
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(..=2_000))]
     pub(super) attempts: u16,
 }
@@ -54,7 +54,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         }
         probes.extend(probe::run(bench, server, work.jobs, &work.payload).await?);
         add(&mut report, &prefix(options), &runs, median(probes)?)?;
-        // Waiting attempts have their own instances, reused or not.
+        // A waiting attempt has an instance to itself even with --reuse, so that would measure the same.
         if options.attempts > 0 && !options.reuse {
             let resident = resident(bench, server, options.attempts).await?;
             let label = format!("memory of the host, {} attempts running", options.attempts);
@@ -148,7 +148,7 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
         Unit::Bytes,
     );
     if !growths.is_empty() {
-        let label = "its growth from a tenth of the jobs to the end";
+        let label = "growth of the host's memory after a tenth of the jobs";
         figure("rss_growth", label, median(growths)?, Unit::Bytes);
     }
     Ok(())
@@ -156,9 +156,9 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
 
 /// Memory of a host with this many waiting attempts, in bytes.
 async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> {
-    bench.progress.step(&format!(
-        "letting {attempts} attempts wait at the same time"
-    ));
+    bench
+        .progress
+        .step(&format!("starting {attempts} attempts that wait"));
     let mut options = HostOptions::new(&server.handlers(&bench.guests, &["test_guests"])?);
     options.slots = Some(attempts);
     options.drain_timeout = Some("0s");
@@ -179,7 +179,7 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
                 .await?
                 .get(0);
             if running == i64::from(attempts) {
-                // Claimed jobs may not have started; the last instances take milliseconds.
+                // Some claimed jobs may not have started yet, but they will within milliseconds.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 return Ok(());
             }

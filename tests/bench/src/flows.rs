@@ -37,7 +37,7 @@ pub(super) struct Options {
     /// Runs of each drain, interleaved; the median of each figure is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
-    /// Chains of ten jobs that their handler continues
+    /// Chains of ten jobs, each continued by its handler
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     pub(super) chains: i64,
     /// How many times the single chain is continued
@@ -61,7 +61,7 @@ pub(super) struct Options {
 pub(super) enum Part {
     /// Jobs that wait for others
     Graphs,
-    /// Many chains that their handler continues
+    /// Many chains, each continued by its handler
     Chains,
     /// One chain on an idle host
     Hops,
@@ -87,8 +87,8 @@ impl Part {
     ];
 }
 
-/// Each shape, with its name and label.
-const SHAPES: [(Option<Graph>, &str, &str); 3] = [
+/// The graphs of jobs that are compared, each with its key and label.
+const GRAPHS: [(Option<Graph>, &str, &str); 3] = [
     (None, "plain", "probe: jobs that wait for nothing"),
     (
         Some(Graph::FanOutIn),
@@ -181,7 +181,7 @@ async fn graphs(
 ) -> Result<()> {
     let mut runs: [Vec<Drained>; 3] = Default::default();
     for run in 1..=options.runs {
-        for ((graph, name, _), runs) in SHAPES.iter().zip(&mut runs) {
+        for ((graph, name, _), runs) in GRAPHS.iter().zip(&mut runs) {
             let work = Work {
                 graph: *graph,
                 ..Work::noop(options.jobs)
@@ -198,7 +198,7 @@ async fn graphs(
     let median_of =
         |runs: &[Drained], value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
     let plain = median_of(&runs[0], Drained::jobs_per_s)?;
-    for ((graph, name, label), runs) in SHAPES.iter().zip(&runs) {
+    for ((graph, name, label), runs) in GRAPHS.iter().zip(&runs) {
         let jobs_per_s = median_of(runs, Drained::jobs_per_s)?;
         let mut figure = |key: &str, label: &str, value: f64, unit: Unit| {
             report.add(format!("flows.{name}.{key}"), label, value, unit);
@@ -235,7 +235,7 @@ async fn graphs(
 }
 
 /// Waits until a query counts this many jobs.
-async fn counted(
+async fn wait_for_count(
     bench: &Bench,
     client: &Client,
     title: &str,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rouse_workbench::percentiles::{Percentiles, median};
 
-use super::{Measured, counted};
+use super::{Measured, wait_for_count};
 use crate::backlog::Work;
 use crate::drained::{self, Drained};
 use crate::host::Host;
@@ -105,7 +105,7 @@ pub(super) async fn single(measured: &mut Measured<'_>, hops: i64) -> Result<()>
         let first = client.query_one(enqueue, &[&hops]).await;
         let first: i64 = first.context("enqueue the first job")?.get(0);
         let ended = "SELECT count(*) FROM rouse.finished WHERE chain = $1";
-        counted(bench, client, "running one chain", ended, &[&first], hops).await?;
+        wait_for_count(bench, client, "running one chain", ended, &[&first], hops).await?;
         let rows = client.query(GAPS, &[&first]).await?;
         ensure!(
             rows.len() as i64 == hops,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result, ensure};
 use rouse_workbench::percentiles::median;
 
-use super::{Measured, counted};
+use super::{Measured, wait_for_count};
 use crate::backlog::{Backlog, Work};
 use crate::drained;
 use crate::host::Host;
@@ -92,7 +92,7 @@ pub(super) async fn run(measured: &mut Measured<'_>, jobs: i64, runs: u16) -> Re
         ),
         (
             "rss_growth",
-            "its growth from a tenth of the suspensions",
+            "growth of the host's memory after a tenth of the suspensions",
             median_of(&|round| round.rss_growth)?,
             Unit::Bytes,
         ),
@@ -164,7 +164,7 @@ async fn suspended(measured: &Measured<'_>, backlog: &Backlog, jobs: i64) -> Res
     let sql = "SELECT count(*) FROM rouse.job WHERE wait IS NOT NULL AND id BETWEEN $1 AND $2";
     let range: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&backlog.first, &backlog.last];
     let (bench, client) = (measured.bench, &measured.server.client);
-    let counted = counted(bench, client, "suspending", sql, &range, jobs).await;
+    let counted = wait_for_count(bench, client, "suspending", sql, &range, jobs).await;
     counted
         .context("suspend all jobs before they are due; those that are due are no longer counted")
 }
