@@ -10,13 +10,13 @@ use tokio_postgres::Client;
 
 use crate::support::claims::claim;
 use crate::support::database::refusal;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, tries};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, retries};
 use crate::support::{TestDb, run_rouse};
 
 /// Inserts a row into each of the four tables.
 async fn history(db: &TestDb) -> Client {
     let client = db.client().await;
-    let overrides = tries("test.*", 2, Duration::from_millis(1));
+    let overrides = retries("test.*", 2, Duration::from_millis(1));
     let settings = Settings {
         overrides,
         ..Settings::default()
@@ -260,7 +260,7 @@ async fn the_history_records_the_handler_that_ran_a_bound_source() {
             ("ping".to_owned(), "noop".to_owned()),
         ]
         .into(),
-        overrides: tries("test.*", 2, Duration::from_millis(1)),
+        overrides: retries("test.*", 2, Duration::from_millis(1)),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;

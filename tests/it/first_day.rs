@@ -10,7 +10,7 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 
 use crate::support::page::{blocks_of, repository};
-use crate::support::worker::{TestWorker, ended, enqueue, show, tries, until};
+use crate::support::worker::{TestWorker, ended, enqueue, retries, show, until};
 use crate::support::{
     CommandOutput, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in,
     rouse_without_database, scratch,
@@ -413,7 +413,7 @@ async fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_on
     let client = db.client().await;
     let hour = std::time::Duration::from_secs(3600);
     let settings = Settings {
-        overrides: tries("test.fail", 3, hour),
+        overrides: retries("test.fail", 3, hour),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
@@ -513,7 +513,7 @@ async fn a_job_denied_a_file_is_not_retried_and_one_that_only_probed_for_it_is()
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
-        overrides: tries("test.read-file", 3, std::time::Duration::ZERO),
+        overrides: retries("test.read-file", 3, std::time::Duration::ZERO),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;

@@ -209,7 +209,7 @@ async fn the_operators_retry_policy_overrides_the_modules() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let strict = Settings {
-        overrides: crate::support::worker::tries("test.*", 3, Duration::from_millis(1)),
+        overrides: crate::support::worker::retries("test.*", 3, Duration::from_millis(1)),
         ..settings()
     };
     let worker = TestWorker::start(&db, strict).await;
@@ -228,7 +228,7 @@ async fn a_job_that_runs_out_of_memory_is_retried_once_with_twice_as_much() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let several = Settings {
-        overrides: crate::support::worker::tries("test.alloc", 5, Duration::from_secs(3600)),
+        overrides: crate::support::worker::retries("test.alloc", 5, Duration::from_secs(3600)),
         ..settings()
     };
     let worker = TestWorker::start(&db, several).await;

@@ -506,7 +506,7 @@ async fn the_end_of_a_bound_job_during_a_search_for_other_sources_lets_the_next_
     let parts = proxy.parts(&db, sandbox(), catalog().await);
     let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.race")]);
     let health = Health::default();
-    let worker = TestWorker::start_sharing(parts, settings, health.clone());
+    let worker = TestWorker::start_with_health(parts, settings, health.clone());
     for id in [first, other] {
         until(&client, id, |job| job.state == "running").await;
     }

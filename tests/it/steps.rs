@@ -16,7 +16,9 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, recorded_steps, result, settlement};
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, events_but_renewals, until_true};
+use crate::support::worker::{
+    TestWorker, cancel, ended, enqueue, events_except_renewals, until_true,
+};
 
 /// Waits until the attempt reports that it waits.
 async fn until_waiting(client: &Client, id: i64) {
@@ -78,7 +80,7 @@ async fn a_recorded_step_is_not_repeated() {
         "step",
         "succeeded",
     ];
-    assert_eq!(events_but_renewals(&client, id).await, expected);
+    assert_eq!(events_except_renewals(&client, id).await, expected);
     worker.drain().await;
 }
 

@@ -368,7 +368,7 @@ async fn the_logs_of_a_job_that_panicked_end_with_its_error() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let once = Settings {
-        overrides: crate::support::worker::tries("test.panic", 1, Duration::ZERO),
+        overrides: crate::support::worker::retries("test.panic", 1, Duration::ZERO),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, once).await;

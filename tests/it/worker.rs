@@ -127,8 +127,12 @@ async fn a_job_runs_with_notifications_off() {
 async fn a_worker_whose_notifications_do_not_arrive_polls() {
     let (db, elsewhere) = (TestDb::new().await, TestDb::new().await);
     let client = db.client().await;
-    let worker =
-        TestWorker::start_listening_at(elsewhere.connector(), &db, settings(), catalog().await);
+    let worker = TestWorker::start_listening_through(
+        elsewhere.connector(),
+        &db,
+        settings(),
+        catalog().await,
+    );
     until_true(
         &elsewhere.client().await,
         "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'",

@@ -85,7 +85,7 @@ async fn attempts_keep_their_slots_while_too_many_bytes_wait_for_their_settlemen
         ..settings()
     };
     let health = Health::default();
-    let worker = TestWorker::start_sharing(parts, small, health.clone());
+    let worker = TestWorker::start_with_health(parts, small, health.clone());
     let settling = proxy.hold("rouse.settle(", Side::Statement);
     // One of the outcomes fits.
     let mut ids = Vec::new();

@@ -33,6 +33,7 @@ pub(crate) fn guests_dir() -> PathBuf {
         },
         PathBuf::from,
     );
+    // The components, which were built for WASI 0.2 (wasm32-wasip2).
     let dir = dir.join("p2");
     assert!(
         dir.is_dir(),
@@ -90,11 +91,11 @@ impl TestWorker {
 
     /// Starts a worker with these handlers.
     pub(crate) fn start_on(db: &TestDb, settings: Settings, catalog: Arc<Catalog>) -> Self {
-        Self::start_listening_at(db.connector(), db, settings, catalog)
+        Self::start_listening_through(db.connector(), db, settings, catalog)
     }
 
-    /// Starts a worker with these handlers that listens for notifications on another database.
-    pub(crate) fn start_listening_at(
+    /// Starts a worker with these handlers that listens for notifications through this connector.
+    pub(crate) fn start_listening_through(
         listen_at: Connector,
         db: &TestDb,
         settings: Settings,
@@ -103,7 +104,7 @@ impl TestWorker {
         Self::start_through(db.store(), listen_at, settings, catalog)
     }
 
-    /// Starts a worker on these connections.
+    /// Starts a worker that uses this store, and listens for notifications through this connector.
     pub(crate) fn start_through(
         store: Store,
         listen_at: Connector,
@@ -158,23 +159,23 @@ impl TestWorker {
 
     /// Starts a worker from the test's own parts.
     pub(crate) fn start_with(parts: Parts, settings: Settings) -> Self {
-        Self::start_sharing(parts, settings, Health::default())
+        Self::start_with_health(parts, settings, Health::default())
     }
 
-    /// Like [`start_with`](Self::start_with); the test shares this health with the worker.
-    pub(crate) fn start_sharing(parts: Parts, settings: Settings, health: Health) -> Self {
+    /// Like [`start_with`](Self::start_with); the worker reports to this health, which the test reads.
+    pub(crate) fn start_with_health(parts: Parts, settings: Settings, health: Health) -> Self {
         let stop = Stop::default();
         let task = tokio::spawn(worker::run(settings, parts, health, stop.clone()));
         Self { stop, task }
     }
 
-    /// Requests the worker to stop, and waits until all its attempts are settled.
+    /// Signals the worker to stop, and waits until all its attempts are settled.
     pub(crate) async fn drain(self) {
         self.stop.drain();
         self.ended().await;
     }
 
-    /// Requests the worker to stop at once, and waits for its end.
+    /// Signals the worker to stop at once, and waits for its end.
     pub(crate) async fn stop_now(self) {
         self.stop.now();
         self.ended().await;
@@ -249,7 +250,7 @@ pub(crate) async fn backdate_heartbeat(client: &Client, worker: &Store, seconds:
         .unwrap();
 }
 
-/// Replaces `rouse.peek`. A claimer panics when it reads the response.
+/// SQL that replaces `rouse.peek` with a function whose response makes the claimer panic.
 pub(crate) const UNREADABLE_PEEK: &str = "
     DROP FUNCTION rouse.peek;
     CREATE FUNCTION rouse.peek(bigint[], bigint[], bigint, bigint, timestamptz, timestamptz, bigint[],
@@ -268,8 +269,8 @@ pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
 }
 
 /// The events of a job that a worker has run, without the renewals of its lease: a worker also renews its leases when
-/// its LISTEN starts, which is before, during or after the first attempt.
-pub(crate) async fn events_but_renewals(client: &Client, id: i64) -> Vec<String> {
+/// its LISTEN starts, which may be before, during or after the first attempt.
+pub(crate) async fn events_except_renewals(client: &Client, id: i64) -> Vec<String> {
     let mut events = events(client, id).await;
     events.retain(|event| event != "renewed");
     events
@@ -301,7 +302,7 @@ pub(crate) async fn show(client: &Client, id: i64) -> Shown {
     }
 }
 
-/// Waits until the job is as wanted. It polls, since there is no event to wait for.
+/// Waits until `wanted` accepts the job. It polls, since there is no event to wait for.
 pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> bool) -> Shown {
     until_within(client, id, TIMEOUT, wanted).await
 }
@@ -423,10 +424,10 @@ pub(crate) fn timeout(pattern: &str, timeout: Duration) -> Overrides {
 }
 
 /// The operator's retries for handlers of this name or pattern.
-pub(crate) fn tries(pattern: &str, max_attempts: u32, wait: Duration) -> Overrides {
+pub(crate) fn retries(pattern: &str, max_attempts: u32, backoff: Duration) -> Overrides {
     let set = Override::default()
         .with("max_attempts", max_attempts)
-        .with("retry_initial", wait)
-        .with("retry_max", wait);
+        .with("retry_initial", backoff)
+        .with("retry_max", backoff);
     Overrides([(pattern.to_string(), set)].into())
 }

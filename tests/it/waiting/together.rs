@@ -126,7 +126,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
         ends: ends.clone(),
         ..Health::default()
     };
-    let worker = TestWorker::start_sharing(parts, Settings::default(), health);
+    let worker = TestWorker::start_with_health(parts, Settings::default(), health);
     let later = "SELECT rouse.enqueue('noop', '{\"n\": 1}', run_at => now() + interval '1 day')";
     let id: i64 = client.query_one(later, &[]).await.unwrap().get(0);
     let other: i64 = client.query_one(later, &[]).await.unwrap().get(0);

@@ -7,7 +7,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, prompt_heartbeats, tries, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, prompt_heartbeats, retries, until_true};
 
 /// The statistics exist as soon as the worker is registered, and distinguish failed jobs from failed attempts.
 #[tokio::test]
@@ -15,7 +15,7 @@ async fn failed_jobs_and_failed_attempts_are_counted_separately_from_the_start()
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
-        overrides: tries("test.*", 2, Duration::from_millis(1)),
+        overrides: retries("test.*", 2, Duration::from_millis(1)),
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, settings).await;
