@@ -99,8 +99,8 @@ fn summarise(ctx: &Ctx, csv: impl Read, delimiter: u8) -> Result<Summary, Error>
 
 fn unreadable(path: &str, error: &io::Error) -> Error {
     let message = format!(
-        "cannot read {path}: {error}. Check that it exists, and that rouse.toml grants its directory to \
-         csv.summary and the grants of the job include it"
+        "cannot read {path}: {error}. Check that it exists, that rouse.toml grants its directory to \
+         csv.summary, and that the grants of the job include that directory"
     );
     Error::permanent(message).kind("unreadable_file")
 }

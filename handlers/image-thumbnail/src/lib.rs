@@ -18,13 +18,13 @@ pub use picture::{Format, Size};
 pub struct Input {
     /// The picture, a PNG or JPEG in a granted directory.
     pub path: String,
-    /// The thumbnail, in a directory granted for writing: `….jpg`, `….jpeg` or `….png`. Missing folders are created; an
-    /// existing file is replaced.
+    /// The thumbnail, in a directory granted for writing. The name ends in `.jpg`, `.jpeg` or `.png`. Missing folders are
+    /// created; an existing file is replaced.
     pub out: String,
-    /// The maximum width of the thumbnail, pixels.
+    /// The maximum width of the thumbnail, in pixels.
     #[serde(default = "default_side")]
     pub width_max: u32,
-    /// The maximum height of the thumbnail, pixels.
+    /// The maximum height of the thumbnail, in pixels.
     #[serde(default = "default_side")]
     pub height_max: u32,
     /// The quality of a JPEG, 1 to 100.
@@ -40,13 +40,13 @@ fn default_quality() -> u8 {
     85
 }
 
-/// The longest side of a thumbnail, pixels.
+/// The largest permitted width or height of a thumbnail, in pixels.
 const SIDE_MAX: u32 = 4096;
 
 /// The result of `image.thumbnail`.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Thumbnail {
-    /// The file of the thumbnail.
+    /// The path of the thumbnail.
     pub out: String,
     /// The original picture.
     pub original: Picture,
@@ -57,11 +57,11 @@ pub struct Thumbnail {
 /// A picture in a file.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Picture {
-    /// PNG or JPEG, by its content.
+    /// PNG or JPEG, as detected from the content.
     pub format: Format,
-    /// In pixels, upright.
+    /// The size of the upright picture, in pixels.
     pub size: Size,
-    /// The size of the file.
+    /// The size of the file, in bytes.
     pub bytes: usize,
 }
 
@@ -72,7 +72,7 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     remove_parts(ctx, &input.out);
 
     ctx.progress(10, "reading");
-    let bytes = fs::read(&input.path).map_err(|error| denied("read", &input.path, error))?;
+    let bytes = fs::read(&input.path).map_err(|error| file_error("read", &input.path, error))?;
     let original_bytes = bytes.len();
 
     ctx.progress(20, "decoding");
@@ -93,7 +93,8 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     check_abort(ctx)?;
 
     ctx.progress(90, "writing");
-    write_whole(ctx, &input.out, &bytes).map_err(|error| denied("write", &input.out, error))?;
+    write_atomically(ctx, &input.out, &bytes)
+        .map_err(|error| file_error("write", &input.out, error))?;
     Ok(Thumbnail {
         out: input.out,
         original,
@@ -105,7 +106,7 @@ pub fn thumbnail(ctx: &Ctx, input: Input) -> Result<Thumbnail, Error> {
     })
 }
 
-/// Checks rules that the types do not enforce; returns the format for the name of the thumbnail.
+/// Checks rules that the types do not enforce; returns the format that the name of the thumbnail implies.
 fn check(input: &Input) -> Result<Format, Error> {
     let refuse = |why: String| Err(Error::permanent(why).kind("invalid_payload"));
     let sides = 1..=SIDE_MAX;
@@ -142,17 +143,18 @@ fn part(ctx: &Ctx, out: &str, attempt: u32) -> String {
     format!("{out}.{}-{attempt}.part", ctx.job().id)
 }
 
-/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not
-/// remove them.
+/// Removes the temporary files of earlier attempts that were stopped while they wrote: an attempt cannot remove a file
+/// after its abort.
 fn remove_parts(ctx: &Ctx, out: &str) {
     for attempt in 1..ctx.job().attempt {
-        // Most attempts have left none. If a file cannot be removed, it does no harm, and the job has other work to do.
+        // Most attempts have left none. A file that cannot be removed does no harm, and must not fail the job.
         let _ = fs::remove_file(part(ctx, out, attempt));
     }
 }
 
-/// Writes a file so that it is complete or missing, however often the job runs.
-fn write_whole(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file atomically: until the new content is complete, there is the old file or none, however often the job
+/// runs.
+fn write_atomically(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
     let part = part(ctx, out, ctx.job().attempt);
     if let Some(folder) = Path::new(out).parent().filter(|folder| *folder != "") {
         // A granted directory already exists, and cannot be created from inside the sandbox.
@@ -162,15 +164,15 @@ fn write_whole(ctx: &Ctx, out: &str, bytes: &[u8]) -> io::Result<()> {
     }
     let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, out));
     if written.is_err() {
-        // If a temporary file cannot be removed, nothing more can be done; the first error counts.
+        // If the temporary file cannot be removed either, the first error is still the one to report.
         let _ = fs::remove_file(&part);
     }
     written
 }
 
-/// A file that is missing, or not granted, will not be available at the next attempt either; a full disk may have been
-/// cleaned up.
-fn denied(action: &str, path: &str, error: io::Error) -> Error {
+/// The error of a file operation. A full disk, or a file in use, may be available at the next attempt; a file that is
+/// missing or not granted will not.
+fn file_error(action: &str, path: &str, error: io::Error) -> Error {
     let message = format!("cannot {action} {path}: {error}");
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::Interrupted | ErrorKind::ResourceBusy => {
@@ -178,7 +180,7 @@ fn denied(action: &str, path: &str, error: io::Error) -> Error {
         }
         kind => {
             let error = Error::permanent(format_args!(
-                "{message}. Check that it exists, and that rouse.toml grants its directory to image.thumbnail and the grants of the job include it"
+                "{message}. Check that it exists, that rouse.toml grants its directory to image.thumbnail, and that the grants of the job include that directory"
             ));
             match kind {
                 ErrorKind::NotFound => error.kind("file_not_found"),
