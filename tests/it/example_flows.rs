@@ -70,7 +70,7 @@ async fn the_flows_of_the_example_end_as_its_page_says() {
     let approved = ended(&client, 3).await;
     assert_eq!(
         approved.result,
-        Some(json!({"end": "approved", "by": "Ada"}))
+        Some(json!({"decision": "approved", "by": "Ada"}))
     );
 
     until_true(&client, "SELECT rouse.chain_result(4) IS NOT NULL").await;
@@ -104,7 +104,7 @@ async fn an_approval_expires_after_three_days_and_asks_once() {
     let sql = "SELECT rouse.reschedule($1)";
     client.query_one(sql, &[&id]).await.unwrap();
     let job = ended(&client, id).await;
-    assert_eq!(job.result, Some(json!({"end": "expired"})));
+    assert_eq!(job.result, Some(json!({"decision": "expired"})));
     assert_eq!(job.attempt, 2);
     let asked = "SELECT count(*) = 1 FROM rouse.job_log($1) WHERE text LIKE 'please approve%'";
     until_true(&client, &asked.replace("$1", &id.to_string())).await;

@@ -21,10 +21,10 @@ struct Answer {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case", tag = "end")]
+#[serde(rename_all = "snake_case", tag = "decision")]
 pub(crate) enum Decision {
     Approved { by: String },
-    Refused { by: String },
+    Rejected { by: String },
     Expired,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn approve(ctx: &Ctx, expense: Expense) -> Result<Decision, Error> {
     let answer = ctx.wait_signal::<Answer>("answer", THREE_DAYS)?;
     Ok(match answer {
         Some(Answer { by, approved: true }) => Decision::Approved { by },
-        Some(Answer { by, .. }) => Decision::Refused { by },
+        Some(Answer { by, .. }) => Decision::Rejected { by },
         None => Decision::Expired,
     })
 }
@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs an approval until it waits, and returns its end after that. Without an answer, three days pass.
+    /// Runs an approval until it waits, resumes it, and returns the decision. Without an answer, three days pass.
     fn decide(answer: Option<Value>) -> Value {
         let attempt =
             |ctx: &TestCtx| ctx.attempt(|ctx| super::approve(ctx, Expense { cents: 1_250 }));
@@ -78,16 +78,16 @@ mod tests {
     fn an_answer_decides() {
         assert_eq!(
             decide(Some(json!({"by": "Ada", "approved": true}))),
-            json!({"end": "approved", "by": "Ada"})
+            json!({"decision": "approved", "by": "Ada"})
         );
         assert_eq!(
             decide(Some(json!({"by": "Ada", "approved": false}))),
-            json!({"end": "refused", "by": "Ada"})
+            json!({"decision": "rejected", "by": "Ada"})
         );
     }
 
     #[test]
     fn after_three_days_without_an_answer_it_expires() {
-        assert_eq!(decide(None), json!({"end": "expired"}));
+        assert_eq!(decide(None), json!({"decision": "expired"}));
     }
 }
