@@ -44,7 +44,7 @@ async fn a_database_is_dropped_after_its_test_even_if_a_connection_is_open() {
 }
 
 #[test]
-fn the_harness_sees_lines_signals_and_exits_of_a_child() {
+fn the_harness_reads_lines_of_a_child_signals_it_and_waits_for_its_exit() {
     let mut command = Command::new("sh");
     command.args([
         "-c",
@@ -82,7 +82,7 @@ async fn a_connection_string_of_the_harness_works_with_psql() {
 
 #[tokio::test]
 async fn the_server_has_the_requested_version() {
-    // The database is dropped with `db`, and ends its sessions.
+    // Kept until the end: dropping it drops the database, which ends the session of `client`.
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
     let row = client.query_one("SHOW server_version_num", &[]).await;

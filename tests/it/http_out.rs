@@ -143,12 +143,12 @@ impl Guests {
 
     /// The responses to these requests.
     pub(crate) async fn responses(&self, handler: &str, requests: Value) -> Vec<Value> {
-        let payload = json!({"requests": requests, "regardless": true});
+        let payload = json!({"requests": requests, "continue_after_errors": true});
         let RunEnd::Returned(bytes) = self.run(handler, payload).await else {
             panic!("the guest continues after failed requests");
         };
         let result: Value = serde_json::from_slice(&bytes).expect("JSON");
-        result["answers"].as_array().expect("a list").clone()
+        result["responses"].as_array().expect("a list").clone()
     }
 
     /// The response of the echo server to this request.
@@ -295,7 +295,7 @@ async fn the_number_and_the_size_of_requests_are_limited() {
             resolver: Arc::new(Names::default()),
             ..HttpSettings::default()
         },
-        // Limits of these handlers only.
+        // Limits of this handler only.
         limits_of: BTreeMap::from([(
             "test.http.private".to_owned(),
             Overlay::default()
@@ -356,7 +356,7 @@ async fn the_number_and_the_size_of_requests_are_limited() {
     assert!(error(&responses[1]).contains("timeout"), "{}", responses[1]);
     assert!(started.elapsed() < Duration::from_secs(10));
 
-    // This host does not trust the server.
+    // This sandbox has no `ca_file`, so it does not trust the authority of the server.
     let tls = json!([{"url": https("/untrusted")}]);
     let responses = guests.responses("test.http.private", tls).await;
     assert!(

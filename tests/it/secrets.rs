@@ -136,7 +136,7 @@ async fn a_secret_is_sent_to_its_host_and_the_guest_sees_only_its_placeholder() 
     // The server echoes all of it, in the head and in pieces of 3 bytes.
     let all = result.to_string();
     assert!(!all.contains(KEY) && !all.contains(TOKEN), "{all}");
-    let responses = &result["answers"];
+    let responses = &result["responses"];
     assert_eq!(responses[0]["headers"]["x-leak"], format!("Bearer {key}"));
     let echoed = responses[1]["body"].as_str().expect("a body");
     assert!(
@@ -191,7 +191,7 @@ async fn a_server_cannot_test_guesses_of_a_secret_it_never_receives() {
         "requests": [post("127.0.0.1", KEY), post("localhost", HOOK), post("localhost", KEY)],
     }))
     .await;
-    let echoed = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
+    let echoed = |at: usize| result["responses"][at]["body"].as_str().expect("a body");
     // The key goes to this server under another name only, and the other secret only signs.
     for (at, guess) in [(0, KEY), (1, HOOK)] {
         assert_eq!(echoed(at).matches(guess).count(), 2, "{}", echoed(at));
@@ -208,7 +208,8 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
         let body = "{LONG}".repeat(times);
         let request =
             json!({"method": "POST", "url": url("127.0.0.1", "/multiplied"), "body": body});
-        let payload = json!({"secrets": ["LONG"], "requests": [request], "regardless": true});
+        let payload =
+            json!({"secrets": ["LONG"], "requests": [request], "continue_after_errors": true});
         let run = guests()
             .await
             .run_with("test.http.secret", payload, AbortHandle::new())
@@ -218,7 +219,7 @@ async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
         };
         let mut result: Value = serde_json::from_slice(&bytes).expect("JSON");
         let used = run.used.expect("a guest ran");
-        (result["answers"][0].take(), used.bytes_out)
+        (result["responses"][0].take(), used.bytes_out)
     };
     let (response, bytes_out) = send(10).await;
     assert_eq!(response["status"], 200, "{response}");
@@ -243,9 +244,10 @@ async fn the_fields_of_a_request_are_limited_with_their_secrets_inserted() {
     let send = async |times: usize| {
         let headers = json!({"x-long": "{LONG}".repeat(times)});
         let request = json!({"url": url("127.0.0.1", "/long-head"), "headers": headers});
-        let payload = json!({"secrets": ["LONG"], "requests": [request], "regardless": true});
+        let payload =
+            json!({"secrets": ["LONG"], "requests": [request], "continue_after_errors": true});
         let mut result = result(payload).await;
-        result["answers"][0].take()
+        result["responses"][0].take()
     };
     let response = send(10).await;
     assert_eq!(response["status"], 200, "{response}");

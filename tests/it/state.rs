@@ -76,7 +76,7 @@ async fn worker_behind(db: &TestDb, proxy: &Proxy) -> TestWorker {
 
 /// Makes the handler perform these calls, even after failures, in a job of this tenant (SQL); returns the results.
 async fn results(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
-    let payload = json!({"calls": calls, "regardless": true});
+    let payload = json!({"calls": calls, "continue_after_errors": true});
     let id = enqueue_sql(
         client,
         &format!("'{handler}', '{payload}', tenant => {tenant}"),
@@ -343,7 +343,7 @@ async fn state_is_neither_read_nor_written_after_the_abort() {
     let mut calls = one_of_each.as_array().unwrap().clone();
     calls.push(json!("wait"));
     calls.extend(one_of_each.as_array().unwrap().iter().cloned());
-    let payload = json!({"calls": calls, "regardless": true}).to_string();
+    let payload = json!({"calls": calls, "continue_after_errors": true}).to_string();
     let running = sandbox().run(
         handler,
         crate::sandbox_guest::job(&payload),

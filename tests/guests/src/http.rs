@@ -17,7 +17,7 @@ pub(crate) struct Requests {
     requests: Vec<Request>,
     /// Continue after a failed request.
     #[serde(default)]
-    regardless: bool,
+    continue_after_errors: bool,
     /// Log and report the responses.
     #[serde(default)]
     tell: bool,
@@ -54,7 +54,7 @@ async fn send(ctx: &Ctx, payload: Requests) -> Result<Value> {
             text.replace(&format!("{{{name}}}"), word)
         })
     };
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for request in payload.requests {
         let body = match request.body_bytes {
             0 => filled(&request.body).into_bytes(),
@@ -68,7 +68,7 @@ async fn send(ctx: &Ctx, payload: Requests) -> Result<Value> {
             sent = sent.header(name, filled(value));
         }
         ctx.progress(1, "asks");
-        let answer = match sent.send(ctx).await {
+        let response = match sent.send(ctx).await {
             Ok(response) => {
                 let body = String::from_utf8_lossy(&response.body).into_owned();
                 if payload.tell {
@@ -80,18 +80,18 @@ async fn send(ctx: &Ctx, payload: Requests) -> Result<Value> {
                 let headers: BTreeMap<_, _> = response.headers.into_iter().collect();
                 json!({"status": response.status, "headers": headers, "body": body, "url": response.url})
             }
-            Err(error) if payload.regardless => {
+            Err(error) if payload.continue_after_errors => {
                 json!({"error": error.message, "kind": error.kind})
             }
             Err(error) => return Err(error),
         };
-        answers.push(answer);
+        responses.push(response);
     }
     if payload.tell {
-        let error = Error::retryable(serde_json::to_string(&answers)?);
-        return Err(error.details(json!(answers)));
+        let error = Error::retryable(serde_json::to_string(&responses)?);
+        return Err(error.details(json!(responses)));
     }
-    Ok(json!({"answers": answers, "words": words}))
+    Ok(json!({"responses": responses, "words": words}))
 }
 
 /// Sends requests to public servers only.

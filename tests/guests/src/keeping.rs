@@ -10,7 +10,7 @@ pub(crate) struct Calls {
     calls: Vec<Call>,
     /// Continue after a failed call, and return its kind and message as the response.
     #[serde(default)]
-    regardless: bool,
+    continue_after_errors: bool,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -74,7 +74,7 @@ async fn make(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
     for call in payload.calls {
         match answer(ctx, call).await {
             Ok(answer) => answers.push(answer),
-            Err(error) if payload.regardless => {
+            Err(error) if payload.continue_after_errors => {
                 answers.push(json!({"kind": error.kind, "message": error.message}));
             }
             Err(error) => return Err(error),

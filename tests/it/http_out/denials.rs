@@ -182,5 +182,8 @@ async fn the_lines_printed_by_a_denial_allow_the_request() {
         std::fs::write(&toml, text + "\n").unwrap();
     }
     let invoked = invoke().await;
-    assert_eq!(invoked["result"]["answers"][0]["status"], 200, "{invoked}");
+    assert_eq!(
+        invoked["result"]["responses"][0]["status"], 200,
+        "{invoked}"
+    );
 }
