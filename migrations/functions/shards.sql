@@ -1,10 +1,10 @@
--- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two of them claim from
--- the same lane.
+-- Shards (rouse.queue.shards): the lanes of a queue are divided among its workers, so that no two workers with the same
+-- handlers and tags claim from the same lane.
 --
 -- A lane belongs to a shard by its id. A worker leases its share of the shards, and renews the lease every second. If
 -- the worker dies, its lease ends, and the others take over its shards.
 --
--- No claim is committed from a shard after another worker has leased it, because the claim locks the lease
+-- No claim of a worker commits after another worker has leased its shard, because the claim locks the worker's lease
 -- (rouse.shard_lease) until it commits, and everything that takes a shard from a worker locks the same row first:
 --
 --   claim                 FOR KEY SHARE, and only if the lease has not ended
@@ -14,16 +14,12 @@
 --   leaving a queue       deletes the worker's own row; waits for its claims
 --   new number of shards  deletes all rows of the queue; waits for all claims
 --
--- Shards are taken, and leases added, by one call at a time for each queue: the one that has the lock of the queue. The
--- other calls do not wait for it: they renew their leases, and divide the queue at one of their next calls. So no call
--- waits for a lock that the call of another worker holds.
+-- Shards are taken, and leases added, by one call at a time for each queue: the one that holds the lock of the queue.
+-- The calls of other workers do not wait for it: they only renew their leases, and divide the queue in a later call. So
+-- no call waits for a lock that the call of another worker holds.
 --
--- After the clock was set back, leases end too late. They are shortened, which locks them like a renewal: this is the
--- only time at which a renewal may have to wait for the call of another worker.
---
--- Workers that can run the same jobs divide all shards among themselves. A worker with other handlers or tags divides
--- all shards with the workers that have the same handlers and tags, so that no lane is without a worker that can serve
--- it.
+-- Workers with the same handlers and tags divide all shards among themselves, independently of workers with others. So
+-- no lane is without a worker that can serve it, but workers with different handlers or tags may share a lane.
 
 -- The shard of a lane. The same as shard_of (host/src/job/shard.rs). Ids of lanes are hashes.
 CREATE OR REPLACE FUNCTION rouse._shard_of(p_lane bigint, p_shards integer) RETURNS integer
@@ -41,7 +37,8 @@ DECLARE
     at   timestamptz := clock_timestamp();
     held text[];
 BEGIN
-    -- In this order: only shard_lease_worker provides it, which leaves out the old versions of the rows.
+    -- Ordered by `until`, so that Postgres reads shard_lease_worker, in which the old versions of a row come before the
+    -- range that is read.
     held := ARRAY(SELECT s.queue FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > at ORDER BY s.until FOR KEY SHARE);
     -- A new snapshot, after the locks.
     RETURN (
@@ -58,15 +55,16 @@ END
 $$;
 
 -- Takes a worker's share of the shards of a queue, or gives up what exceeds it, and adds a lease if the worker has
--- none. Returns whether it has one. The caller has the lock of the queue. Served by shard_lease_queue,
+-- none. Returns whether it has one. The caller holds the lock of the queue. Served by shard_lease_queue,
 -- shard_lease_worker and primary keys.
 CREATE OR REPLACE FUNCTION rouse._divide_shards(p_worker bigint, p_queue text, p_serves bigint, p_lease_ms bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
-    -- A new snapshot, after the lock.
+    -- Read in a new snapshot, after the caller took the lock.
     shards integer := (SELECT q.shards FROM rouse.queue AS q WHERE q.name = p_queue);
-    -- In this order: only shard_lease_queue provides it, which leaves out the old versions of the rows.
+    -- Ordered by `until`, so that Postgres reads shard_lease_queue, in which the old versions of a row come before the
+    -- range that is read.
     live   bigint[] := ARRAY(SELECT s.worker FROM rouse.shard_lease AS s WHERE s.queue = p_queue AND s.until > at ORDER BY s.until);
     -- Those that were renewed before the clock was set back.
     ahead  CURSOR FOR
@@ -74,8 +72,8 @@ DECLARE
         WHERE s.queue = p_queue AND s.until > at + 2 * p_lease_ms * interval '1 millisecond'
         ORDER BY s.until FOR NO KEY UPDATE SKIP LOCKED;
     ended  bigint;
-    part   integer;
-    has    integer;
+    wanted integer;
+    held   integer;
 BEGIN
     IF shards = 0 THEN
         RETURN false;
@@ -99,37 +97,37 @@ BEGIN
         INSERT INTO rouse.shard_lease (worker, queue, serves, until)
         VALUES (p_worker, p_queue, p_serves, at + p_lease_ms * interval '1 millisecond')
         ON CONFLICT DO NOTHING;
-        -- A claim of that worker holds the lease that has ended.
+        -- A claim of this worker still locks its lease, which has ended.
         IF NOT FOUND THEN
             RETURN false;
         END IF;
     END IF;
-    SELECT shards / count(*) + (count(*) FILTER (WHERE l.worker < p_worker) < shards % count(*))::integer INTO part
+    SELECT shards / count(*) + (count(*) FILTER (WHERE l.worker < p_worker) < shards % count(*))::integer INTO wanted
     FROM (SELECT s.worker, s.serves FROM rouse.shard_lease AS s WHERE s.queue = p_queue AND s.until > at ORDER BY s.until) AS l
     WHERE l.serves = p_serves;
-    has := (SELECT count(*) FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = p_queue);
-    IF has > part THEN
+    held := (SELECT count(*) FROM rouse.shard AS s WHERE s.worker = p_worker AND s.queue = p_queue);
+    IF held > wanted THEN
         PERFORM FROM rouse.shard_lease AS s
         WHERE s.worker = p_worker AND s.until > at AND s.queue = p_queue ORDER BY s.until FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             DELETE FROM rouse.shard AS s
             WHERE s.worker = p_worker AND s.queue = p_queue AND s.shard IN (
-                SELECT o.shard FROM rouse.shard AS o WHERE o.worker = p_worker AND o.queue = p_queue ORDER BY o.shard OFFSET part);
+                SELECT o.shard FROM rouse.shard AS o WHERE o.worker = p_worker AND o.queue = p_queue ORDER BY o.shard OFFSET wanted);
         END IF;
-    ELSIF has < part THEN
+    ELSIF held < wanted THEN
         INSERT INTO rouse.shard (queue, serves, shard, worker)
         SELECT p_queue, p_serves, n.shard, p_worker
         FROM generate_series(0, shards - 1) AS n(shard)
         WHERE NOT EXISTS (SELECT FROM rouse.shard AS s WHERE s.queue = p_queue AND s.serves = p_serves AND s.shard = n.shard)
         ORDER BY n.shard
-        LIMIT part - has;
+        LIMIT wanted - held;
     END IF;
     RETURN true;
 END
 $$;
 
 -- Leases shards of these queues for five seconds, or renews the lease, and gives up the shards of all other queues.
--- Returns the shards that the worker has now, for each of the queues that is divided into shards.
+-- Returns the shards that the worker has now, for each of these queues that has shards.
 --
 -- The shares of workers differ by at most one shard; the workers that registered first have the larger ones. A worker
 -- that has more than its share gives up the shards with the highest numbers. A worker that has fewer takes free shards,
@@ -146,19 +144,20 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
     leased text[] := '{}';
-    -- In this order: only shard_lease_worker provides it, which leaves out the old versions of the rows.
+    -- Ordered by `until`, as in rouse._in_own_shards.
     held   CURSOR FOR
         SELECT s.queue, s.serves FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > at ORDER BY s.until FOR NO KEY UPDATE;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
-        -- Workers of a limited login divide the shards among themselves, because it may not be permitted all lanes.
+        -- The workers of a limited login divide the shards among themselves, because its limits may exclude some lanes.
         p_serves := hashtextextended(session_user, p_serves);
     END IF;
     lease_ms := 5000;
     p_queues := coalesce(p_queues, '{}');
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- By position: a lookup by the key would read all versions of the row that an old transaction keeps.
+    -- Changed at the cursor: a lookup by the primary key would read all versions of the row that an old transaction
+    -- keeps.
     FOR lease IN held LOOP
         IF lease.queue = ANY (p_queues) AND lease.serves = p_serves THEN
             UPDATE rouse.shard_lease SET until = at + lease_ms * interval '1 millisecond' WHERE CURRENT OF held;

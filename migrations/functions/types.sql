@@ -1,21 +1,22 @@
--- The records that the functions for workers take. A field is defined twice: in its type here, and in the struct of the
--- same name in host/src/store/.
+-- The records that functions take or pass on. A field of a record that workers send is defined twice: in its type here,
+-- and in the struct in host/src/store/ with `#[postgres(name = "…")]`.
 --
 -- A type never changes after its release, because a record with another number of fields is rejected: a new field
 -- requires a new type (settlement_2), a new signature of the function, and a new protocol number (PROTOCOL in
 -- host/src/store/migrate/sources.rs).
 DO $$
 BEGIN
-    -- A lane to claim from: turns after `after`, with this lease.
+    -- A lane to claim from: the jobs whose turn is after `after`, with this lease.
     --   max        the maximum number of its jobs; null: as many as are wanted
     --   waited_ms  of the next `max` jobs, only those that have waited this long (as in rouse.overdue); null: any
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, max integer, waited_ms bigint);
     END IF;
-    -- A lane of a claim, and the key of a gate that limits it.
-    --   room     max_concurrent: the number of its jobs that may start; batch: the number that make batches; throttle:
-    --            null
-    --   wait_ms  throttle: the time after which one may start; null: one may. batch: when to look again for the others
+    -- Not sent by workers: a lane of a claim, and the key of a gate that limits it (gates.sql).
+    --   room     max_concurrent: the number of its jobs that may start; batch: the number of its jobs that fill
+    --            batches, or have waited long enough; throttle: null
+    --   wait_ms  throttle: the time until a job may start; null: one may start now. batch: the time until the next look
+    --            for the remaining jobs
     IF to_regtype('rouse.gated_lane') IS NULL THEN
         CREATE TYPE rouse.gated_lane AS (lane bigint, gate text, key text, room integer, wait_ms bigint);
     END IF;
@@ -51,7 +52,7 @@ BEGIN
     IF to_regtype('rouse.new_job') IS NULL THEN
         CREATE TYPE rouse.new_job AS (parent bigint, kind text, step text, handler text, payload jsonb, options jsonb, trace text);
     END IF;
-    -- Not sent by workers: what the jobs that an attempt enqueues take over from the attempt's own job (children.sql),
+    -- Not sent by workers: what the jobs that an attempt enqueues inherit from the attempt's own job (children.sql),
     -- without the payload.
     IF to_regtype('rouse.parent_job') IS NULL THEN
         CREATE TYPE rouse.parent_job AS (
@@ -78,7 +79,7 @@ BEGIN
         CREATE TYPE rouse.schedule_change AS (
             name text, revision bigint, handled_until timestamptz, next_at timestamptz, upcoming timestamptz[], error text);
     END IF;
-    -- The outcome of a due time of a schedule.
+    -- The decision about a due time of a schedule.
     --   action  enqueue; queue: behind the previous job; replace: cancel the previous job first; skip, miss, refuse: no
     --           job
     --   run_at  the due time with jitter; null: at once
