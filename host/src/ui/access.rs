@@ -1,9 +1,10 @@
 //! Decides the role of each user.
 //!
-//! A user presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without tokens
-//! or a proxy, callers on this machine may read (and, in `rouse dev`, make changes), and others see everything but
-//! contents, if the port is open to them at all. Every request that changes something needs the token of the page's
-//! form, and the headers by which browsers show that it comes from a page of this origin.
+//! A user presents a token once and gets a signed cookie, or comes through a proxy that identifies them. Without a
+//! token for viewers or a proxy, reading needs no sign-in: on loopback, callers on this machine may read (and, in
+//! `rouse dev` and `rouse ui` without a token for operators, make changes); at any other address, everyone sees
+//! everything except contents. Every request that changes something needs the token of the page's form, and the
+//! headers by which browsers show that it comes from a page of this origin.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -23,11 +24,11 @@ const SESSION: Duration = Duration::from_secs(12 * 3600);
 const SESSION_COOKIE: &str = "rouse_session";
 /// The cookie with the result of the last action.
 const NOTICE_COOKIE: &str = "rouse_notice";
-/// Longer notices would not fit into a cookie, of which browsers keep 4 KiB.
+/// Longer notices are truncated: browsers reject cookies of more than 4 KiB, and base64 adds a third.
 const NOTICE_BYTES_MAX: usize = 1500;
-/// The number of sign-ins that may be tried at once …
+/// The number of sign-ins that may be tried in a burst.
 const TRIES_MAX: f64 = 10.0;
-/// … and the time until another sign-in may be tried.
+/// The time after which one more sign-in may be tried.
 const TRY_EVERY: Duration = Duration::from_secs(3);
 
 /// The tokens with which users sign in.
@@ -39,12 +40,12 @@ pub struct Tokens {
     pub operator: Option<Token>,
 }
 
-/// A proxy in front of the dashboard at which users have signed in.
+/// A proxy in front of the dashboard that signs users in.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     /// The header with the user's name. The proxy must remove it from the requests that users send.
     pub user_header: HeaderName,
-    /// The names that may change something; all others may read.
+    /// The names of the users who may make changes; all others may read.
     pub operators: Vec<String>,
 }
 
@@ -141,20 +142,21 @@ impl Access {
         let host = only_value(headers, header::HOST).unwrap_or_default();
         let is_proxied = headers.keys().any(is_from_a_proxy);
         // Any name can be made to resolve to this machine (DNS rebinding).
-        let is_here = self.on_loopback && !is_proxied && is_this_machine(host);
-        if self.on_loopback && !is_here && !self.has_tokens() && self.proxy.is_none() {
+        let is_local = self.on_loopback && !is_proxied && is_this_machine(host);
+        if self.on_loopback && !is_local && !self.has_tokens() && self.proxy.is_none() {
             return Err(Refused::Foreign(format!(
-                "The header host is {host:?}, or the request came through a proxy. Without tokens (ROUSE_UI_OPERATOR_TOKEN, ROUSE_UI_VIEWER_TOKEN), \
-                 only this machine may read."
+                "The Host header is {host:?}, or the request came through a proxy. Without tokens \
+                 (ROUSE_UI_OPERATOR_TOKEN, ROUSE_UI_VIEWER_TOKEN), the dashboard accepts only direct requests from \
+                 this machine."
             )));
         }
         if !method.is_safe() {
-            self.is_from_here(headers, host)?;
+            self.check_origin(headers, host)?;
         }
         let signed_in = self
             .session(headers, now())
             .or_else(|| self.named_by_proxy(headers));
-        let tokenless = self.tokenless.filter(|_| is_here || !self.on_loopback);
+        let tokenless = self.tokenless.filter(|_| is_local || !self.on_loopback);
         let reader = match (signed_in, tokenless) {
             (Some(reader), _) => reader,
             (None, Some(role)) => Reader {
@@ -171,8 +173,8 @@ impl Access {
         })
     }
 
-    /// Whether a request that changes something comes from a page of this origin, as far as its headers show.
-    fn is_from_here(&self, headers: &HeaderMap, host: &str) -> Result<(), Refused> {
+    /// Refuses a request that changes something, unless its headers show that it comes from a page of this origin.
+    fn check_origin(&self, headers: &HeaderMap, host: &str) -> Result<(), Refused> {
         let foreign =
             || Refused::Foreign("The request comes from a page of another origin.".into());
         let site = HeaderName::from_static("sec-fetch-site");
@@ -248,7 +250,7 @@ impl Access {
         cookie(NOTICE_COOKIE, &value, base, Duration::from_secs(60), false)
     }
 
-    /// The cookie that removes that notice.
+    /// The cookie that removes the notice.
     pub(super) fn no_notice(&self, base: &str) -> HeaderValue {
         cookie(NOTICE_COOKIE, "", base, Duration::ZERO, false)
     }
@@ -360,7 +362,7 @@ fn cookie(name: &str, value: &str, base: &str, lasts: Duration, is_https: bool) 
         "{name}={value}; Path={base}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
         lasts.as_secs()
     );
-    // The values are letters, digits, dots and dashes; the prefix was checked when it was read.
+    // The value has letters, digits, dots, dashes and underscores; the path was checked when it was read.
     HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }
 

@@ -12,7 +12,7 @@ use super::layout::Chrome;
 use crate::flow::{chains, state};
 use crate::plural::{choose, counted};
 
-/// Up to this many jobs are drawn one by one; in larger flows, those of a column with the same handler are one box.
+/// Up to this many jobs are drawn one by one; in larger flows, the jobs of a handler in a column share one box.
 const SINGLE_MAX: usize = 80;
 /// The maximum number of columns: a chain of 10,000 jobs is easier to read as a list.
 const COLUMNS_MAX: usize = 120;
@@ -25,10 +25,10 @@ const BOX_WIDTH: f64 = 170.0;
 const BOX_HEIGHT: f64 = 40.0;
 const GAP_X: f64 = 56.0;
 const GAP_Y: f64 = 14.0;
-/// Longer names are cut.
+/// Longer names are truncated.
 const NAME_CHARS_MAX: usize = 21;
 
-/// One box: a job, or several of a handler.
+/// One box: a job, or several jobs of one handler.
 #[derive(Debug, Default, PartialEq)]
 struct Node {
     column: usize,
@@ -58,14 +58,14 @@ fn layout(jobs: &[Value]) -> Graph {
         .enumerate()
         .filter_map(|(index, job)| Some((job["chain"].as_i64()?, index)))
         .collect();
-    let before = |at: usize| {
+    let parents = |at: usize| {
         let known = chains(&jobs[at]).filter_map(|(_, chain)| index_of.get(&chain).copied());
-        // Rows are in the order of the graph, so a parent in a later row is ignored.
+        // Parents have earlier rows; a later row, which has no column yet, is ignored.
         known.filter(move |&parent| parent < at)
     };
     let mut columns = vec![0; jobs.len()];
     for at in 0..jobs.len() {
-        columns[at] = before(at)
+        columns[at] = parents(at)
             .map(|parent| columns[parent] + 1)
             .max()
             .unwrap_or(0);
@@ -108,7 +108,7 @@ fn layout(jobs: &[Value]) -> Graph {
             .flatten();
         *drawn.states.entry(state(job).to_owned()).or_default() += 1;
         node_of[at] = Some(node);
-        for parent in before(at) {
+        for parent in parents(at) {
             if let Some(from) = node_of[parent] {
                 graph.edges.push((from, node));
             }
@@ -131,7 +131,7 @@ fn tone(states: &BTreeMap<String, usize>) -> &'static str {
         .unwrap_or("quiet")
 }
 
-/// The drawing.
+/// Draws the flow of these jobs, which are rows of `rouse.flow`.
 pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
     let graph = layout(jobs);
     let columns = graph
@@ -162,7 +162,7 @@ pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
                         (px(x2 - GAP_X / 2.0)) " " (px(y2)) " " (px(x2)) " " (px(y2))
                     } {}
                 }
-                @for node in &graph.nodes { (drawn(chrome, node, left(node), top(node))) }
+                @for node in &graph.nodes { (node_box(chrome, node, left(node), top(node))) }
             }
         }
         @for (left_out, what) in [(graph.left_out, "job"), (graph.edges_left_out, "arrow")] {
@@ -171,7 +171,7 @@ pub(super) fn graph(chrome: &Chrome, jobs: &[Value]) -> Markup {
     }
 }
 
-fn drawn(chrome: &Chrome, node: &Node, x: f64, y: f64) -> Markup {
+fn node_box(chrome: &Chrome, node: &Node, x: f64, y: f64) -> Markup {
     let count: usize = node.states.values().sum();
     let states: Vec<_> = node
         .states
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn each_job_is_right_of_those_that_it_waits_for() {
+    fn each_job_is_to_the_right_of_those_that_it_waits_for() {
         let jobs = [
             job(1, "a", &[], "succeeded"),
             job(2, "b", &[1], "running"),
