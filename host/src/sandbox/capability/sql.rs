@@ -273,7 +273,7 @@ impl SqlAccess {
             );
         }
         let lines = match &self.unbound {
-            Some(lines) => format!("{lines}{}", lines::then_in_table(handler)),
+            Some(lines) => format!("{lines}{}", lines::how_to_bind(handler)),
             None => lines::to_paste(handler, &lines::sql(handler, Some(statement)), &self.config),
         };
         format!(

@@ -32,8 +32,8 @@ pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> 
     )
 }
 
-/// The paragraph after lines that bind a table.
-pub(in crate::sandbox) fn then_in_table(handler: &str) -> String {
+/// The paragraph after lines that bind a table to a module: where to put them, and what to do next.
+pub(in crate::sandbox) fn how_to_bind(handler: &str) -> String {
     format!(
         "\n\nPut them at the end of rouse.toml; if it already has this table in single brackets, put only the second line into that table \
          (`rouse handlers show {handler}` lists the grants and their tables). Then restart the host, and run the job again with \
@@ -99,7 +99,7 @@ pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
 }
 
 /// The paragraph after lines that replace others.
-pub(in crate::sandbox) const THEN_AGAIN: &str =
+pub(in crate::sandbox) const RESTART_AND_RETRY: &str =
     "\n\nThen restart the host, and run the job again with `rouse job retry ID`";
 
 /// Grants a directory that the operator has to name.
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_guest_cannot_write_lines_of_its_own() {
-        let ends = ["x\", \"*", "x\"\nprivate = true", "x\\", "x\u{202e}y"];
-        for value in ends {
+        let hostile = ["x\", \"*", "x\"\nprivate = true", "x\\", "x\u{202e}y"];
+        for value in hostile {
             for lines in [
                 http("h", Some(value), HttpScheme::Https, None, Some(value)),
                 secret("h", Some(value), Some(value), value),

@@ -27,7 +27,7 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
                 at,
                 Mode::ReadWrite
             ),
-            lines::THEN_AGAIN
+            lines::RESTART_AND_RETRY
         );
     }
     let mode = match changes {

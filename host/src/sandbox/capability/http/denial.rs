@@ -128,7 +128,7 @@ pub(super) fn unbound_secret(handler: &str, name: &str, lines: &str) -> String {
     let name = word(name);
     format!(
         "the handler {handler} requested the secret {name}, which is granted in a table that does not name a module, so no module gets it; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
-        lines::then_in_table(handler)
+        lines::how_to_bind(handler)
     )
 }
 

@@ -186,7 +186,7 @@ impl HandlerState {
         if let Some(lines) = &self.unbound {
             return format!(
                 "the handler {handler} tried to use its state, which is granted in a table that does not name a module, so no module gets it; to grant it to the module that runs, add these lines to rouse.toml:\n{lines}{}",
-                lines::then_in_table(handler)
+                lines::how_to_bind(handler)
             );
         }
         format!(
