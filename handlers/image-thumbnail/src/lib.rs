@@ -18,8 +18,8 @@ pub use picture::{Format, Size};
 pub struct Input {
     /// The picture, a PNG or JPEG in a granted directory.
     pub path: String,
-    /// The thumbnail, in a directory granted for writing. The name ends in `.jpg`, `.jpeg` or `.png`. Missing folders are
-    /// created; an existing file is replaced.
+    /// The thumbnail, in a directory granted for writing. The name ends in `.jpg`, `.jpeg` or `.png`. Missing folders
+    /// are created; an existing file is replaced.
     pub out: String,
     /// The maximum width of the thumbnail, in pixels.
     #[serde(default = "default_side")]
@@ -180,7 +180,8 @@ fn file_error(action: &str, path: &str, error: io::Error) -> Error {
         }
         kind => {
             let error = Error::permanent(format_args!(
-                "{message}. Check that it exists, that rouse.toml grants its directory to image.thumbnail, and that the grants of the job include that directory"
+                "{message}. Check that it exists, that rouse.toml grants its directory to image.thumbnail, and \
+                 that the grants of the job include that directory"
             ));
             match kind {
                 ErrorKind::NotFound => error.kind("file_not_found"),

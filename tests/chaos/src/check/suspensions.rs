@@ -55,8 +55,8 @@ fn stranded(known: &Known<'_>, job: &Job, wait: &Value) -> Option<&'static str> 
     }
 }
 
-/// The uncounted attempts are exactly those that were lost, suspended or stopped by a shutdown. The others do not exceed
-/// the maximum.
+/// The uncounted attempts are exactly those that were lost, suspended or stopped by a shutdown. The others do not
+/// exceed the maximum.
 pub(super) fn not_counted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {

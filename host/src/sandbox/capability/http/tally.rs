@@ -10,8 +10,8 @@ use super::fault::Fault;
 use crate::sandbox::Meter;
 use crate::sandbox::attempt::memory::{Charge, Denial, HostMemory};
 
-/// The maximum number of requests that one attempt may have in flight. A request counts until its response has been read
-/// or dropped.
+/// The maximum number of requests that one attempt may have in flight. A request counts until its response has been
+/// read or dropped.
 pub(super) const IN_FLIGHT_MAX: usize = 16;
 /// The maximum size of the host's buffers for one request, without those for a body that may contain secrets.
 pub(super) const REQUEST_BUFFER_BYTES: usize = 512 << 10;
