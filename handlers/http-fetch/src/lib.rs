@@ -150,7 +150,7 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
     match input.to {
         None => fetched.content = Some(Content::from_bytes(body, fetched.content_type.as_deref())),
         Some(to) => {
-            write_whole(ctx, &to, &body).map_err(|error| unwritable(&to, &error))?;
+            write_atomically(ctx, &to, &body).map_err(|error| unwritable(&to, &error))?;
             fetched.path = Some(to);
         }
     }
@@ -219,17 +219,18 @@ fn part(ctx: &Ctx, to: &str, attempt: u32) -> String {
     format!("{to}.{}-{attempt}.part", ctx.job().id)
 }
 
-/// Removes the temporary files of earlier attempts that were stopped while they wrote: after the abort they could not
-/// remove them.
+/// Removes the temporary files of earlier attempts that were stopped while they wrote: an attempt cannot remove a file
+/// after its abort.
 fn remove_parts(ctx: &Ctx, to: &str) {
     for attempt in 1..ctx.job().attempt {
-        // Most attempts have left none. If a file cannot be removed, it does no harm, and the job has other work to do.
+        // Most attempts have left none. A file that cannot be removed does no harm, and must not fail the job.
         let _ = fs::remove_file(part(ctx, to, attempt));
     }
 }
 
-/// Writes a file so that it is complete or missing, however often the job runs.
-fn write_whole(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file atomically: until the new content is complete, there is the old file or none, however often the job
+/// runs.
+fn write_atomically(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
     let part = part(ctx, to, ctx.job().attempt);
     if let Some(folder) = Path::new(to).parent().filter(|folder| *folder != "") {
         // A granted directory already exists, and cannot be created from inside the sandbox.
@@ -239,14 +240,14 @@ fn write_whole(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
     }
     let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, to));
     if written.is_err() {
-        // If a temporary file cannot be removed, nothing more can be done; the first error counts.
+        // If the temporary file cannot be removed either, the first error is still the one to report.
         let _ = fs::remove_file(&part);
     }
     written
 }
 
-/// A directory that is not granted will not be granted at the next attempt either; a full disk may have been cleaned
-/// up.
+/// The error of a write. A full disk, or a file in use, may be available at the next attempt; a directory that is not
+/// granted will not.
 fn unwritable(to: &str, error: &io::Error) -> Error {
     let message = format!("cannot write {to}: {error}");
     match error.kind() {
