@@ -28,7 +28,7 @@ const EXIT_UNKNOWN: u8 = 3;
 const EXIT_REFUSED: u8 = 6;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done · 3 no such flow · 6 another transaction has locked a job of the flow: call it again";
+Exit codes: 0 done · 3 no such flow · 6 another transaction has locked a job of the flow: run the command again";
 
 /// Options of `rouse flow`.
 #[derive(Debug, ClapArgs)]

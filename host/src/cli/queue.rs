@@ -92,7 +92,7 @@ struct Ls {
 Each batch is a separate transaction and leaves a record. In the history, the jobs are cancelled. It can be stopped \
 at any time: the same command continues.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing · 6 another transaction holds a lock that it needs: \
-call it again · 130 stopped by a signal")]
+run the command again · 130 stopped by a signal")]
 struct Purge {
     #[command(flatten)]
     target: Target,

@@ -46,7 +46,7 @@ with the --until that it prints continues, because jobs that were retried are sk
 Jobs that end while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · 6 a job \
 is not in a state that allows it, its unique key belongs to a live job, its payload was removed, it waits for a job \
-that has failed, or another transaction has locked it: call it again · 130 stopped by a signal")]
+that has failed, or another transaction has locked it: run the command again · 130 stopped by a signal")]
 pub(super) struct Retry {
     #[command(flatten)]
     chosen: Chosen,
@@ -64,8 +64,8 @@ job that starts at that moment may still be stopped. Jobs that another transacti
 in all. It can be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
 skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · 6 a job \
-is not in a state that allows it, or another transaction has locked it: call it again; with several ids, the highest \
-code · 130 stopped by a signal")]
+is not in a state that allows it, or another transaction has locked it: run the command again; with several ids, the \
+highest code · 130 stopped by a signal")]
 pub(super) struct Cancel {
     #[command(flatten)]
     chosen: Chosen,
@@ -78,8 +78,8 @@ With ids: deletes one job after the other, and waits up to 3 s for a job that an
 A refused job does not stop the others, and a summary follows.\n\
 With filters: deletes each queued job that matches, as `rouse job cancel` cancels them: counted first, then with --confirm.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · 6 a job \
-is not in a state that allows it, or another transaction has locked it: call it again; with several ids, the highest \
-code · 130 stopped by a signal")]
+is not in a state that allows it, or another transaction has locked it: run the command again; with several ids, the \
+highest code · 130 stopped by a signal")]
 pub(super) struct Delete {
     #[command(flatten)]
     chosen: Chosen,
