@@ -182,24 +182,21 @@ fn check(input: &Input) -> Result<usize, Error> {
 /// The body of a successful response.
 fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
     let (url, status) = (&response.url, response.status);
-    let refuse = |kind: String, why: String| {
-        let message = format!("{url} responded with status {status}{why}");
-        Err(Error::permanent(message).kind(kind))
-    };
+    let refuse = |why: &str| Error::permanent(format!("{url} responded with status {status}{why}"));
     match (status, response.header("location")) {
         (301 | 302 | 303 | 307 | 308, Some(to)) => {
             let to = http::without_user(to);
             let why =
                 format!(", a redirect to {to}, which exceeds the limit `redirects` of the payload");
-            return refuse("redirected".into(), why);
+            return Err(refuse(&why).kind("redirected"));
         }
         (304, _) => {
             let why = " (not modified), but the payload has no `etag`: put the etag there, instead of a condition into `headers`";
-            return refuse("http_304".into(), why.into());
+            return Err(refuse(why).kind("http_304"));
         }
         (300..=399, _) => {
             let why = ", which has neither content nor a redirect that can be followed";
-            return refuse(format!("http_{status}"), why.into());
+            return Err(refuse(why).kind(format!("http_{status}")));
         }
         _ => {}
     }

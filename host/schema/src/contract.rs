@@ -137,7 +137,7 @@ impl<'a> Writer<'a> {
         let bytes_left = self.bytes_left;
         let rules = self.rules_that_fit(id, node);
         self.depth -= 1;
-        let rules = (!rules.is_empty()).then(|| Value::Object(rules));
+        let rules = (!rules.is_empty()).then_some(Value::Object(rules));
         let bytes = rules.as_ref().map_or(0, |rules| rules.to_string().len());
         self.bytes_left = bytes_left.saturating_sub(bytes);
         rules
