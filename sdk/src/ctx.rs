@@ -54,7 +54,8 @@ pub struct Ctx {
     in_step: Cell<bool>,
 }
 
-/// A context, and another one that has its steps until it is dropped, including when a wait or a panic unwinds.
+/// A context, and another one that has taken over its steps. Dropping this gives them back, even if a wait or a panic
+/// unwinds.
 #[cfg(not(target_family = "wasm"))]
 struct Swapped<'a>(&'a Ctx, Ctx);
 

@@ -188,7 +188,7 @@ impl<T> Job<T> {
 
     /// Starts the job when the chain of this other job, which the same attempt has enqueued, has succeeded; if that
     /// chain fails, the job is cancelled. In the job, the result of the chain is `ctx.results()?.get(name)`. Names are
-    /// 1 to 200 characters long, and differ within a job; a job that uses the same name twice is refused when it is
+    /// 1 to 200 characters long, and unique within a job; a job that uses the same name twice is refused when it is
     /// enqueued (kind `job_refused`).
     ///
     /// ```

@@ -148,7 +148,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The name in `after`, or the id if that is a list.
+    /// The name in `after`; if `after` was a list, the id.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -211,7 +211,7 @@ pub struct Failure {
     of: Of,
 }
 
-/// The kind of job that has failed.
+/// How the job that has failed is related to this one.
 #[derive(Debug, Clone, PartialEq)]
 enum Of {
     Call {

@@ -62,7 +62,7 @@ fn test_ctx() -> TestCtx {
 }
 
 #[test]
-fn a_handler_of_batches_has_no_steps_waits_jobs_and_effects() {
+fn a_handler_of_batches_cannot_use_steps_waits_jobs_or_effects() {
     for (name, kind) in CALLS {
         let ctx = test_ctx();
         let alone = ctx.run::<many>(json!(name)).unwrap_err();

@@ -283,7 +283,7 @@ fn calls_return_results_and_failures_in_their_order() {
 }
 
 #[test]
-fn no_calls_are_no_wait() {
+fn calling_no_jobs_does_not_wait() {
     let ctx = TestCtx::new();
     let none = ctx.attempt(|ctx| ctx.call_all(Vec::<Job>::new())).ended();
     assert!(none.unwrap().is_empty() && ctx.waits().is_empty());
@@ -425,7 +425,7 @@ fn within_a_step_nothing_is_enqueued_and_nothing_waits_and_no_step_starts() {
 }
 
 #[test]
-fn a_step_that_panics_leaves_no_mark() {
+fn a_wait_after_a_step_that_panicked_is_not_refused() {
     let ctx = TestCtx::new();
     let panics = std::panic::AssertUnwindSafe(|| ctx.step("it", || -> Result<()> { panic!("no") }));
     assert!(std::panic::catch_unwind(panics).is_err());

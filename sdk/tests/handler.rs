@@ -204,7 +204,7 @@ struct Lookahead {
 }
 
 #[test]
-#[should_panic(expected = "the input_schema of the handler letter.look is wrong")]
+#[should_panic(expected = "the input_schema of the handler letter.look is invalid")]
 fn a_schema_that_the_host_refuses_is_reported() {
     #[handler(name = "letter.look")]
     fn look(payload: Lookahead) -> String {
@@ -299,7 +299,7 @@ fn the_manifest_omits_undeclared_options() {
 }
 
 #[test]
-fn names_are_compared_whole() {
+fn names_that_share_a_start_are_distinct() {
     assert!(distinct(&["a", "ab", "b", "A"]));
     assert!(!distinct(&["a", "b", "a"]));
 }

@@ -180,7 +180,7 @@ fn a_method_or_a_header_that_the_host_refuses_is_refused_before_anything_is_sent
 }
 
 #[test]
-fn a_response_that_is_too_large_is_an_error_or_is_cut() {
+fn a_response_that_is_too_large_is_an_error_or_is_truncated() {
     let ctx = TestCtx::new();
     ctx.on_http(|_| Ok(Response::new(200, "123456")));
     let request = || http::get("https://a.example/");

@@ -35,8 +35,8 @@ impl Ctx {
     /// ```
     ///
     /// A parameter of type `json` or `jsonb` takes the value as JSON, and one of an array type takes a list. Parameters
-    /// of all other types take a number, a boolean, or text in the notation of Postgres (`"2026-01-31"`, `"\\x00ff"`);
-    /// `None` is NULL.
+    /// of all other types take a number, a boolean, or text in the input syntax of Postgres (`"2026-01-31"`,
+    /// `"\\x00ff"`); `None` is NULL.
     ///
     /// # Errors
     /// Permanent ones: if the operator has not granted the statement (kind `denied`), if the host refuses the call

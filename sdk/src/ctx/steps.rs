@@ -42,9 +42,9 @@ impl Ctx {
     /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, add effects, or
     /// have steps of its own (kind `in_step`): a later attempt skips the work, and would lose all of these.
     ///
-    /// The work may still be done twice, because an attempt can be lost between the work and its record. External
-    /// effects of the work should be idempotent (with an idempotency key, for instance `format!("{}-charge",
-    /// ctx.job().id)`).
+    /// The work may still be done twice, because an attempt can be lost after the work and before its result is
+    /// recorded. External effects of the work should be idempotent (with an idempotency key, for instance
+    /// `format!("{}-charge", ctx.job().id)`).
     ///
     /// # Errors
     /// Errors of the work, whose result is then not recorded; if a recorded result no longer matches `T` (kind

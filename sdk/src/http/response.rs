@@ -94,7 +94,7 @@ impl Response {
     }
 }
 
-/// The error, with the delay or the date of `retry-after` (RFC 9110, 10.2.3). Other values are ignored.
+/// The error, with the delay or the date in `retry-after` (RFC 9110, 10.2.3). Other values are ignored.
 fn with_retry_after(error: Error, when: &str) -> Error {
     if let Ok(seconds) = when.parse() {
         return error.retry_after(Duration::from_secs(seconds));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_of_retry_after_is_a_time_and_nonsense_is_ignored() {
+    fn a_date_in_retry_after_is_a_time_and_other_text_is_ignored() {
         let with_header = |when: &str| {
             let busy = Response::new(429, "busy").with_header("retry-after", when);
             let error = busy.error_for_status().unwrap_err();

@@ -90,7 +90,7 @@ impl EnqueuedJob {
     }
 }
 
-/// A wait of the handler.
+/// A wait that the handler has requested.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wait {
     /// [`Ctx::sleep`](crate::Ctx::sleep).

@@ -44,7 +44,7 @@ fn read<H: Handler>(field: &str, schema: schemars::Schema) -> Schema {
     read.unwrap_or_else(|why| {
         let name = H::DEFINITION.name;
         panic!(
-            "a host refuses the module, because the {field} of the handler {name} is wrong: {why}"
+            "a host refuses the module, because the {field} of the handler {name} is invalid: {why}"
         )
     })
 }

@@ -1,4 +1,4 @@
-//! Capabilities, in the notation of `rouse.toml`. The host checks the same rules when it loads the module.
+//! Capabilities: words such as `dirs:/photos`. The host checks the same rules when it loads the module.
 
 use std::net::Ipv6Addr;
 

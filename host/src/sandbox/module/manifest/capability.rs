@@ -1,4 +1,4 @@
-//! The capabilities that a handler declares, in the notation of `rouse.toml`.
+//! The capabilities that a handler declares: words such as `dirs:/photos`.
 
 use std::fmt;
 use std::str::FromStr;
