@@ -43,8 +43,8 @@ pub(crate) async fn pay(ctx: &Ctx, payload: Pay) -> Result<Paid, Error> {
             payload.order
         )));
     };
-    // Neither statement runs before the handler has returned. Whenever the host is killed, both are committed once,
-    // with the outcome of the job.
+    // Neither statement runs before the handler has returned. No matter when the host is killed, both are committed
+    // once, with the outcome of the job.
     ctx.sql("mark_paid", (payload.order, cents))?;
     ctx.sql("book", (payload.order, cents))?;
     rouse_sdk::sleep(Duration::from_secs(payload.seconds)).await;

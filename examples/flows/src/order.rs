@@ -46,7 +46,7 @@ pub(crate) fn order(ctx: &Ctx, order: Order) -> Result<String, Error> {
     Err(Error::permanent(why).kind("refunded"))
 }
 
-/// Stands for a request to a payment provider, with the job's id as its idempotency key.
+/// Stands in for a request to a payment provider, with the job's id as its idempotency key.
 #[handler(name = "shop.charge")]
 pub(crate) fn charge(order: Order) -> Result<Receipt, Error> {
     if order.cents > 100_000 {
@@ -63,7 +63,7 @@ pub(crate) fn refund(ctx: &Ctx, receipt: Receipt) {
     ctx.info(format_args!("refunded {} cents", receipt.cents));
 }
 
-/// Stands for a request to a warehouse.
+/// Stands in for a request to a warehouse.
 #[handler(name = "shop.reserve")]
 pub(crate) fn reserve(order: Order) -> Result<(), Error> {
     match order.pieces {

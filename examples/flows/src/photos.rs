@@ -34,7 +34,7 @@ pub(crate) fn import(ctx: &Ctx, names: Vec<String>) -> Result<(), Error> {
     ctx.continue_with(after)
 }
 
-/// Stands for the work on a photograph, and returns its new size.
+/// Stands in for the work on a photograph, and returns its new size.
 #[handler(name = "photos.resize", max_attempts = 3)]
 pub(crate) fn resize(photo: Photo) -> Result<u64, Error> {
     match photo.name.strip_suffix(".jpg") {

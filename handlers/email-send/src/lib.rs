@@ -34,7 +34,7 @@ pub struct Input {
     pub reply_to: Option<String>,
     /// The subject.
     pub subject: String,
-    /// The content as text; this or `html`, or both.
+    /// The content as text. At least one of `text` and `html` is required.
     pub text: Option<String>,
     /// The content as HTML.
     pub html: Option<String>,
@@ -47,9 +47,9 @@ pub struct Input {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Addresses {
-    /// One.
+    /// One address.
     One(String),
-    /// Several.
+    /// Several addresses.
     Many(Vec<String>),
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 pub struct Input {
     /// The URL of the receiver: `https://…`.
     pub url: String,
-    /// POST by default.
+    /// The method; POST by default.
     #[serde(default)]
     pub method: Method,
     /// Headers in addition to those of the delivery itself.
@@ -33,7 +33,7 @@ pub struct Input {
     /// Identifies the delivery for the receiver, up to 64 letters, digits, `-` and `_`; by default derived from the
     /// job's id. All attempts of a job have the same id.
     pub id: Option<String>,
-    /// The time limit of the request, milliseconds.
+    /// The time limit of the request, in milliseconds.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
 }

@@ -69,7 +69,7 @@ fn is_huge_exponent(text: &str) -> bool {
     let text = text.trim_start_matches(['+', '-']);
     let end = text.find(|c: char| !c.is_ascii_digit());
     let digits = &text[..end.unwrap_or(text.len())];
-    // `true` and `false` have no digits there.
+    // The last letters of `true` and `false` are not followed by digits.
     !digits.is_empty()
         && digits
             .parse()

@@ -30,12 +30,12 @@ pub struct Input {
     /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced.
     /// Without a file the content is in the result.
     pub to: Option<String>,
-    /// The size limit, bytes: 1 MiB by default, with `to` 16 MiB.
+    /// The maximum size of the body, in bytes: 1 MiB by default, with `to` 16 MiB.
     pub bytes_max: Option<usize>,
     /// The maximum number of redirects.
     #[serde(default = "default_redirects")]
     pub redirects: u32,
-    /// The time limit of the request, milliseconds.
+    /// The time limit of the request, in milliseconds.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
 }
@@ -84,13 +84,13 @@ pub struct Fetched {
     pub etag: Option<String>,
     /// True if the etag is unchanged; then the other fields are missing.
     pub not_modified: bool,
-    /// The size.
+    /// The size of the body, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<usize>,
-    /// The SHA-256, hexadecimal.
+    /// The SHA-256 of the body, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// The file that it was written to.
+    /// The file that the body was written to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The content, unless it is in a file: one of three forms.

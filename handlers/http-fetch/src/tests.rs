@@ -93,7 +93,7 @@ fn a_response_without_content_that_is_not_a_redirect_names_its_status() {
     assert_eq!(
         error.message,
         format!(
-            "{URL} responded with status 304 (not modified), but the payload has no `etag`: put the etag there, instead of a condition into `headers`"
+            "{URL} responded with status 304 (not modified), but the payload has no `etag`: use `etag` instead of a condition in `headers`"
         )
     );
     for status in [300, 302] {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_text_has_nothing() {
+    fn an_empty_text_has_no_words() {
         let stats = stats_from("");
         assert_eq!((stats.words, stats.lines, stats.chars), (0, 0, 0));
         assert_eq!(stats.longest_word, None);

@@ -1623,7 +1623,7 @@ pub struct EmailSendPayload {
     pub secret: String,
     /// The subject.
     pub subject: String,
-    /// The content as text; this or `html`, or both.
+    /// The content as text. At least one of `text` and `html` is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     /// The recipients.
@@ -1677,7 +1677,7 @@ pub async fn email_send(
 /// The payload of `http.fetch`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct HttpFetchPayload {
-    /// The size limit, bytes: 1 MiB by default, with `to` 16 MiB.
+    /// The maximum size of the body, in bytes: 1 MiB by default, with `to` 16 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_max: Option<u64>,
     /// The etag of an earlier result: if it is unchanged, nothing is fetched.
@@ -1689,7 +1689,7 @@ pub struct HttpFetchPayload {
     /// The maximum number of redirects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirects: Option<i64>,
-    /// The time limit of the request, milliseconds.
+    /// The time limit of the request, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
     /// The target file, in a directory granted for writing. Missing folders are created; an existing file is replaced. Without a file the content is in the result.
@@ -1702,7 +1702,7 @@ pub struct HttpFetchPayload {
 /// The result of `http.fetch`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct HttpFetchResult {
-    /// The size.
+    /// The size of the body, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// The content type that the server declares.
@@ -1713,10 +1713,10 @@ pub struct HttpFetchResult {
     pub etag: Option<String>,
     /// True if the etag is unchanged; then the other fields are missing.
     pub not_modified: bool,
-    /// The file that it was written to.
+    /// The file that the body was written to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The SHA-256, hexadecimal.
+    /// The SHA-256 of the body, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// The status of the server's response: 200 to 299, or 304 if the etag is unchanged.
