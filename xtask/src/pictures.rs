@@ -1,4 +1,4 @@
-//! `cargo xtask pictures`: the pictures of the README, taken from a dashboard with the jobs of the demo.
+//! `cargo xtask pictures`: the screenshots in the README, taken from a dashboard with the jobs of the demo.
 
 use std::fs;
 use std::net::TcpListener;

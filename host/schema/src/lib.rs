@@ -135,7 +135,7 @@ impl Schema {
     /// from a thread that may block.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// As for [`check`](Self::check).
     pub fn check_quickly(&self, text: &[u8]) -> Option<Result<(), String>> {
         let Some(compiled) = &self.compiled else {
             return Some(Ok(()));
@@ -161,7 +161,7 @@ impl Schema {
     /// Like [`check`](Self::check), but ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
-    /// As [`check`](Self::check); after a cancellation, any of them.
+    /// As for [`check`](Self::check); after a cancellation, any of them.
     pub fn check_while(&self, text: &[u8], is_cancelled: &dyn Fn() -> bool) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());

@@ -110,7 +110,7 @@ fn values_within_a_value_are_reached_by_filters() {
 }
 
 #[test]
-fn what_jsonpath_cannot_say_is_left_out() {
+fn rules_that_jsonpath_cannot_express_are_left_out() {
     for schema in [
         json!({"not": {"type": "string"}}),
         json!({"if": {"type": "string"}, "then": false}),
@@ -240,7 +240,7 @@ fn properties_become_parameters_and_required_ones_come_first() {
 }
 
 #[test]
-fn what_cannot_be_parameters_is_passed_as_a_whole() {
+fn payloads_that_cannot_be_split_into_parameters_are_passed_whole() {
     let with = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}});
     let many: serde_json::Map<_, _> = (0..81).map(|n| (format!("p{n}"), json!(true))).collect();
     for (schema, expected) in [
