@@ -1,4 +1,4 @@
-//! What a gate limits, in one sentence.
+//! Describes gates: what each limits, in one sentence, and to which jobs it applies.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::sanitize::lines as plain;
 use crate::when;
 
-/// What a gate limits, without its handler and queue.
+/// Describes what a gate limits, without its handler and queue.
 pub fn describe(gate: &Value) -> String {
     let each = of_each(gate);
     let max = gate["max"].as_u64().unwrap_or_default();

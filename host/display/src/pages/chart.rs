@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_become_two_lines_and_one_says_nothing() {
+    fn samples_become_two_lines_and_a_single_sample_a_hint() {
         let sample = |at, ended_per_s| Sample {
             at,
             ended_per_s,

@@ -57,7 +57,7 @@ const FIELDS: [(&str, &str, &str); 11] = [
     ("unique_key", "Unique key", ""),
     ("error", "Text in the error", "timeout"),
     ("kind", "Kind of error", "denied"),
-    ("payload", "Payload has", "/customer/id=42"),
+    ("payload", "Payload contains", "/customer/id=42"),
     ("since", "Since", "2h, or 2027-01-31T08:00Z"),
     ("until", "Until", "10m"),
 ];
@@ -220,7 +220,7 @@ impl JobFilter {
 
 /// Parses `POINTER=VALUE`. A value that is not JSON is a string.
 fn pointer(text: &str) -> Result<(String, Value), String> {
-    let wanted = "“Payload has” needs a JSON pointer and a value, such as /customer/id=42";
+    let wanted = "“Payload contains” needs a JSON pointer and a value, such as /customer/id=42";
     let (pointer, value) = text.split_once('=').ok_or(wanted)?;
     if !pointer.starts_with('/') {
         return Err(wanted.to_owned());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_becomes_a_filter_and_its_query_reads_as_the_same() {
+    fn a_form_becomes_a_filter_and_its_query_is_read_as_the_same_filter() {
         let filter = JobFilter::read(&pairs(&[
             ("state", "failed"),
             ("state", "timed_out"),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_an_error_in_a_sentence() {
+    fn invalid_values_are_reported_in_a_sentence() {
         let error = |key, value| JobFilter::read(&pairs(&[(key, value)])).unwrap_err();
         assert!(error("state", "done").contains("is not a state"));
         assert!(error("payload", "id").contains("/customer/id=42"));

@@ -64,7 +64,7 @@ pub fn flow(chrome: &Chrome, flow: &Value, now: f64) -> Markup {
             h1 { "Flow " span class="mono" { (flow["id"]) } " " (cells::plain(&flow["name"])) }
             (cells::state(match (live, failed) { (0, 0) => "succeeded", (0, _) => "failed", _ => "live" }))
             div class="actions" {
-                @if failed > 0 { (chrome.button(&path("retry"), "Retry what failed", "", "main")) }
+                @if failed > 0 { (chrome.button(&path("retry"), "Retry failed jobs", "", "main")) }
                 @if live > 0 { (chrome.button(&path("cancel"), "Cancel", "Cancel all jobs of this flow that have not ended?", "risky")) }
             }
         }

@@ -96,7 +96,7 @@ pub struct HandlerPage<'a> {
     pub fleet: &'a [Value],
     /// Its rows of `rouse.backlog`.
     pub backlog: &'a [Value],
-    /// What its newest ended jobs took: `jobs`, `failed`, and in seconds `wait_p50` and so on.
+    /// Statistics of its newest ended jobs: `jobs`, `failed`, and in seconds `wait_p50` and so on.
     pub recent: &'a Value,
     /// Its newest unsuccessful jobs, the newest first.
     pub errors: &'a [Value],

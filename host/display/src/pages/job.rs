@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_history_says_what_is_left_out() {
+    fn a_page_with_only_the_newest_events_names_the_command_for_all() {
         let shown = |has_older: bool| {
             let record = json!({"id": 7, "has_older_events": has_older});
             let renewed = json!({"event": "renewed", "attempt": 1, "detail": {"times": 3_600}});

@@ -18,7 +18,7 @@ const MANY_FAILURES: i64 = 10;
 /// A transaction that is open for longer keeps dead rows from being removed.
 const LONG_TRANSACTION_S: f64 = 600.0;
 
-/// What the page shows.
+/// The data of the page.
 #[derive(Debug, Clone, Default)]
 pub struct Overview {
     /// As `rouse queue ls --json`.
