@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dependency_has_an_id_and_maybe_a_name_and_what_a_failure_does() {
+    fn a_dependency_has_an_id_and_optionally_a_name_and_the_effect_of_a_failure() {
         let parsed = |text: &str| dependency(text).map(|(name, job)| format!("{name}: {job}"));
         assert_eq!(parsed("17").unwrap(), "17: 17");
         assert_eq!(parsed("charge=17").unwrap(), "charge: 17");

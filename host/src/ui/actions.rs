@@ -247,7 +247,7 @@ async fn run_action(store: &Store, parts: &[&str], form: &Pairs) -> Result<Optio
                 .await
                 .map_err(text)?
             {
-                true => Done::here(format!("Job {job} has the signal {name}.")),
+                true => Done::here(format!("Job {job} has received the signal {name}.")),
                 false => return Err(format!("Job {job} had already ended.")),
             }
         }

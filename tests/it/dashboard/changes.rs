@@ -25,7 +25,7 @@ async fn a_job_gets_signals_results_and_messages() {
             all[0],
             "signal",
             "name=approved&payload=%7B%22by%22%3A%22Ada%22%7D",
-            "has the signal approved",
+            "has received the signal approved",
         ),
         (all[1], "complete", "result=7", "has succeeded"),
         (all[2], "fail", "message=by+hand", "has failed"),

@@ -55,7 +55,8 @@ pub(super) struct Complete {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 For instance: rouse job signal 17 approved '{\"by\": \"Ada\"}'\n\
-Exit codes: 0 the job has the signal · 3 no such job · 6 the job has ended, or another transaction has locked it")]
+Exit codes: 0 the job has received the signal · 3 no such job · 6 the job has ended, or another transaction has \
+locked it")]
 pub(super) struct Signal {
     #[command(flatten)]
     target: Target,
@@ -233,7 +234,7 @@ pub(super) async fn signal(args: Signal) -> anyhow::Result<ExitCode> {
             }));
         }
         item_result(id, sent, |_| Done {
-            text: format!("job {id} has the signal {}", args.name),
+            text: format!("job {id} has received the signal {}", args.name),
             json: json!({"id": id, "signal": args.name}),
         })
     })

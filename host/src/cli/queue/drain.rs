@@ -32,7 +32,7 @@ use crate::store::{Remaining, Store, StoreError};
 use crate::telemetry;
 use crate::worker::{self, Health, Middleware, Parts, Policy, Settings, Stop};
 
-/// Connections of the pool: those of a host, and one to query the queue.
+/// Connections of the pool, which the worker and the queries of the queue share.
 const POOL_SIZE: usize = 5;
 
 /// The interval at which the queue is queried. Each query counts the jobs that are left, so large queues are queried

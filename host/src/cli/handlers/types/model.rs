@@ -19,7 +19,7 @@ const FIELDS_MAX: usize = 500;
 /// The maximum number of literals of one type.
 const LITERALS_MAX: usize = 200;
 
-/// Up to this, a 64-bit floating-point number, such as JavaScript's, holds each integer.
+/// The number up to which a 64-bit floating-point number, such as JavaScript's, holds every integer exactly.
 const EXACT_MAX: f64 = 9_007_199_254_740_991.0;
 
 /// A type. Each value that matches the schema has this type; a value of this type may still violate the schema.

@@ -50,7 +50,7 @@ fn legal(name: String) -> String {
     }
 }
 
-/// `EmailSend` of `email.send`.
+/// `EmailSend` for `email.send`.
 pub(super) fn upper_camel(name: &str) -> String {
     let words = words(name).into_iter().map(|word| {
         let (first, rest) = word.split_at(1);
@@ -62,13 +62,13 @@ pub(super) fn upper_camel(name: &str) -> String {
     }
 }
 
-/// `emailSend` of `email.send`.
+/// `emailSend` for `email.send`.
 pub(super) fn lower_camel(name: &str) -> String {
     let name = upper_camel(name);
     name[..1].to_ascii_lowercase() + &name[1..]
 }
 
-/// `email_send` of `email.send`.
+/// `email_send` for `email.send`.
 pub(super) fn snake(name: &str) -> String {
     legal(words(name).join("_").to_ascii_lowercase())
 }
