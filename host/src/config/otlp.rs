@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rouse_does_not_have_is_refused() {
+    fn unsupported_options_of_exporters_are_refused() {
         let refused = |name, value| signals_from(&[ENDPOINT, (name, value)]).unwrap_err();
         let grpc = refused("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         assert!(

@@ -26,7 +26,7 @@ impl Problem {
     pub(super) fn invalid(why: String) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
-            title: "Not understood",
+            title: "Invalid request",
             why,
             is_of_database: false,
         }

@@ -325,7 +325,7 @@ async fn handler(ui: &Ui, chrome: &Chrome, name: &str, now: f64) -> Result<Marku
     let loaded = loaded.iter().find(|it| it.name == name);
     if fleet.is_empty() && backlog.is_empty() && recent["jobs"] == 0 && loaded.is_none() {
         return Err(Problem::unknown(format!(
-            "No worker has a handler {name}, and no job is for it."
+            "No worker has a handler {name}, and it has no jobs."
         )));
     }
     let handler = pages::HandlerPage {

@@ -15,7 +15,7 @@ pub(super) struct DirTable {
     pub(super) dir: PathBuf,
     pub(super) at: String,
     pub(super) mode: ModeWord,
-    /// Without a number in it, the directory has no quota.
+    /// If the table sets none of these numbers, the directory has no quota.
     quota: Overlay<Quota>,
 }
 

@@ -178,7 +178,7 @@ impl LoginTable {
                 .get(name)
                 .with_context(|| format!("the variable {name} is not set"))?,
             (None, None, Some(file)) => read_text(&folder.join(file), "connection string")?,
-            (None, None, None) => anyhow::bail!("it has neither url, env nor file"),
+            (None, None, None) => anyhow::bail!("it has none of url, env and file"),
         };
         let connector = Connector::from_url(&url, &|name| environment.get(name))?;
         Ok(connector)
