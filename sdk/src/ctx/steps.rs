@@ -36,8 +36,8 @@ impl Ctx {
     ///
     /// The name is 1 to 200 printable characters long, without `#`. The second step of the same name within an attempt
     /// is a different step (unless the first has failed or was dropped: then it is the same step). So a step may be in
-    /// a loop, as long as each attempt goes through the loop in the same order. A job may have up to 1,000 steps, each
-    /// with a result of at most 256 KiB, and 8 MiB in total.
+    /// a loop, as long as each attempt goes through the loop in the same order. By default, a job may have up to 1,000
+    /// steps, each with a result of at most 256 KiB, and 8 MiB in total.
     ///
     /// The work cannot wait with [`sleep`](Self::sleep), [`call`](Self::call) and so on, enqueue jobs, add effects, or
     /// have steps of its own (kind `in_step`): a later attempt skips the work, and would lose all of these.

@@ -353,5 +353,5 @@ fn a_module_with_a_wrong_gate_is_refused() {
     let folder = folder_of("", &[("mail.wasm", &wrong)]);
     rouse_without_database(&["handlers"], &folder)
         .exits(1)
-        .prints("is wrong about the handler `mail.send`: gates[0]: period_ms is missing");
+        .prints("is invalid for the handler `mail.send`: gates[0]: period_ms is missing");
 }

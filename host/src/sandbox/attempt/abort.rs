@@ -17,8 +17,8 @@ const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Aborts one attempt. Clones share the signal. The signal fires once, and is never reset. When it fires:
 ///
-/// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log, progress, file
-///    changes) are refused;
+/// 1. at once, the guest's abort signal becomes ready, and guest calls with outside effects (log lines, progress,
+///    changes to files and state, requests and so on) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
 /// The signal also fires when it is read after the attempt's trust has expired, because a process that was frozen

@@ -131,7 +131,7 @@ impl NewJobs {
         check_size(options.len(), self.children)?;
         let options = json_from("options object", options)?;
         let read: Options<'_> = serde_json::from_str(&options.0)
-            .map_err(|error| format!("the options are wrong: {error}"))?;
+            .map_err(|error| format!("the options are invalid: {error}"))?;
         read.check()?;
         if read.run_at.is_some() && read.delay_ms.is_some() {
             return Err("the options have both run_at and delay_ms".into());
@@ -259,7 +259,7 @@ mod tests {
         for (payload, options, why) in [
             ("{", None, "not JSON"),
             ("\"\\u0000\"", None, "NUL"),
-            ("{}", Some("[]"), "options are wrong"),
+            ("{}", Some("[]"), "options are invalid"),
             ("{}", Some("{"), "the options object is not JSON"),
             (
                 "{}",

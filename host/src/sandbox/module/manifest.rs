@@ -269,7 +269,7 @@ impl HandlerManifest {
         serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(written), ignored)
             .map_err(|error: serde_json::Error| error.to_string())
             .and_then(|written| Self::check_named(written, patterns))
-            .map_err(|why| format!("is wrong about the handler `{name}`: {why}"))
+            .map_err(|why| format!("is invalid for the handler `{name}`: {why}"))
     }
 
     fn check_named(

@@ -19,7 +19,7 @@ use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 
-/// The host's state of the guest's descriptors, by handle.
+/// The host's state for the guest's descriptors, by handle.
 pub(in crate::sandbox) struct Fds {
     states: HashMap<u32, FdState>,
     /// Descriptors of the empty root.
@@ -34,7 +34,7 @@ pub(in crate::sandbox) struct Fds {
     logged: bool,
 }
 
-/// The host's state of one descriptor.
+/// The host's state for one descriptor.
 pub(super) struct FdState {
     pub(super) quota: Option<Arc<InQuota>>,
     /// Its guest path.

@@ -26,7 +26,7 @@ pub enum Capability {
     Env(Option<String>),
     /// `settings:threshold`: this setting.
     Settings(Option<String>),
-    /// `state`: a state that outlives its jobs.
+    /// `state`: values that it keeps between its jobs.
     State,
     /// `fine_clocks`: clocks that are not coarse.
     FineClocks,

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_what_the_database_would_refuse() {
+    fn refuse_gates_that_the_database_would_refuse() {
         let word = "a".repeat(65);
         let (long, deep) = (format!("$.{word}"), format!("${}", ".a".repeat(9)));
         for (gate, part) in [

@@ -194,7 +194,7 @@ fn refuse_gates_with_the_handler_and_the_gate() {
     let why = refused(json!({ "name": "a", "gates": gates }));
     assert_eq!(
         why,
-        "is wrong about the handler `a`: gates[1]: max is 0; expected 1 to 1000 for a throttle without a burst"
+        "is invalid for the handler `a`: gates[1]: max is 0; expected 1 to 1000 for a throttle without a burst"
     );
     let gates = vec![json!({ "kind": "singleton" }); 9];
     let why = refused(json!({ "name": "a", "gates": gates }));
