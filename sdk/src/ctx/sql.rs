@@ -77,7 +77,7 @@ impl Ctx {
     /// # Errors
     /// If Postgres refuses the query, or it returns another number of rows than the statement declares (kind
     /// `sql_failed`, permanent unless the statement has `on_error = "retry"`), if a row does not match `T` (kind
-    /// `result_mismatch`); otherwise as for [`sql`](Self::sql), except within a step.
+    /// `result_mismatch`, permanent); otherwise as for [`sql`](Self::sql), except within a step.
     pub fn query<T: DeserializeOwned>(
         &self,
         statement: impl AsRef<str>,
