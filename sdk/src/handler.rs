@@ -42,14 +42,14 @@ pub enum OnError {
 /// in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// What it limits.
+    /// The limit.
     pub limit: GateLimit,
     /// The scope of each limit: up to two of `tenant`, `source`, `handler`, `queue` and paths of the payload such as
     /// `$.customer.id`. Empty: one limit for all jobs of the handler.
     pub key: &'static [&'static str],
 }
 
-/// What a gate limits.
+/// The kind of limit that a gate sets, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateLimit {
     /// The number of jobs of a key that run at the same time, across all workers.

@@ -59,7 +59,7 @@ pub enum ConfigError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with the line or the key.
+        /// The problem, with the line or the key.
         message: String,
     },
 }

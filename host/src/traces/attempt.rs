@@ -22,7 +22,7 @@ use super::export::Exporter;
 /// export.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// What is recorded of a job in the spans of its attempts.
+/// The data about a job that the spans of its attempts record.
 #[derive(Debug, Clone)]
 pub struct TracedJob<'a> {
     /// The job's id.

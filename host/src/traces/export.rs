@@ -48,7 +48,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// The maximum size of a response, in bytes. A response contains little more than the number of rejected spans.
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
-/// What is exported.
+/// The signals to export, and the settings of their exporters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Signals {
     /// Spans.

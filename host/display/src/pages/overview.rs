@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_attention_comes_first_and_each_line_has_a_link() {
+    fn items_that_need_attention_come_first_and_each_has_a_link() {
         let it = Overview {
             queues: vec![
                 json!({"name": "mail", "paused_at": "1970-01-01T00:00:00+00:00", "ready": 3}),

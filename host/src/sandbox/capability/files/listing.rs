@@ -30,7 +30,7 @@ struct Listing {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// What was not read yet.
+/// The entries that have not been read yet.
 struct Rest {
     dir: Dir,
     /// Counts the directory as open until it is closed.
