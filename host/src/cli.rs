@@ -121,7 +121,7 @@ enum Command {
     State(state::Args),
     /// Show the running attempts and what they use
     Top(top::Args),
-    /// Open the dashboard of DATABASE_URL, without a worker
+    /// Serve the dashboard of DATABASE_URL, without a worker
     Ui(ui::Args),
     /// List, show, forget and verify workers
     Workers(workers::Args),
@@ -129,7 +129,7 @@ enum Command {
     Handlers(handlers::Args),
     /// Publish checks and typed functions for producers
     Contract(contract::Args),
-    /// Write the crate of a new handler
+    /// Create the crate of a new handler
     New(new::Args),
     /// Write the contract for handlers (WIT), for languages other than Rust
     Wit(wit::Args),

@@ -76,7 +76,7 @@ transaction has locked a job of it")]
 
 /// Options of `rouse flow ls`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Needs the role rouse_observer. Each flow is counted job by job.")]
+#[command(after_help = "Needs the role rouse_observer. The jobs of each flow are counted one by one, which takes longer for large flows.")]
 struct Ls {
     #[command(flatten)]
     target: Target,

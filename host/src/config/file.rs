@@ -222,7 +222,7 @@ impl Table for File {
         Entry::new(
             "fair_share",
             "a table for each queue",
-            "as they are",
+            "unchanged",
             "How [queues are shared](#fair-share); set in the database when the worker starts",
         )
         .overridden_by(&["ROUSE_FAIR_SHARE"]),

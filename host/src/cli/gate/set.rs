@@ -30,7 +30,7 @@ Up to 100 mails of a tenant run in one attempt, once 100 are waiting or the firs
   rouse gate set mails --kind batch --handler mail.send --max 100 --period 500ms
 While a report of a tenant is queued or runs, another one is an error:
   rouse gate set report --kind singleton --handler report.make --key tenant --during running --on-conflict refuse
-An index is built once its document has not changed for 5 seconds, but at least once a minute:
+An index is built once its document has not changed for 5 seconds, or a minute after the first change:
   rouse gate set index --kind debounce --handler index.build --key '$.document' --period 5s --max-wait 1m
 
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]

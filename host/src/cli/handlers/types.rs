@@ -29,8 +29,8 @@ use crate::job::pattern_covers;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Prints one source file: types of the payload and the result of each handler, and a function that enqueues its job with \
-a connection or transaction that you pass. It needs: pg for ts, psycopg 3 for py, tokio-postgres and serde for rust, \
-pgx 5 for go.\n\n  rouse handlers types --lang ts --output src/jobs.ts\n\n\
+a connection or transaction that you pass. The file needs a library: pg for ts, psycopg 3 for py, tokio-postgres and \
+serde for rust, pgx 5 for go.\n\n  rouse handlers types --lang ts --output src/jobs.ts\n\n\
 A type that the language cannot express becomes a type for any value, which the host checks. Run the command again when the handlers have changed; the output depends on \
 their schemas alone.")]
 pub(super) struct Args {

@@ -58,7 +58,7 @@ impl Table for HttpTable {
             "private",
             "`true`, `false`",
             "`false`",
-            "`true`: names may resolve to addresses of this machine and of private networks; addresses listed in `hosts` may always be such",
+            "`true`: names may resolve to addresses of this machine and of private networks; addresses listed in `hosts` are allowed in any case",
         ),
     ];
 
