@@ -76,7 +76,9 @@ transaction has locked a job of it")]
 
 /// Options of `rouse flow ls`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Needs the role rouse_observer. The jobs of each flow are counted one by one, which takes longer for large flows.")]
+#[command(
+    after_help = "Needs the role rouse_observer. The jobs of each flow are counted, so large flows take longer."
+)]
 struct Ls {
     #[command(flatten)]
     target: Target,
