@@ -62,7 +62,8 @@ Runs all jobs that are ready or due, including those enqueued while it runs, and
 scheduled for later stay. Sources, memory, directories, slots and tags of rouse.toml apply. A job that fails because \
 its workers crashed too often is in the history (`rouse job ls`), but not in the counts here.\n\
 Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for a retry · 3 jobs are left that this \
-process cannot run · 6 the queue is paused · 7 an error in the settings, the folder or the database · 130 a signal came first")]
+process cannot run · 6 the queue is paused · 7 an error in the settings, the folder or the database · 130 a signal \
+came first")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
