@@ -1,4 +1,4 @@
-//! Makes calls again that Postgres has rolled back because of concurrent transactions.
+//! Retries calls that Postgres has rolled back because of concurrent transactions.
 
 /// The maximum number of tries of a call.
 const TRIES_MAX: usize = 3;

@@ -159,7 +159,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "stale_outcome",
-        guarantee: "an outcome was written by the attempt of the claim recorded with it",
+        guarantee: "an outcome is written by the attempt whose claim is recorded with it",
         needs: Needs::Nothing,
         check: settled::by_its_claim,
     },
@@ -273,7 +273,7 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "orphans_first",
-        guarantee: "a worker that adopts an orphan, and served its handler before, claims no queued job between the end of its lease and the adoption",
+        guarantee: "a worker that adopts an orphan, and served its handler before, claims no queued job between the end of the orphan's lease and the adoption",
         needs: Needs::For(5.0, &[Fault::KillHost]),
         check: order::orphans_first,
     },
