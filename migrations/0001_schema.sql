@@ -1,8 +1,9 @@
 -- The tables of Rouse: small live tables, and history in daily partitions that are dropped. Functions, views, triggers
 -- and privileges are in functions/, which `rouse migrate` applies after the migrations.
 
--- Legal moves: queued → running → succeeded | failed | timed_out | cancelled;
--- running → queued (a retry, or a released claim); queued → cancelled. The last four are final.
+-- Legal moves: queued → running → succeeded | failed | timed_out | cancelled; running → queued (a retry, a suspension,
+-- a released claim, or a loss); queued → succeeded | failed | cancelled (an admin action, a deadline, or a dependency
+-- that has failed). The last four are final.
 CREATE TYPE rouse.state AS ENUM ('queued', 'running', 'succeeded', 'failed', 'timed_out', 'cancelled');
 
 -- In the order in which they are served.
@@ -335,8 +336,8 @@ CREATE TABLE rouse.job (
     lease_until  timestamptz,
     -- The number of started attempts, including the running one.
     attempt      integer NOT NULL DEFAULT 0,
-    -- The number of started attempts that do not count towards max_attempts: they were lost with their worker, or
-    -- suspended.
+    -- The number of started attempts that do not count towards max_attempts: they were lost with their worker,
+    -- suspended, or given back after their start.
     uncounted    integer NOT NULL DEFAULT 0,
     -- Null means the handler's own.
     max_attempts integer,

@@ -4,7 +4,7 @@
 --
 --   rouse_owner     owns schema rouse; not for logins
 --   rouse_enqueuer  enqueues, and reads the state of individual jobs
---   rouse_producer  the same; cancels and reads individual jobs
+--   rouse_producer  the same; cancels and reads individual jobs; schedules
 --   rouse_operator  the same; reads everything, and performs all admin actions
 --   rouse_worker    claims and settles
 --   rouse_handler   for the logins of handlers that run statements: commits these together with the outcome of a job

@@ -1,9 +1,9 @@
-//! The module that contains the SQL: one file per operation, one `.sql` file per longer query. Outside of it, only
+//! The module that contains the SQL: one file per operation, one `.sql` file per longer query. Outside it, only
 //! `cli/postgres.rs` contains SQL: a statement that creates a database.
 //!
 //! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host.
-//! Every statement is sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a
-//! transaction pooler.
+//! The statements of workers and commands are sent unnamed, nearly all of them in one round trip, and leave nothing in
+//! a session, so they work behind a transaction pooler. The listening connection does not.
 
 pub mod connect;
 pub mod migrate;
@@ -405,7 +405,7 @@ fn close_if_unfit<T>(client: PooledClient, response: &Result<T, tokio_postgres::
 
 /// Starts the transaction of a read for people. Functions for workers have these settings of their own, but views have
 /// none. A listing looks up each of its jobs in all daily partitions, which has a high estimated cost: with 90 of them,
-/// Postgres compiled the listing of 100 jobs for 1 to 12 s, and ran it in 20 ms
+/// Postgres spent 1 to 12 s on compiling the listing of 100 jobs, and 20 ms on running it
 /// (docs/decisions/plans-without-statistics.md). The settings belong together: without `enable_seqscan`, the estimated
 /// cost of a table that can only be read as a whole is so high that JIT would compile the statement.
 const BEGIN_READ: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL jit = off";

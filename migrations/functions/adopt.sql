@@ -42,7 +42,7 @@ $$;
 -- Lists up to `p_wanted` jobs whose lease has ended. `uncounted`: the number of their earlier attempts that do not
 -- count: lost, suspended, or given back after their start. `crashes`: the number of losses that were crashes, including
 -- this one. `lost_after_ms`: the time since the claim of the lost attempt. The order is by priority, then by age, that
--- is by id. It applies to the 1,000 jobs whose leases ended first (or 4 × p_wanted), which are read without a lock.
+-- is, by id. It applies to the 1,000 jobs whose leases ended first (or 4 × p_wanted), which are read without a lock.
 --
 -- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null:
 -- all. It leaves out rows that another transaction has locked, jobs of paused queues, and lanes that this worker may

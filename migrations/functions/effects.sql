@@ -3,8 +3,8 @@
 --
 -- A host runs them in a session of the handler's own login, in one transaction that starts with one of these functions.
 -- So the effects are committed if, and only if, the attempt still holds the job: both functions raise an error (RW007)
--- instead of returning a refusal, which ends the transaction before any effect happens. The worker is known by its key
--- alone, because the login is not the worker's.
+-- instead of returning a refusal, which ends the transaction before any effect happens. The worker is identified by its
+-- key alone, because the login is not the worker's.
 --
 -- rouse.confirm runs in the worker's own session. It returns the outcome of a commit whose response was lost.
 

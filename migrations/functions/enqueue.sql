@@ -34,8 +34,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The trace context of a job: the argument `trace`, or else the setting rouse.traceparent of the caller's transaction.
--- A wrong argument is an error. A wrong setting is ignored, as the W3C specification requires: instrumentation sets it,
--- and must not make the code that it observes fail.
+-- An invalid argument is an error. An invalid setting is ignored, as the W3C specification requires: instrumentation
+-- sets it, and must not make the code that it observes fail.
 CREATE OR REPLACE FUNCTION rouse._trace(p_trace text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -271,7 +271,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- The lane is new, or an argument is null, rare or wrong: rouse._enqueue makes all checks, in order.
+    -- The lane is new, or an argument is null, rare or invalid: rouse._enqueue makes all checks, in order.
     RETURN (SELECT e.id FROM rouse._enqueue(
         job_id, handler, payload, bytes, stored_at, queue, tenant, source, priority, run_at, max_attempts, NULL, tags, grants, lease, timeout,
         job_timeout, after, NULL, NULL, p_trace => trace) AS e);

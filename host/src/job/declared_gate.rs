@@ -51,7 +51,7 @@ pub enum GateLimit {
         /// The result of an enqueue during that time.
         on_conflict: OnConflict,
     },
-    /// A burst of jobs of a key becomes one.
+    /// A burst of jobs of a key becomes one job.
     Debounce {
         /// The pause that ends a burst, in milliseconds.
         period_ms: u64,

@@ -29,8 +29,8 @@ pub struct AttemptError {
     /// The details that the handler gave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<JsonText>,
-    /// The maximum number of attempts, not counting lost ones. `None` if attempts are not counted, as for an
-    /// invocation.
+    /// The maximum number of attempts. Those that were lost, suspended or given back do not count. `None` if attempts
+    /// are not counted, as for an invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
 }

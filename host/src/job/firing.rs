@@ -12,8 +12,8 @@ const MISSED_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// The maximum number of due times of one schedule that are handled at once; the rest follow.
 const FIRED_MAX: usize = 100;
 
-/// The time after which a schedule is tried again whose due times this host cannot compute: a newer host may know its
-/// time zone.
+/// A schedule whose due times this host cannot compute is tried again after this time: a newer host may know its time
+/// zone.
 const WRONG_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 /// The number of upcoming due times that are shown for a schedule.
@@ -22,7 +22,7 @@ pub const UPCOMING: usize = 5;
 /// The maximum number of due times of a backfill.
 pub const BACKFILL_MAX: usize = 10_000;
 
-/// What happens if the previous job is live when the next one is due.
+/// The policy for a due time at which the previous job is live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlap {
@@ -58,12 +58,12 @@ pub enum Previous {
     Running,
 }
 
-/// The part of a schedule that decides what happens at its due times.
+/// The part of a schedule on which the decisions about its due times depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     /// Its name.
     pub name: String,
-    /// What happens if the previous job is live.
+    /// The policy for a due time at which the previous job is live.
     pub overlap: Overlap,
     /// The missed due times that get a job.
     pub catch_up: CatchUp,
@@ -77,7 +77,7 @@ pub struct Schedule {
     pub previous: Option<Previous>,
 }
 
-/// What happens at a due time.
+/// The action at a due time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// A job is enqueued.
@@ -92,12 +92,12 @@ pub enum Action {
     Miss,
 }
 
-/// A due time, and what happens at it.
+/// A due time, and the action at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firing {
     /// The due time.
     pub due_at: Timestamp,
-    /// What happens at it.
+    /// The action at it.
     pub action: Action,
     /// The time at which its job starts, if that is later than now.
     pub run_at: Option<Timestamp>,

@@ -37,7 +37,8 @@ pub enum Outcome {
 /// The tries of this job so far, and the limits on further ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tries {
-    /// Attempts that ended in an error, including this one. Lost attempts are counted separately.
+    /// Attempts that ended in an error, including this one. Those that were lost, suspended or given back are counted
+    /// separately.
     pub failed: u32,
     /// The maximum number of such attempts.
     pub max: u32,

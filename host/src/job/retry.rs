@@ -33,7 +33,7 @@ impl From<Duration> for NextAttempt {
 /// in its manifest; the operator may override it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// The maximum number of attempts, including the first. Lost attempts do not count.
+    /// The maximum number of attempts, including the first. Those that were lost, suspended or given back do not count.
     pub max_attempts: u32,
     /// The wait after the first failed attempt.
     pub initial: Duration,

@@ -48,7 +48,7 @@ const CONNECTIONS_MAX: u32 = 4;
 /// the database.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The number of rows that fit well into the memory of a guest; more rows are read in pages.
+/// The number of rows that easily fit into the memory of a guest; more rows are read in pages.
 const ROWS_MAX: usize = 1_000;
 
 /// The host holds the rows of all its attempts in memory.

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 /// The state of a job.
 ///
-/// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry, a suspension or a
-/// released claim, `queued → succeeded | failed | cancelled` by an admin action or at a deadline. The last four states
-/// are final.
+/// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry, a suspension, a
+/// released claim or a loss, `queued → succeeded | failed | cancelled` by an admin action, a deadline or the failure of
+/// another job. The last four states are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {

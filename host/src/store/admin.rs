@@ -49,7 +49,7 @@ fn waiting(wait: LockWait, call: &str, from: &str) -> String {
 
 impl Store {
     /// Makes the call of an admin action on one job, queue, gate, schedule, worker or flow, or on the state of a
-    /// handler: a function call, or a query of one value. Waits for locks, but not without end.
+    /// handler: a function call, or a query of one value. Waits for locks, but not indefinitely.
     pub(super) async fn act(&self, call: &str, params: Params<'_>) -> Result<Row, StoreError> {
         let sql = waiting(LockWait::start(), call, "");
         let mut rows = self.query(&sql, params).await?;

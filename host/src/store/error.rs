@@ -203,7 +203,8 @@ impl StoreError {
         matches!(self, Self::Refused(error) if is_raised(error))
     }
 
-    /// What a call has waited for until its timeout, as text. `None` if it has failed for another reason.
+    /// A description of the transactions for whose locks a call has waited until its timeout. `None` if it has failed
+    /// for another reason.
     pub fn waits_for(&self) -> Option<&'static str> {
         let Self::Refused(error) = self else {
             return None;
@@ -268,7 +269,7 @@ pub(super) fn is_partition_missing(error: &tokio_postgres::Error) -> bool {
     })
 }
 
-/// What a call has waited for until its lock timeout.
+/// A description of the transactions for whose locks a call has waited until its lock timeout.
 fn waited_for(error: &tokio_postgres::Error) -> Option<&'static str> {
     let db = error.as_db_error()?;
     if *db.code() != SqlState::LOCK_NOT_AVAILABLE {

@@ -86,8 +86,8 @@ pub const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit for closing the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
-/// (`workers.sql`, `adopt.sql` and `admin.sql` in `migrations/functions/`).
+/// The channel of one incarnation of a worker; see `rouse._hint` and its callers (`wake.sql`, `workers.sql`,
+/// `adopt.sql` and `admin.sql` in `migrations/functions/`).
 fn own_channel(worker: Incarnation) -> String {
     format!("rouse_worker_{}", worker.0)
 }

@@ -46,7 +46,7 @@ impl LockWait {
         })
     }
 
-    /// The `lock_timeout` of the next statement. 0 would wait without end.
+    /// The `lock_timeout` of the next statement. 0 would wait indefinitely.
     pub(super) fn lock_timeout(self) -> String {
         format!("{}ms", self.left().as_millis().max(1))
     }

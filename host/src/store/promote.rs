@@ -20,8 +20,8 @@ pub struct Promotion {
     pub next_due: Option<Duration>,
     /// The ids of the promoted jobs, if they were requested.
     pub ids: Vec<JobId>,
-    /// When the first due job that was locked, and therefore left, was due, by the database's clock. `None` if there is
-    /// none, or if the promotion is not complete.
+    /// The time at which the first due job that was left because it was locked had become due, by the database's clock.
+    /// `None` if there is none, or if the promotion is not complete.
     pub left_at: Option<SystemTime>,
 }
 

@@ -85,7 +85,7 @@ pub enum FencedWrite<'a> {
     },
 }
 
-/// The effects are committed.
+/// The result of a commit of effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitResult {
     /// Some jobs that wait for this one are not released yet: [`Store::continue_releases`] releases them.

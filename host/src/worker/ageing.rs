@@ -1,7 +1,7 @@
 //! Overdue jobs, which have waited too long, go ahead of newer jobs that would otherwise be first.
 //!
-//! By default they get all claims while there are any. An operator can limit their share, so that an overdue backlog
-//! does not delay new jobs of high priority. (`docs/decisions/overdue-jobs-go-first.md`)
+//! By default, overdue jobs get all claims as long as there are any. An operator can limit their share, so that an
+//! overdue backlog does not delay new jobs of high priority. (`docs/decisions/overdue-jobs-go-first.md`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

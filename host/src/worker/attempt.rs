@@ -158,7 +158,7 @@ struct Unstarted {
     meters: Arc<HandlerMeters>,
     /// Why it did not start.
     end: RunEnd,
-    /// What decides about the next attempt.
+    /// The tries so far and the backoff, which decide about the next attempt.
     decided_by: (Tries, RetryPolicy),
 }
 
@@ -372,8 +372,8 @@ async fn run_in_sandbox(
     report
 }
 
-/// The recorded facts about an attempt that starts now. `is_again`: an earlier run of the same attempt, as a part of a
-/// batch, is recorded.
+/// The facts about an attempt that starts now, for its trace. `is_again`: an earlier run of the same attempt, as part
+/// of a batch, is already in a trace.
 fn traced<'a>(
     shared: &'a Shared,
     claim: &'a Claim,
@@ -464,8 +464,8 @@ fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
     u64::try_from(handler.limits.more_memory()?).ok()
 }
 
-/// Gives back a claim that has not started. It is counted for the handler that would have run it: producers choose the
-/// names of other handlers freely.
+/// Gives back a claim that has not started. It is counted for the handler that would have run it, not for the one that
+/// the job names: producers can name any handler.
 pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     let name = handler_name(shared, claim);
     let meters = shared.attempts.meters.for_handler(name);
@@ -489,7 +489,7 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, unstarted: Unstarted) {
     settle(shared, claim, meters, None, outcome).await;
 }
 
-/// The parts of the settlement of a started attempt other than the outcome.
+/// What the settlement of a started attempt contains besides its outcome.
 #[derive(Clone)]
 struct AttemptDetails {
     /// From the arrival of the claim to the start.

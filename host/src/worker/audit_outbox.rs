@@ -1,5 +1,6 @@
 //! Logs admin actions. They do not pass through a host, so the database keeps them in an outbox until a host has logged
-//! them. An action is logged at least once: it may be logged twice if the host dies before the database knows of it.
+//! them. An action is logged at least once: it may be logged twice if the host dies before the database knows that it
+//! was logged.
 
 use super::reach::warn_unless_unreachable;
 use super::{Shared, events};

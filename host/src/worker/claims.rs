@@ -93,7 +93,7 @@ pub(super) struct Claims<'a> {
     chosen_by: Option<(Arc<HandlerSet>, u64, Incarnation)>,
     /// Sources that are bound to a handler of this host.
     sources: Vec<String>,
-    /// Jobs of sources that are bound to a handler which this host does not have.
+    /// Jobs of sources that are bound to a handler that this host does not have.
     unbound: Unbound,
     /// After a search by source that found nothing, the time before which it is not retried, unless a notification
     /// announces a job, an attempt of one of `full_handlers` ends, or the handler of another source is loaded.
@@ -117,7 +117,7 @@ pub(super) struct Claims<'a> {
     orphans_left: bool,
     /// True if slots wait after some attempts, so jobs claimed ahead would have to be given back.
     slots_wait: bool,
-    /// How long the response to the last claim of jobs whose rate is limited took.
+    /// The time that the response to the last claim of rate-limited jobs took.
     throttled_response: Duration,
 }
 

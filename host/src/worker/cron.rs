@@ -27,8 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 const LISTED_MAX: i32 = 250;
 /// The maximum number of due times that one transaction handles.
 const FIRED_MAX: usize = 500;
-/// The time between two looks for all due schedules. The others leave out those that were due long before the last look
-/// that found none: while a transaction is open all day, the index keeps an entry for each firing.
+/// The time between two looks for all due schedules. The other looks leave out schedules that became due long before
+/// the last look that found none due: while a transaction is open all day, the index keeps an entry for each firing.
 const ALL_EVERY: Duration = Duration::from_secs(600);
 /// The margin before the last look that found none: a schedule that was due within it may not have been visible,
 /// because its transaction was open.
@@ -66,7 +66,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     }
 }
 
-/// What is kept in memory between rounds.
+/// The state that is kept in memory between rounds.
 #[derive(Debug, Default)]
 struct Hints {
     looks: Looks,

@@ -1,7 +1,7 @@
 //! Writes to the database what modules declare: their gates (`declared_gates.rs`) and their schedules.
 //!
-//! As for schedules, every host reports in its capabilities which ones its operator allows. All hosts base their
-//! decision on the reports of all live workers, so it does not matter which of them acts.
+//! Every host reports in its capabilities which schedules its operator allows. All hosts decide about schedules from
+//! the reports of all live workers, so it does not matter which of them acts.
 
 use std::sync::Arc;
 use std::time::Duration;

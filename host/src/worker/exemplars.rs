@@ -1,4 +1,4 @@
-//! Exemplars of a histogram: for each bucket the trace of the newest attempt in it, so that a peak in a chart can be
+//! Exemplars of a histogram: for each bucket, the trace of the newest attempt in it, so that a peak in a chart can be
 //! traced to an attempt. Only recorded traces count.
 
 use std::collections::HashMap;

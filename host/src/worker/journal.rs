@@ -26,7 +26,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 const LOCKED_RETRY_AFTER: Duration = Duration::from_millis(20);
 const LOCKED_RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// The maximum length of a step, in characters, that the function `rouse.progress` accepts.
+/// The maximum length of the step in `rouse.progress`, in characters.
 const STEP_CHARS_MAX: usize = 200;
 
 /// The maximum number of concurrent calls about steps, and of concurrent calls about state. It leaves some of the

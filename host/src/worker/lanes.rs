@@ -34,7 +34,7 @@ pub(super) struct Lanes {
     unchosen: Vec<LaneId>,
     /// Lanes that are served by source.
     by_source: VecDeque<LaneId>,
-    /// Served lanes that are known to have jobs, in their turns.
+    /// Served lanes that are known to have jobs. They take turns.
     active: Turns,
     /// Lanes of fair queues that had no jobs until a moment ago, and from which no job has been claimed since.
     woken: HashSet<LaneId>,
@@ -133,12 +133,12 @@ struct Known {
 }
 
 impl Serving {
-    /// Any job is claimed.
+    /// True if any of its jobs may be claimed.
     fn is_whole(&self) -> bool {
         !self.by_source && !self.orphans_only
     }
 
-    /// Only jobs of bound sources are claimed.
+    /// True if only its jobs of bound sources may be claimed.
     fn is_by_source(&self) -> bool {
         self.by_source && !self.orphans_only
     }

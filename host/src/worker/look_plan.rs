@@ -23,7 +23,7 @@ const RESTART_SHARE: u32 = 20;
 const PERIODIC_RESTART_SHARE: u32 = 100;
 /// The search for due jobs and expired leases starts this long before the last look that left none.
 pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
-/// The time after which a due job that was locked is searched again.
+/// The time after which a due job that was locked is searched for again.
 const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The work of a look.
@@ -265,8 +265,8 @@ impl LookPlan {
     }
 
     /// Records that a look at this time (database clock) promoted the due jobs that it found, except locked ones, the
-    /// first of which was due at `due_at`. It is searched again after a second, then after twice the time, up to the
-    /// interval of restarts.
+    /// first of which was due at `due_at`. It is searched for again after a second, then after twice the time, up to
+    /// the interval of restarts.
     pub(super) fn left_locked(&mut self, now: Instant, due_at: SystemTime, at: SystemTime) {
         let is_known = |locked: &Locked| locked.due_at == due_at || !self.covers_locked();
         if !self.locked.as_ref().is_some_and(is_known) {

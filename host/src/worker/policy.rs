@@ -158,7 +158,7 @@ impl Policy {
     }
 
     /// The policy with the lease and the run timeout of a job, if it has its own. The timeout may exceed the module's,
-    /// which is only a proposal, but never the timeout that the operator has set for the handler.
+    /// which is only a default, but never the one that the operator has set for the handler.
     pub(super) fn with_job_times(
         self,
         lease: Option<Duration>,

@@ -75,7 +75,8 @@ pub(super) struct Unsettled {
     pub(super) replaced: bool,
     /// True if its settlement was sent and got no response: it may have been written.
     pub(super) unanswered: bool,
-    /// Since when locks of other transactions block its settlement: reset if a try fails for another reason.
+    /// The time since which locks of other transactions have blocked its settlement. Reset if a try fails for another
+    /// reason.
     pub(super) blocked_at: Option<Instant>,
     /// The warnings that the database refuses it, or has no space for it.
     pub(super) refusals: Repeats,
@@ -500,7 +501,7 @@ pub(super) async fn give_up_when_stopping(shared: &Shared, id: JobId, fence: Fen
 }
 
 /// Announces that jobs that waited for the end of this one may start, regardless of what has ended it: cancellations
-/// and job timeouts are not announced in another way.
+/// and job timeouts are announced in no other way.
 pub(super) fn free(shared: &Shared, lane: Option<LaneId>) {
     if let Some(lane) = lane {
         shared.wakeups.freed(lane);

@@ -73,7 +73,7 @@ enum FitState {
     Parked(Arc<str>),
 }
 
-/// What has to change before a parked handler can run. `rouse.why` chooses its remedy by this.
+/// The cause to remove before a parked handler can run. It decides which remedy `rouse.why` names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParkedCause {
     /// Its statements do not fit the database, or its login may not run them.
@@ -83,7 +83,7 @@ pub(super) enum ParkedCause {
 }
 
 impl ParkedCause {
-    /// As workers register it.
+    /// The word that workers register.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Statements => "statements",
@@ -116,7 +116,8 @@ impl Statements {
     }
 
     /// The successes that wait for their commit, for another check of the same statements: a check does not make space
-    /// for more of them. `None` if the statements are others, because these would be missing for successes that wait.
+    /// for more of them. `None` if the statements have changed, because waiting successes may need one that no longer
+    /// exists.
     fn waiting_for(&self, granted: &Arc<GrantedSql>) -> Option<Arc<Waiting>> {
         let is_same = Arc::ptr_eq(&self.granted, granted)
             || self.granted.table == granted.table && self.granted.statements == granted.statements;
@@ -125,8 +126,8 @@ impl Statements {
 }
 
 impl Fit {
-    /// What is known after this check. If the statements could not be checked, a handler that is parked stays so, for
-    /// the reason that is known, and the next check is as due as it was.
+    /// The state after this check. If the statements could not be checked, a parked handler stays parked for the known
+    /// reason, and its next check is due when it was before.
     fn after(self, before: Option<&Self>) -> Self {
         match (&self.state, before) {
             (FitState::Unchecked(_), Some(before))

@@ -23,7 +23,7 @@ const CHEAP_TURNS_MAX: usize = 100;
 /// which are counted for each lane.
 const SINGLE_TURNS_MAX: usize = 64;
 
-/// The maximum credit that is lost by rounding.
+/// The maximum credit that is lost to rounding.
 const CREDIT_LOST: f64 = 1e-6;
 
 /// A position in the order of claims: lanes of a later class wait until the earlier classes are empty.
@@ -433,7 +433,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
         member.share = share;
         if member.number.is_none() {
             if member.round < round {
-                // The rounds that it has missed pay its debt.
+                // The rounds that it has missed pay off its debt.
                 #[expect(clippy::cast_precision_loss, reason = "a number of rounds")]
                 let missed = (round - member.round) as f64;
                 member.credit = (member.credit.min(0.0) + share * missed).min(share);
@@ -591,7 +591,7 @@ impl<K: Clone + Eq + Hash, C: Taker<K> + Default> Ring<K, C> {
             };
             member.round = round;
             member.credit += member.share * rounds;
-            // A member that was due lacks at most what is lost by rounding.
+            // A member that was due lacks at most what is lost to rounding.
             if member.credit > 1.0 - CREDIT_LOST {
                 member.credit = member.credit.max(1.0);
             }

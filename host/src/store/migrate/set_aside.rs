@@ -1,5 +1,5 @@
-//! Sets functions aside that the sources no longer define, or that CREATE OR REPLACE cannot change into those of the
-//! sources: their result, the names of their parameters, or their defaults differ.
+//! Sets aside functions that the sources no longer define, or that CREATE OR REPLACE cannot change into those of the
+//! sources because their result, the names of their parameters, or their defaults differ.
 //!
 //! Such a function is renamed, to its name and `~`, before the sources are applied, so that no definition can refer to
 //! it by mistake; `drop_vanished.sql` drops it afterwards. Only Postgres can determine which functions these are. So

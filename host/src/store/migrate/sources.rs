@@ -53,7 +53,7 @@ pub const PROTOCOL: i32 = 1;
 pub struct Sources<'a> {
     /// The oldest and the newest protocol number of hosts that these functions serve.
     pub protocols: (i32, i32),
-    /// Changes of tables, in order; each is applied once.
+    /// Changes to tables, in order; each is applied once.
     pub migrations: &'a [Migration],
     /// Functions, views and triggers, in an order in which they can be defined.
     pub functions: &'a [Source],

@@ -201,8 +201,8 @@ async fn check(
     })
 }
 
-/// The GRANT that an operator may want to run after this Postgres message. It is a proposal, derived from the words of
-/// the message and of the statement.
+/// The GRANT that an operator may want to run after this Postgres message. It is a suggestion, derived from the words
+/// of the message and of the statement.
 fn missing_grant(message: &str, sql: &str, user: &str) -> Option<String> {
     let denied = message.strip_prefix("permission denied for ")?;
     let (kind, name) = denied.split_once(' ')?;

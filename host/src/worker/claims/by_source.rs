@@ -108,7 +108,7 @@ pub(super) struct Reached {
     restart_at: Instant,
     /// The same if a job was announced: its producer may have committed it late, before the claimed turns.
     announced_restart_at: Instant,
-    /// True if a job was announced, and since then, no search has found any or has started from the start.
+    /// True if a job was announced, and no search has found a job or read everything from the start since then.
     is_announced: bool,
 }
 

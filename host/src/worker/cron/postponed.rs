@@ -37,7 +37,7 @@ struct Postponement {
 }
 
 impl Postponed {
-    /// Those that are not tried yet.
+    /// Those whose wait has not ended.
     pub(super) fn waiting(&self, now: Instant) -> Vec<i64> {
         let waiting = self.0.iter().filter(|(_, one)| one.until > now);
         waiting.map(|(key, _)| *key).collect()

@@ -122,7 +122,7 @@ fn start_committer(shared: &Arc<Shared>, statements: &Arc<Statements>, is_late: 
     }
 }
 
-/// A task that commits what waits, until nothing does.
+/// A task that commits the waiting successes until none is left.
 struct Committer {
     shared: Arc<Shared>,
     statements: Arc<Statements>,

@@ -43,9 +43,9 @@ impl Reported {
         (!changes.is_empty()).then_some(Value::Object(changes))
     }
 
-    /// Notes that the database has accepted a heartbeat with these changes, and has those of this many heartbeats now.
-    /// False if these are not the ones that it has accepted: a failover may have lost some without a failed heartbeat.
-    /// All capabilities are sent again then.
+    /// Notes that the database has accepted a heartbeat with these changes, and now has the changes of `count`
+    /// heartbeats. False if that is not the number that it has accepted: a failover may have lost some without a failed
+    /// heartbeat. Then all capabilities are sent again.
     pub(super) fn accepted(
         &mut self,
         changes: Option<&Value>,

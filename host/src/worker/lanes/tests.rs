@@ -421,7 +421,7 @@ fn a_claim_has_the_lease_with_which_its_lane_is_served() {
     assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
 }
 
-/// More lanes than fit one claim, of low priority and without jobs; and their number.
+/// More lanes than fit into one claim, of low priority and without jobs; and their number.
 fn many_idle() -> (Lanes, i64) {
     let mut lanes = Lanes::default();
     let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;

@@ -313,7 +313,7 @@ impl Settler<'_> {
         }
     }
 
-    /// Keeps the outcomes for which there was no space for the next try.
+    /// Keeps, for the next try, the outcomes for which there was no space.
     fn finish(&mut self, mut batch: Batch) {
         if self.has_space {
             // There is space, but not for these outcomes. Their leases are no longer renewed, so that the retries end.

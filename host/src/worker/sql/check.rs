@@ -156,7 +156,7 @@ async fn check_handlers(
                 next.within(PARKED_CHECK_EVERY.saturating_sub(checked_at.elapsed()));
             }
             Some(_) | None => {
-                // Its jobs wait until it was checked, and the check may have to wait for those of other logins.
+                // Its jobs wait until it has been checked, and the check may have to wait for those of other logins.
                 show_parked(name, true);
                 due.unchecked.push((handler, granted));
             }
@@ -220,7 +220,7 @@ fn note_login(shared: &Shared, followed: &Followed<'_>, responds: bool) {
     }
 }
 
-/// What is known about the statements of a handler, one of which Postgres has refused although they fitted before.
+/// The result of checking a handler's statements again, after Postgres has refused one although they fitted before.
 pub(in crate::worker) enum Rechecked {
     /// They no longer fit, or could not be checked: the handler's jobs wait.
     Waits,
