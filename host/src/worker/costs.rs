@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_costs_what_the_last_ones_of_its_lane_took_compared_with_all() {
+    fn a_job_costs_the_cpu_time_of_the_last_ones_of_its_lane_relative_to_all() {
         let costs = Costs::default();
         let (cheap, dear, new) = (LaneId(1), LaneId(2), LaneId(3));
         assert!((costs.cost("mail", cheap) - 1.0).abs() < 1e-9);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_attempts_of_one_lane_do_not_change_what_others_cost() {
+    fn the_attempts_of_one_lane_do_not_change_the_cost_of_jobs_of_others() {
         let costs = Costs::default();
         let (cheap, dear) = (LaneId(1), LaneId(2));
         for _ in 0..500 {

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_handled_is_read_again_only_every_ten_minutes() {
+    fn handled_deadlines_are_read_again_only_every_ten_minutes() {
         let start = Instant::now();
         let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
         let mut looks = Looks::default();

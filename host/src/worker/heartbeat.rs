@@ -488,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_heartbeat_is_repeated_before_a_loss_is_judged() {
+    fn a_failed_heartbeat_is_retried_before_a_loss_counts_as_a_crash() {
         let every = Duration::from_secs(30);
         assert!(repeat_after(1, every) <= Duration::from_secs(1));
         for failures in 1..=20 {

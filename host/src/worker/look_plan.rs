@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn due_jobs_are_searched_from_shortly_before_the_last_look_that_left_none() {
+    fn the_search_for_due_jobs_starts_shortly_before_the_last_look_that_left_none() {
         let (mut plan, now) = started();
         assert_eq!(plan.due_since(), None, "all due jobs");
         let at = SystemTime::UNIX_EPOCH + 1_000_000 * SECOND;
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_due_job_that_was_locked_is_searched_again_after_a_second_and_then_less_and_less_often() {
+    fn a_locked_due_job_is_searched_for_again_after_a_second_and_then_less_and_less_often() {
         let (mut plan, now) = started();
         let at = |seconds: u32| SystemTime::UNIX_EPOCH + (1_000_000 + seconds) * SECOND;
         let look = |plan: &mut LookPlan, after: u32| {

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_what_is_served_is_noticed_once() {
+    fn a_change_of_the_served_queues_and_handlers_is_noticed_once() {
         let shards = Shards::default();
         let mut wanted = shards.wanted.subscribe();
         let mut is_new = |queues: &[&str], serves: &[&str]| {

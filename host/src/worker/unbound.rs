@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_with_very_many_such_jobs_is_paused_until_the_handlers_change() {
+    fn a_lane_with_very_many_unbound_jobs_is_paused_until_the_handlers_change() {
         let (mut unbound, now) = (unbound(), Instant::now());
         let many = i64::try_from(ROUND_MAX).unwrap();
         unbound.sort(jobs(0..many, Some("legacy")), now);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn such_a_lane_is_paused_even_if_it_has_other_jobs() {
+    fn a_lane_with_very_many_unbound_jobs_is_paused_even_if_it_has_other_jobs() {
         let (mut unbound, now) = (unbound(), Instant::now());
         let many = i64::try_from(ROUND_MAX).unwrap();
         let mut all = jobs(0..many, Some("legacy"));

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_right_is_proposed() {
+    fn a_missing_grant_is_suggested() {
         for (object, sql, grant) in [
             (
                 "table orders",

@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_the_whole_batch_is_that_of_each_job_and_a_crash_that_of_none() {
+    fn an_error_of_the_whole_batch_applies_to_each_job_and_a_crash_to_none() {
         let failure = Failure {
             kind: "error".into(),
             message: "down".into(),

@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filled_search_has_not_read_to_the_end_is_read_from_the_start_by_the_next() {
+    fn the_next_search_reads_from_the_start_where_a_filled_one_did_not_reach_the_end() {
         let now = Instant::now();
         let all = covered([None; 2]);
         let mut reached = reached(now);
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_search_has_not_read_of_a_full_handler_is_read_from_the_start_when_it_has_room() {
+    fn unread_jobs_of_a_full_handler_are_read_from_the_start_when_it_has_room() {
         let now = Instant::now();
         let all = covered([None; 2]);
         let mut reached = reached(now);

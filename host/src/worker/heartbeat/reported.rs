@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_or_is_gone_is_sent() {
+    fn changed_and_removed_capabilities_are_sent() {
         let mut reported = Reported::registered(&json!({"a": {"version": "1"}, "b": {}, "c": {}}));
         let Value::Object(current) = json!({"a": {"version": "2"}, "c": {}, "d": {}}) else {
             unreachable!("it is an object");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_after_a_refusal_lets_all_be_sent_again() {
+    fn after_a_refusal_and_an_outage_all_are_sent_again() {
         let mut reported = Reported::registered(&json!({"handler.0": {"version": "1.0.0"}}));
         reported.refused(handlers(3));
         reported.lost(handlers(3));

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outcomes_that_meet_a_lock_are_found_by_halves_and_tried_again_after_growing_pauses() {
+    fn outcomes_that_a_lock_blocks_are_found_by_bisection_and_tried_again_after_growing_pauses() {
         let tried = tried_at(1000, |one| one == 700);
         for (one, tried) in tried.iter().enumerate() {
             if one == 700 {

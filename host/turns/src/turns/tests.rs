@@ -269,7 +269,7 @@ fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
 }
 
 #[test]
-fn a_debt_is_paid_by_the_rounds_that_pass_even_if_the_key_is_away() {
+fn a_debt_is_paid_off_by_the_rounds_that_pass_even_if_the_key_is_away() {
     let mut turns = Turns::default();
     for (lane, key) in [(1, "dear"), (2, "a"), (3, "b")] {
         turns.insert(LaneId(lane), place("q", key, 1.0));
@@ -301,7 +301,7 @@ fn a_debt_is_paid_by_the_rounds_that_pass_even_if_the_key_is_away() {
 }
 
 #[test]
-fn a_claim_is_divided_by_what_jobs_cost() {
+fn a_claim_is_divided_by_the_cost_of_jobs() {
     let mut turns = Turns::default();
     for lane in [1, 2] {
         turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
@@ -347,7 +347,7 @@ fn a_lane_of_very_cheap_jobs_takes_some_turns_of_each_claim_and_has_its_share_in
 }
 
 #[test]
-fn a_lane_of_very_dear_jobs_has_its_share_of_long_claims() {
+fn a_lane_of_very_expensive_jobs_has_its_share_of_long_claims() {
     let mut turns = Turns::default();
     for lane in [1, 2] {
         turns.insert(LaneId(lane), place("q", &lane.to_string(), 1.0));
@@ -366,7 +366,7 @@ fn a_lane_of_very_dear_jobs_has_its_share_of_long_claims() {
 }
 
 #[test]
-fn a_queue_pays_for_jobs_and_not_for_what_they_cost() {
+fn a_queue_pays_for_jobs_and_not_for_their_cost() {
     let mut turns = Turns::default();
     turns.insert(LaneId(1), place("videos", "a", 1.0));
     turns.insert(LaneId(2), place("videos", "b", 1.0));

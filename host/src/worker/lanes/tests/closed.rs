@@ -157,7 +157,7 @@ fn after_a_claim_of_closed_lanes_the_next_one_covers_as_many_as_fit() {
 
 /// Otherwise the same ones would be tried after each sweep, if there are more than the next looks try.
 #[test]
-fn of_the_lanes_that_a_peek_finds_those_that_were_served_last_go_last() {
+fn of_the_lanes_found_by_a_peek_the_last_served_go_last() {
     let mut lanes = Lanes::default();
     let all = (1..=3).map(|n| lane(n, n, Priority::Normal));
     lanes.learn(all.collect());
@@ -240,7 +240,7 @@ fn the_end_of_a_job_opens_lanes_of_each_class() {
 }
 
 #[test]
-fn a_sweep_opens_at_most_as_many_lanes_as_a_claim_has_and_the_next_one_goes_on() {
+fn a_sweep_opens_at_most_as_many_lanes_as_fit_into_a_claim_and_the_next_one_continues() {
     let mut lanes = Lanes::default();
     lanes.set_fair(one_at_a_time());
     lanes.learn((1..=400).map(|n| of_tenant(n, n, &n.to_string())).collect());
