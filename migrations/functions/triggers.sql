@@ -1,5 +1,5 @@
--- Enables the triggers of Rouse that somebody has disabled. A table is locked only if it has such a trigger. Triggers
--- that call functions of other schemas are not Rouse's.
+-- Enables triggers of Rouse that have been disabled. A table is locked only if it has such a trigger. Triggers that
+-- call functions of other schemas are not Rouse's.
 DO $$
 DECLARE
     disabled record;

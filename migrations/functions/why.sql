@@ -51,7 +51,7 @@ BEGIN
         rest := coalesce(', for another ' || rouse._duration(until - p_now), '');
         CASE p_job.wait ->> 'kind'
             WHEN 'signal' THEN
-                sentence := format('Its attempt is suspended until somebody sends it signal %s%s.', left(p_job.wait ->> 'name', 200), rest);
+                sentence := format('Its attempt is suspended until the job receives signal %s%s.', left(p_job.wait ->> 'name', 200), rest);
                 remedy := format('`rouse job signal %s %s%s`', p_job.id, CASE WHEN p_job.wait ->> 'name' LIKE '-%' THEN '-- ' ELSE '' END,
                                  rouse._shell_word(p_job.wait ->> 'name'));
             WHEN 'call' THEN

@@ -152,11 +152,11 @@ async fn for_a_job_without_a_turn_why_names_what_it_waits_for() {
     for (wait, words) in [
         (
             json!({"kind": "signal", "step": "s", "name": "approved"}),
-            "sends it signal approved.",
+            "the job receives signal approved.",
         ),
         (
             json!({"kind": "signal", "step": "s", "name": "approved", "until_ms": 4_102_444_800_000_u64}),
-            "sends it signal approved, for another",
+            "the job receives signal approved, for another",
         ),
         (
             json!({"kind": "call", "step": "s", "jobs": [first]}),

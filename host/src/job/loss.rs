@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_loss_is_claimed_again_at_once_and_later_crashes_wait_twice_as_long_each_time() {
+    fn a_job_waits_twice_as_long_after_each_crash_and_not_at_all_after_the_first() {
         let wait = |secs| AfterLoss::Wait(Duration::from_secs(secs));
         assert_eq!(after_loss(0, 1000), AfterLoss::Claim);
         assert_eq!(after_loss(1, 1000), AfterLoss::Claim);

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_postgres_by_class() {
+    fn errors_of_postgres_are_classified_by_their_codes() {
         use SqlErrorClass::{Conflict, Data, Mismatch, Temporary, Unavailable};
         for (code, class) in [
             ("40001", Conflict),

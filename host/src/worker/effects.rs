@@ -128,7 +128,7 @@ async fn turn<'a>(
 }
 
 /// Commits the effects of an attempt with its outcome, and reports it. It tries until the attempt's lease ends. Once
-/// the worker stops, the lease is no longer renewed, and a lock is waited for until the end of `drain_timeout` only.
+/// the worker stops, the lease is no longer renewed, and a lock is waited for only until the end of `drain_timeout`.
 /// `is_locked`: notified when another transaction has locked the job, or a key of a job that the attempt enqueues.
 ///
 /// # Errors

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn values_in_the_notation_of_postgres() {
+    fn values_are_written_in_the_notation_of_postgres() {
         for (json, of, text) in [
             ("null", Type::INT8, None),
             ("7", Type::INT8, Some("7")),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_the_depth_of_arrays_and_json() {
+    fn the_depth_of_arrays_and_json_is_limited() {
         let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
         assert_eq!(
             one(&nested(6), Type::INT8_ARRAY),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_wrong_numbers_of_parameters_and_values_without_a_notation() {
+    fn wrong_numbers_of_parameters_and_values_without_a_notation_are_refused() {
         let few = from_json("[1]", &[Type::INT8, Type::INT8]).unwrap_err();
         assert_eq!(few, "wrong number of parameters: expected 2, got 1");
         let object = one("{}", Type::INT8).unwrap_err();

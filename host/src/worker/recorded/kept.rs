@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_the_jobs_that_were_suspended_last_within_the_limit() {
+    fn the_jobs_that_were_suspended_last_are_kept_within_the_limit() {
         let kept = Kept::default();
         let each = 1_000;
         let fitting = i64::try_from(BYTES_MAX / steps(each).bytes()).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_neither_few_steps_nor_those_that_would_displace_all_others() {
+    fn neither_few_steps_nor_those_that_would_displace_all_others_are_kept() {
         let kept = Kept::default();
         kept.keep(JobId(1), steps(STEPS_MIN));
         kept.keep(JobId(2), steps(STEPS_MIN - 1));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_the_newest_steps_of_a_job_and_count_them_once() {
+    fn the_newest_steps_of_a_job_are_kept_and_counted_once() {
         let kept = Kept::default();
         kept.keep(JobId(1), steps(40));
         kept.keep(JobId(1), steps(50));
