@@ -253,7 +253,7 @@ pub struct Health {
     /// The outcomes of its attempts so far.
     pub outcomes: Arc<OutcomeCounts>,
     /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or
-    /// settled.
+    /// settled; a batch counts as one.
     pub in_hand: Arc<AtomicUsize>,
     /// Notified when the metrics have been read: the worker then updates the database metrics for the next reading.
     pub metrics_read: Arc<Notify>,

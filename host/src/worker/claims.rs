@@ -54,7 +54,7 @@ pub(super) struct Found {
     /// their handler is missing.
     pub(super) jobs: usize,
     /// True if there may be more jobs: a response ended because of its size, a lane has used up its share of the claim,
-    /// or an adoption found as many jobs as wanted.
+    /// an adoption found as many jobs as wanted, or `has_others` is true.
     pub(super) is_cut: bool,
     /// True if other lanes may have jobs, even if this look has found none. Either some lanes were opened, because
     /// other lanes behind their limits had free capacity or no more jobs; or the last claim has closed lanes or found
@@ -221,8 +221,8 @@ impl<'a> Claims<'a> {
         Ok(found)
     }
 
-    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source. `check`: claims nothing if
-    /// a lease has expired.
+    /// Claims queued jobs: first the share of overdue jobs, then half of the rest by source, then from the lanes in
+    /// their order. `check`: claims nothing if a lease has expired.
     async fn claim_queued(
         &mut self,
         wanted: usize,

@@ -132,7 +132,7 @@ mod tests {
     use crate::job::JobId;
 
     #[test]
-    fn a_claim_that_goes_ahead_keeps_behind_earlier_classes_and_adopted_jobs() {
+    fn a_claim_that_goes_ahead_stays_behind_earlier_classes_and_adopted_jobs() {
         let mut line = Line::default();
         let with = |id, class, goes_ahead| Claim {
             class,

@@ -263,8 +263,8 @@ impl<'a> Looks<'a> {
         self.plan.checked_overdue(started, Instant::now());
     }
 
-    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if something
-    /// other than a job may have changed.
+    /// Takes the lanes that notifications named. True if it is certain that one of them is served; false if none is, or
+    /// if something other than a job may have changed.
     async fn take_wakeups(&mut self) -> Result<bool, StoreError> {
         let mut lanes = self.shared.wakeups.take();
         // The jobs in closed lanes are found when these open.

@@ -219,8 +219,8 @@ impl LookPlan {
         self.restart_at = now;
     }
 
-    /// Called after a sweep whose claims were filled, and so may have skipped lanes. Returns the turn after which to
-    /// check for overdue jobs; `None` if no check is due.
+    /// Called after a sweep that may have skipped lanes, because its claims were filled or gates have closed some.
+    /// Returns the turn after which to check for overdue jobs; `None` if no check is due.
     pub(super) fn checks_overdue(&mut self, now: Instant, sweep: Sweep) -> Option<After> {
         if now < self.overdue_at {
             return None;
@@ -255,8 +255,9 @@ impl LookPlan {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// Records that a look at this time (database clock) found no due job, or promoted those that it found. While jobs
-    /// become due all the time, few looks find none, and an open transaction keeps the entries of all promoted jobs.
+    /// Records that a look at this time (database clock) found no due job, or promoted those that it found. Both count:
+    /// while jobs become due all the time, few looks find none, and an open transaction keeps the entries of all
+    /// promoted jobs.
     pub(super) fn none_due(&mut self, at: SystemTime) {
         if self.covers_locked() {
             self.locked = None;

@@ -1,8 +1,8 @@
 //! The slots of a worker, which take claims from the line.
 //!
-//! A slot ([`serve`]) is a task on the guest threads that takes claims from the line, one after another, until the line
-//! is empty. So a short job needs no hand-over between threads: the task that ended the last attempt starts the next
-//! one.
+//! A slot ([`serve`]) is a task on the guest threads that takes claims from the line, one after another, until none in
+//! line may start. So a short job needs no hand-over between threads: the task that ended the last attempt starts the
+//! next one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,12 +102,12 @@ impl Slots {
         }
     }
 
-    /// The number of claimed jobs whose attempt has not ended.
+    /// The number of claimed jobs whose attempt has not ended; a batch counts as one.
     pub(super) fn in_hand(&self) -> usize {
         self.lock().in_hand()
     }
 
-    /// The number of claimed jobs of a limited handler whose attempt has not ended.
+    /// The number of claimed jobs of a limited handler whose attempt has not ended; a batch counts as one.
     pub(super) fn in_hand_of(&self, handler: &str) -> usize {
         self.lock().line.in_hand_of(handler)
     }
@@ -236,7 +236,7 @@ fn start_slot(shared: &Arc<Shared>) {
         .spawn_on(serve(shared.clone()), shared.sandbox.guests());
 }
 
-/// Runs one slot: takes claims through their attempts, one after another, until the line is empty.
+/// Runs one slot: takes claims through their attempts, one after another, until none in line may start.
 async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
         shared: &shared,

@@ -1,4 +1,4 @@
-//! Wakes the claimer: after notifications, retries, and changes to the handlers folder.
+//! Wakes the claimer: after notifications, retries, ends of jobs, and changes to the handlers folder.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

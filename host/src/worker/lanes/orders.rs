@@ -311,8 +311,8 @@ impl Lanes {
         orders
     }
 
-    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. They are those of the first tier
-    /// that has any, after the lanes of earlier tiers.
+    /// The claim orders for overdue jobs, which go ahead of other jobs of their tier. Only the overdue jobs of the
+    /// first tier that has any are included, after the lanes of earlier tiers.
     pub(in crate::worker) fn promoted(
         &mut self,
         overdue: &[(LaneId, OverdueFilter)],
