@@ -64,8 +64,8 @@ END
 $$;
 
 -- The events since a time, the newest first: ended jobs and attempts, and other events (records). Returns up to `max`
--- rows. Filtered by queue, handler or login if given; only admin actions have a login. A job is listed with its end,
--- which includes the time of its request; live jobs are not listed.
+-- rows. Filtered by queue, handler or `who` (a login or a user of the dashboard) if given; only admin actions have a
+-- `who`. A job is listed with its end, which includes the time of its request; live jobs are not listed.
 --
 -- The next page starts after the event at the time `before` with the key `before_key`. Many events may have the same
 -- time, such as the jobs of a purge; the key distinguishes them: the job, whether it is an end, an attempt or a record,

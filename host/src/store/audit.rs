@@ -26,7 +26,7 @@ pub struct Audit {
     pub queue: Option<String>,
     /// Only for this handler.
     pub handler: Option<String>,
-    /// Only actions of this login.
+    /// Only actions of this login or user of the dashboard.
     pub who: Option<String>,
     /// The maximum number of rows.
     pub limit: i32,
