@@ -191,8 +191,8 @@ fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
             return Err(refuse(&why).kind("redirected"));
         }
         (304, _) => {
-            let why = " (not modified), but the payload has no `etag`: put the etag there, instead of a condition into `headers`";
-            return Err(refuse(why).kind("http_304"));
+            let why = " (not modified), but the payload has no `etag`: use `etag` instead of a condition in `headers`";
+            return Err(refuse(why).kind(format!("http_{status}")));
         }
         (300..=399, _) => {
             let why = ", which has neither content nor a redirect that can be followed";
