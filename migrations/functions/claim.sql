@@ -267,7 +267,8 @@ BEGIN
         all_bytes := all_bytes + taken_bytes;
         p_wanted := p_wanted - cardinality(taken);
         lane_room := lane_room - cardinality(taken);
-        IF pair.handler IS NOT NULL THEN
+        -- Any other number would make the array as long as that.
+        IF pair.handler BETWEEN 1 AND cardinality(p_rooms) THEN
             p_rooms[pair.handler] := p_rooms[pair.handler] - cardinality(taken);
         END IF;
         EXIT WHEN p_wanted = 0 OR all_bytes >= 8388608;

@@ -64,6 +64,18 @@ async fn leases_of_years_are_capped_at_a_day() {
     all_of_a_day().await;
 }
 
+/// A list that is extended up to the number of the handler would not fit into an array.
+#[tokio::test]
+async fn a_claim_by_source_does_not_extend_its_list_of_handlers() {
+    let db = TestDb::new().await;
+    let (client, _worker) = (db.client().await, db.worker().await);
+    enqueue_sql(&client, "'x', source => 's'").await;
+    worker_with(&client, "k").await;
+    let bound = "SELECT rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{s}', 60000, 1, NULL, '{1000000000}', '{5}')
+                 FROM rouse.worker";
+    assert_eq!(client.query(bound, &[]).await.unwrap().len(), 1);
+}
+
 /// Gives the registered workers this key.
 async fn worker_with(client: &Client, key: &str) {
     let sql = format!("UPDATE rouse.worker SET key_hash = sha256('{key}')");

@@ -80,7 +80,7 @@ impl Covered {
 
     /// By handler: the number of jobs that were found at these places, and the last of the places.
     fn by_handler(&self, places: &[Place]) -> Vec<(usize, Option<Place>)> {
-        let mut handlers = vec![(0, None); self.rooms.len()];
+        let mut handlers: Vec<(usize, Option<Place>)> = vec![(0, None); self.rooms.len()];
         for place in places {
             let (count, last) = &mut handlers[self.handlers[place.1]];
             *count += 1;
@@ -322,11 +322,13 @@ impl Claims<'_> {
     }
 
     /// The time of the next search by source from the start of the lanes, if a job was announced that the last search
-    /// did not find. `None` also if all bound handlers are full: the end of an attempt lets the next search start.
+    /// did not find. `None` also if the next look may not search: all bound handlers are full, and the end of an attempt
+    /// lets the next search start; or orphans are left, which go first.
     pub(in crate::worker) fn announced_search(&self) -> Option<Instant> {
         let at = self.reached_by_source.announced_restart()?;
         let has_room = || self.sources.iter().any(|source| !self.is_full(source));
-        (self.finds_by_source() && has_room()).then(|| at.max(self.by_source_at))
+        let searches = !self.orphans_left && self.finds_by_source() && has_room();
+        searches.then(|| at.max(self.by_source_at))
     }
 
     /// Notes that an attempt of this handler has ended on this host. If the last search skipped its sources, the next

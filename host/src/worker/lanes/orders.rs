@@ -37,9 +37,9 @@ impl Lanes {
         self.orders_for_parts(parts, after)
     }
 
-    /// The lanes for the next claim after one that has found only closed lanes: as many as fit, for one job each. If
-    /// each claim covered only as many lanes as the number of wanted jobs, it would take a long time to get past a
-    /// large number of closed lanes.
+    /// The lanes for the next claim after one that has taken no job: as many as fit, for one job each. If each claim
+    /// covered only as many lanes as the number of wanted jobs, it would take a long time to get past a large number of
+    /// lanes that are closed, or whose jobs are locked.
     pub(in crate::worker) fn orders_of_many(&mut self, after: After) -> Vec<ClaimOrder> {
         let parts = self.active.one_each(LANES_PER_CLAIM);
         self.orders_for_parts(parts, after)

@@ -200,13 +200,13 @@ impl Run {
         let now = BootTime::default().plus(self.now);
         let mut jobs = 0;
         let (mut is_cut, mut has_others) = (false, false);
-        let (mut finds_closed, mut has_skipped) = (false, false);
+        let (mut finds_none, mut has_skipped) = (false, false);
         for _ in 0..4 {
             let wanted = WANTED - jobs;
             if wanted == 0 {
                 break;
             }
-            let mut orders = match finds_closed {
+            let mut orders = match finds_none {
                 true => self.lanes.orders_of_many(After::Cursor),
                 false => self.lanes.orders(After::Cursor, wanted),
             };
@@ -230,8 +230,8 @@ impl Run {
             jobs += claimed.len();
             is_cut |= more.used_up || more.opened;
             has_others |= more.opened;
-            finds_closed = !closed.is_empty() && claimed.is_empty();
-            has_skipped = !closed.is_empty() && is_partial;
+            finds_none = claimed.is_empty();
+            has_skipped = is_partial && (!closed.is_empty() || finds_none);
             if !is_partial || more.used_up || more.opened {
                 break;
             }
