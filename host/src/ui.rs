@@ -361,7 +361,7 @@ async fn show(
         let why = format!("There is no page {}.", path_of(&uri));
         return ui.problem_for(&reader, StatusCode::NOT_FOUND, "Not found", &why);
     };
-    match views::render(&ui, &chrome, &view, &pairs(&query)).await {
+    match views::render_once(&ui, &chrome, &view, &pairs(&query)).await {
         Ok(Shown {
             title,
             body,

@@ -37,22 +37,18 @@ pub(super) struct Shown {
     pub(super) is_live: bool,
 }
 
-/// Reads the data of a page, and draws it. Few pages are read for anonymous users at once, and few of their requests may
-/// wait; a page whose user has disconnected counts as read until the database has responded.
+/// Reads the data of a page, and draws it. Few pages are read for anonymous users at once; a page whose user has
+/// disconnected counts until the database has responded.
 pub(super) async fn render(
     ui: &Ui,
     chrome: &Chrome,
     view: &View,
     query: &Pairs,
 ) -> Result<Shown, Problem> {
-    match chrome.role {
-        Role::Nobody | Role::Anonymous => {}
+    let permit = match chrome.role {
+        Role::Nobody | Role::Anonymous => ui.anonymous_reads.clone().acquire_owned().await.ok(),
         Role::Viewer | Role::Operator => return draw(ui, chrome, view, query).await,
-    }
-    let Ok(_waiting) = ui.anonymous_requests.try_acquire() else {
-        return Err(Problem::crowded());
     };
-    let permit = ui.anonymous_reads.clone().acquire_owned().await.ok();
     let (ui, chrome, view, query) = (ui.clone(), chrome.clone(), view.clone(), query.clone());
     let drawn = tokio::spawn(async move {
         let _permit = permit;
@@ -62,6 +58,24 @@ pub(super) async fn render(
         Ok(shown) => shown,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
+}
+
+/// The same for one request. Few requests of anonymous users may wait: each keeps a connection of the host open. (The
+/// number of open pages that are updated for them has its own limit.)
+pub(super) async fn render_once(
+    ui: &Ui,
+    chrome: &Chrome,
+    view: &View,
+    query: &Pairs,
+) -> Result<Shown, Problem> {
+    let waiting = match chrome.role {
+        Role::Nobody | Role::Anonymous => Some(ui.anonymous_requests.try_acquire()),
+        Role::Viewer | Role::Operator => None,
+    };
+    let Ok(_waiting) = waiting.transpose() else {
+        return Err(Problem::crowded());
+    };
+    render(ui, chrome, view, query).await
 }
 
 async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Shown, Problem> {

@@ -372,6 +372,14 @@ async fn requests_of_users_who_have_not_signed_in_wait_in_a_limited_number() {
     let holder = client.transaction().await.unwrap();
     let lock = "LOCK TABLE rouse.schedule IN ACCESS EXCLUSIVE MODE";
     holder.batch_execute(lock).await.unwrap();
+    // Updates of open pages do not count.
+    let mut open_pages = Vec::new();
+    for nth in 0..8 {
+        let mut page = dashboard.follow(&format!("/schedules?nth={nth}")).await;
+        let mut status = [0; 12];
+        page.read_exact(&mut status).await.unwrap();
+        open_pages.push(page);
+    }
     let mut requests = JoinSet::new();
     for _ in 0..40 {
         let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
