@@ -42,7 +42,9 @@ $$;
 -- Lists up to `p_wanted` jobs whose lease has ended. `uncounted`: the number of their earlier attempts that do not
 -- count: lost, suspended, or given back after their start. `crashes`: the number of losses that were crashes, including
 -- this one. `lost_after_ms`: the time since the claim of the lost attempt. The order is by priority, then by age, that
--- is, by id. It applies to the 1,000 jobs whose leases ended first (or 4 × p_wanted), which are read without a lock.
+-- is by id. It applies to the 1,000 jobs whose leases ended first (or 4 × p_wanted), which are read without a lock. If
+-- other transactions have locked so many of these that fewer than `p_wanted` are free, it applies to ten times as many,
+-- and then to up to 100,000: such a transaction may stay open for a long time.
 --
 -- `p_since`: only leases that ended at this time or later; null: all. `p_sources`: only jobs of these sources; null:
 -- all. It leaves out rows that another transaction has locked, jobs of paused queues, and lanes that this worker may
@@ -66,19 +68,21 @@ DECLARE
     at     timestamptz := clock_timestamp();
     since  timestamptz := coalesce(p_since, '-infinity');
     silent timestamptz := at - least(greatest(coalesce(p_silence_ms, 0), 0), 86400000) * interval '1 millisecond';
+    -- The jobs whose leases ended first, in the order of their adoption, and the maximum number of these.
+    listed   bigint[];
+    list_max integer;
+    -- Those of them that this call has locked.
+    free     bigint[];
 BEGIN
     p_lanes := rouse._adoptable(p_worker, p_key, p_lanes);
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
+    list_max := greatest(1000, 4 * p_wanted);
     -- This worker is alive, so its own losses are not crashes.
     UPDATE rouse.worker AS w SET seen_at = at
     WHERE w.incarnation = p_worker AND EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.worker = p_worker);
-    RETURN QUERY
-    SELECT o.id, o.fence, o.lane, o.attempt, o.uncounted, rouse._crashes(o.id, o.worker, o.claimed_at, o.lease_until),
-           (extract(epoch FROM at - o.claimed_at) * 1000)::bigint
-    FROM (
-        SELECT j.*
-        FROM (
+    LOOP
+        listed := ARRAY(
             SELECT o.id FROM (
                 SELECT j.id, j.lane FROM rouse.job AS j
                 WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.lane = ANY (p_lanes)
@@ -86,16 +90,25 @@ BEGIN
                   -- `uncounted` includes all crashes before this one.
                   AND (j.lease_until <= silent OR p_crashes_max IS NULL OR j.uncounted + 1 < p_crashes_max
                        OR rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until) < p_crashes_max)
-                ORDER BY j.lease_until LIMIT greatest(1000, 4 * p_wanted)) AS o
+                ORDER BY j.lease_until LIMIT list_max) AS o
             -- The priority is looked up for these jobs only, because each look of each worker reads orphans that no
             -- worker adopts.
-            ORDER BY (SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id) AS o
-        CROSS JOIN LATERAL (
-            SELECT * FROM rouse.job AS j
-            -- Without `state` in the condition: with it, a plan could read all running jobs for each id.
-            WHERE j.id = ANY (ARRAY[o.id]) AND j.lease_until < at
-            FOR NO KEY UPDATE SKIP LOCKED) AS j
-        LIMIT p_wanted) AS o;
+            ORDER BY (SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id);
+        free := ARRAY(
+            SELECT j.id FROM unnest(listed) AS o(id)
+            CROSS JOIN LATERAL (
+                SELECT j.id FROM rouse.job AS j
+                -- Without `state` in the condition: with it, a plan could read all running jobs for each id.
+                WHERE j.id = ANY (ARRAY[o.id]) AND j.lease_until < at
+                FOR NO KEY UPDATE SKIP LOCKED) AS j
+            LIMIT p_wanted);
+        EXIT WHEN cardinality(free) >= p_wanted OR cardinality(listed) < list_max OR list_max >= 100000;
+        list_max := least(10 * list_max, 100000);
+    END LOOP;
+    RETURN QUERY
+    SELECT j.id, j.fence, j.lane, j.attempt, j.uncounted, rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until),
+           (extract(epoch FROM at - j.claimed_at) * 1000)::bigint
+    FROM unnest(free) AS o(id) CROSS JOIN LATERAL (SELECT * FROM rouse.job AS j WHERE j.id = ANY (ARRAY[o.id])) AS j;
 END
 $$;
 

@@ -267,6 +267,31 @@ async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
     );
 }
 
+/// As many are locked as a worker usually considers, in a transaction that may stay open for a long time.
+#[tokio::test]
+async fn orphans_that_another_transaction_has_locked_do_not_hide_others() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[1001]));
+             UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1, claimed_at = now() - interval '2 min',
+                 lease_until = now() - interval '1 min' + id * interval '1 ms'",
+        )
+        .await
+        .unwrap();
+    let last = client.query_one("SELECT max(id) FROM rouse.job", &[]);
+    let last: i64 = last.await.unwrap().get(0);
+    let operator = db.client().await;
+    let lock = format!("BEGIN; SELECT FROM rouse.job WHERE id < {last} FOR UPDATE");
+    operator.batch_execute(&lock).await.unwrap();
+    let adopted = adopt(&store).await;
+    let ids: Vec<i64> = adopted.claimed.iter().map(|job| job.id.0).collect();
+    assert_eq!(ids, [last]);
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(adopt(&store).await.claimed.len(), 10);
+}
+
 /// The row is locked as by `rouse.clear_timeouts`, in a transaction that stays open.
 #[tokio::test]
 async fn a_worker_whose_row_is_locked_does_not_wait_to_adopt_its_own_orphans() {
