@@ -368,15 +368,17 @@ $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
 -- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
--- what is left. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the same gates,
--- so that two claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay
--- exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
--- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
--- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
+-- what is left. Jobs that another transaction has locked do not count there: the claim could not take them, and other
+-- lanes would get none for as long as they are locked. So the jobs that count are locked here. The same applies to the
+-- batches that are wanted. Lanes that p_lanes (null: none) leaves out get nothing. Waits for other claims through the
+-- same gates, so that two claims never use the same room: `at`, the time of the claim, is read after that wait, and the
+-- counts stay exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may
+-- close, for rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches:
+-- p_wanted batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
 -- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
 -- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
 -- add a session as long as a transaction that has changed the gate stays open. Served by lane_id, queue_capped,
--- gate_claims, gate_key_pkey, job_lease and job_ready.
+-- gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer, p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
@@ -409,6 +411,8 @@ DECLARE
     first   integer;
     most    integer;
     size    integer;
+    -- The number of jobs that this claim has locked so far.
+    locked  integer := 0;
     -- The number of batches that may still be claimed.
     batches integer := p_wanted;
 BEGIN
@@ -561,6 +565,25 @@ BEGIN
         END LOOP;
         IF p_in_batches AND size IS NOT NULL THEN
             most := least(most, batches * size);
+        END IF;
+        -- The claim takes no more than `whole`, in this order.
+        IF most > 0 AND locked < whole AND (p_in_batches OR ready[pairs.places[first]] IS NOT NULL) THEN
+            IF p_sources IS NULL THEN
+                PERFORM FROM rouse.job AS j
+                WHERE j.lane = pairs.lanes[first] AND j.turn > (p_orders[pairs.places[first]]).after AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED;
+            ELSE
+                PERFORM FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
+                    SELECT j.id FROM rouse.job AS j
+                    WHERE j.lane >= pairs.lanes[first] AND j.lane <= pairs.lanes[first] AND j.source >= bound.source AND j.source <= bound.source
+                      AND j.state = 'queued' AND j.turn IS NOT NULL
+                    ORDER BY j.lane, j.source, j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED) AS j
+                LIMIT most;
+            END IF;
+            GET DIAGNOSTICS most = ROW_COUNT;
+            locked := locked + most;
+        END IF;
+        IF p_in_batches AND size IS NOT NULL THEN
             batches := batches - (most + size - 1) / size;
             wanted := wanted + most;
         END IF;

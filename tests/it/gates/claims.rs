@@ -7,7 +7,7 @@ use rouse::job::{Fence, LaneId};
 use rouse::store::{BoundSearch, ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store};
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::claims::{claim, lock_job, orders, rand, result, settlement};
 use crate::support::worker::{SOMEBODY_WAITS, until_true};
 
 use super::{enqueue, gate, number, on_eight_workers, set_gate};
@@ -441,6 +441,37 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     assert_eq!(claim_imports(&store, &lanes).await.len(), 1);
+}
+
+/// They may be locked for as long as the transaction of a producer is open.
+#[tokio::test]
+async fn a_lane_whose_jobs_are_locked_leaves_its_room_to_the_next_lane() {
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
+    let locked = enqueue(&client, "a", ", source => 'import', priority => 'high'").await;
+    let second = enqueue(&client, "a", ", source => 'import'").await;
+    let store = db.worker().await;
+    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    lanes.sort_by_key(|lane| lane.priority as usize);
+    let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+    let mut orders = orders(&store, 60_000).await;
+    orders.sort_by_key(|order| lanes.iter().position(|lane| *lane == order.lane));
+    let mut producer = db.client().await;
+    let holds = producer.transaction().await.unwrap();
+    lock_job(&holds, locked).await;
+    let claimed = store.claim(Fence(rand()), &orders, 10, None).await;
+    let claimed = claimed.unwrap().jobs();
+    assert_eq!(claimed.len(), 1, "{claimed:?}");
+    assert_eq!(claimed[0].id.0, second);
+    let done = settlement(&claimed[0], result("1"));
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    let third = enqueue(&client, "a", ", source => 'import'").await;
+    let claimed = claim_imports(&store, &lanes).await;
+    assert_eq!(claimed.len(), 1, "{claimed:?}");
+    assert_eq!(claimed[0].id.0, third);
+    let done = settlement(&claimed[0], result("1"));
+    store.settle(&[&done], Locked::Wait).await.unwrap();
+    holds.rollback().await.unwrap();
+    assert_eq!(claim_imports(&store, &lanes).await[0].id.0, locked);
 }
 
 #[tokio::test]

@@ -97,6 +97,26 @@ async fn without_a_period_a_claim_takes_what_is_ready() {
     assert_eq!(sizes, [3, 3]);
 }
 
+/// They may be locked for as long as the transaction of a producer is open.
+#[tokio::test]
+async fn a_batch_whose_jobs_are_locked_leaves_its_place_to_the_next_one() {
+    let (db, client) = gate(GATE).await;
+    let store = db.worker().await;
+    // The lane of this tenant is the first one.
+    enqueue_jobs(&client, "x", 10).await;
+    enqueue_jobs(&client, "y", 10).await;
+    let mut producer = db.client().await;
+    let holds = producer.transaction().await.unwrap();
+    holds
+        .batch_execute("SELECT FROM rouse.job WHERE tenant = 'x' FOR UPDATE")
+        .await
+        .unwrap();
+    assert_eq!(claim(&store, 1).await.0, [10]);
+    assert!(claim(&store, 1).await.0.is_empty(), "those of x are locked");
+    holds.rollback().await.unwrap();
+    assert_eq!(claim(&store, 1).await.0, [10]);
+}
+
 /// The time after which it is worth looking again is estimated from how fast jobs have arrived.
 #[tokio::test]
 async fn a_batch_is_looked_for_again_when_it_may_be_full() {
