@@ -382,9 +382,10 @@ $$;
 -- Retries jobs of a flow that failed, timed out or were cancelled, up to `max`, and returns their number. The others
 -- keep their results. Call it until it returns 0: each call is a separate transaction, which ends 30 ms after its first
 -- retry, because a retry locks the jobs that it waits for, and they cannot end in the meantime. But each call reads all
--- jobs of the flow, so it retries at least one for every 200 of them, however long that takes: otherwise, the calls for
--- a large flow would mostly read. Jobs that ended at or after `before` (null: the time of the call) are left alone:
--- pass the time of the first call to retry each job once, even if it fails again in the meantime.
+-- jobs of the flow, and looks again at those that the previous calls have left out. So it retries at least one job for
+-- every 200 of the former and every 10 of the latter, however long that takes: otherwise, the calls for a large flow
+-- would mostly read. Jobs that ended at or after `before` (null: the time of the call) are left alone: pass the time of
+-- the first call to retry each job once, even if it fails again in the meantime.
 --
 -- It leaves out jobs that wait for a failed chain, whose payload was removed, whose unique key a live job has, or whose
 -- retry is no longer kept. Jobs are retried after those that they wait for. If another transaction has locked a job, or
@@ -407,6 +408,8 @@ DECLARE
     -- The time of the first retry.
     since   timestamptz;
     count   integer := 0;
+    -- The number of jobs that were looked at and left out.
+    skipped integer := 0;
 BEGIN
     PERFORM rouse._check_flow('retry_flow', retry_flow.id);
     IF max IS NULL OR max < 1 THEN
@@ -435,7 +438,7 @@ BEGIN
         -- longer than others. OFFSET 0 (twice): looked up for one job after another, as far as the loop gets.
         WHERE NOT EXISTS (SELECT FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' OFFSET 0)
     LOOP
-        EXIT WHEN count >= max OR count >= jobs / 200 AND clock_timestamp() > since + interval '30 milliseconds';
+        EXIT WHEN count >= max OR count >= jobs / 200 + skipped / 10 AND clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;
@@ -452,7 +455,10 @@ BEGIN
             FROM (
                 SELECT d.chain, d.on_failure, rouse._live_job(d.chain) AS live
                 FROM (SELECT (d.job #>> '{}')::bigint AS chain, d.on_failure FROM rouse._dependencies_of(was.after) AS d) AS d) AS d;
-            CONTINUE WHEN parents.has_failed;
+            IF parents.has_failed THEN
+                skipped := skipped + 1;
+                CONTINUE;
+            END IF;
             IF count > 0 THEN
                 PERFORM FROM rouse.job AS j WHERE j.id = ANY (parents.live) FOR KEY SHARE SKIP LOCKED;
                 GET DIAGNOSTICS locked = ROW_COUNT;
@@ -463,6 +469,8 @@ BEGIN
         IF done.made IS NOT NULL THEN
             count := count + 1;
             since := coalesce(since, clock_timestamp());
+        ELSE
+            skipped := skipped + 1;
         END IF;
     END LOOP;
     IF count > 0 THEN

@@ -174,7 +174,13 @@ async fn a_call_retries_one_job_for_every_two_hundred_of_the_flow_however_long_i
         .collect();
     let flow = enqueue_flow(&client, jobs).await;
     assert_eq!(act(&client, "cancel_flow", flow).await, 1000);
-    // Each retry takes longer than a call may take after its first one.
+    make_retries_take_long(&client).await;
+    assert_eq!(retry(&client, flow, 1000).await, 5);
+    assert_eq!(retry(&client, flow, 3).await, 3);
+}
+
+/// From now on, each retry takes longer than a call may take after its first one.
+async fn make_retries_take_long(client: &Client) {
     client
         .batch_execute(
             "CREATE FUNCTION public.take_long() RETURNS trigger LANGUAGE plpgsql AS
@@ -184,8 +190,29 @@ async fn a_call_retries_one_job_for_every_two_hundred_of_the_flow_however_long_i
         )
         .await
         .unwrap();
-    assert_eq!(retry(&client, flow, 1000).await, 5);
-    assert_eq!(retry(&client, flow, 3).await, 3);
+}
+
+/// Each call looks again at the jobs that were left out before: if it retried only one after thousands of these, a large
+/// flow would take minutes.
+#[tokio::test]
+async fn a_call_retries_one_job_for_every_ten_that_it_leaves_out_however_long_it_takes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let outside = enqueue(&client, "x", json!(1)).await;
+    let job = |n: usize| match n {
+        0..100 => json!({"name": n.to_string(), "handler": "x", "after": [outside]}),
+        _ => json!({"name": n.to_string(), "handler": "x"}),
+    };
+    let flow = enqueue_flow(&client, (0..120).map(job).collect()).await;
+    assert_eq!(act(&client, "cancel_flow", flow).await, 120);
+    client
+        .execute("SELECT rouse.fail($1, 'no')", &[&outside])
+        .await
+        .unwrap();
+    make_retries_take_long(&client).await;
+    for retried in [10, 10, 0] {
+        assert_eq!(retry(&client, flow, 1000).await, retried);
+    }
 }
 
 #[tokio::test]
