@@ -378,7 +378,8 @@ BEGIN
                       HINT = 'Give each host its own worker id (worker_id) and key file (worker_key_file). If that host is gone, its id is free 90 s after its last heartbeat.';
         END IF;
         PERFORM rouse._expire_worker(holder.incarnation);
-        UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
+        -- A host with another key, which has taken the id of a dead one, does not share it.
+        UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation AND w.key_hash = sha256(p_key);
     END IF;
     -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag

@@ -158,6 +158,23 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     db.store().register(&mail()).await.unwrap();
 }
 
+/// The holder of the id could otherwise not be replaced by a host that has its key.
+#[tokio::test]
+async fn a_host_that_takes_the_id_of_a_dead_one_with_another_key_does_not_share_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.store();
+    let other_key = registration("mail", WorkerKey::random());
+    dead.register(&other_key).await.unwrap();
+    backdate_heartbeat(&client, &dead, 91).await;
+    let mail = || registration("mail", WorkerKey::new([7; 32]));
+    db.store().register(&mail()).await.unwrap();
+    // It was only frozen.
+    dead.outlived().await.unwrap();
+    let successor = db.store().register(&mail()).await;
+    successor.expect("it has the key of the holder");
+}
+
 /// Otherwise, the worker would lose its attempts.
 #[tokio::test]
 async fn a_heartbeat_that_has_not_committed_yet_keeps_the_worker_alive() {
