@@ -560,6 +560,10 @@ BEGIN
         END IF;
         PERFORM rouse._expire_worker(holder.incarnation);
     END IF;
+    -- From the newest to the oldest, as in rouse.clear_timeouts, so that two calls never wait for each other. The holder
+    -- is the newest.
+    PERFORM FROM rouse.worker AS w
+    WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC FOR UPDATE;
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
         timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL,
@@ -595,7 +599,9 @@ BEGIN
     END IF;
     WITH flagged AS (
         SELECT w.incarnation, w.timeouts FROM rouse.worker AS w
-        WHERE w.worker_id = clear_timeouts.worker_id AND w.timed_out_since IS NOT NULL FOR NO KEY UPDATE),
+        WHERE w.worker_id = clear_timeouts.worker_id AND w.timed_out_since IS NOT NULL
+        -- In the order of rouse.forget_worker.
+        ORDER BY w.incarnation DESC FOR NO KEY UPDATE),
     done AS (
         UPDATE rouse.worker AS w
         SET timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL

@@ -209,6 +209,48 @@ async fn a_heartbeat_that_has_not_committed_yet_keeps_the_worker_alive() {
     heartbeat(&holder).await.expect("it has not been expired");
 }
 
+/// Both lock all incarnations of a worker.
+#[tokio::test]
+async fn a_worker_is_forgotten_while_its_timeouts_are_cleared_without_a_deadlock() {
+    let db = TestDb::new().await;
+    let (client, mut holder) = (db.client().await, db.client().await);
+    let mail = registration("mail", WorkerKey::new([7; 32]));
+    db.store().register(&mail).await.unwrap();
+    let newest = db.store();
+    newest.register(&mail).await.unwrap();
+    backdate_heartbeat(&client, &newest, 91).await;
+    // A call that locks the rows as it reads them starts with the oldest incarnation.
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET timeouts = 1, timed_out_since = now();
+             CLUSTER rouse.worker USING worker_pkey",
+        )
+        .await
+        .unwrap();
+    let waiting = async |calls: i64| {
+        let waiting = format!(
+            "SELECT count(*) = {calls} FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        );
+        until_true(&client, &waiting).await;
+    };
+    let holds = holder.transaction().await.unwrap();
+    let lock = format!(
+        "SELECT FROM rouse.worker WHERE incarnation = {} FOR UPDATE",
+        newest.incarnation().unwrap().0
+    );
+    holds.batch_execute(&lock).await.unwrap();
+    // The call that waits first is the first to get the row.
+    let store = db.store();
+    let forgotten = tokio::spawn(async move { store.forget_worker("mail").await });
+    waiting(1).await;
+    let store = db.store();
+    let cleared = tokio::spawn(async move { store.clear_timeouts("mail").await });
+    waiting(2).await;
+    holds.rollback().await.unwrap();
+    assert_eq!(forgotten.await.unwrap().unwrap(), 2);
+    assert_eq!(cleared.await.unwrap().unwrap(), 0, "they are forgotten");
+}
+
 /// The primary key of `rouse.worker` does not prevent it.
 #[tokio::test]
 async fn an_incarnation_is_not_assigned_twice_although_its_sequence_is_behind() {
