@@ -16,10 +16,15 @@
 --   P0002  the worker does not exist
 --   55000  the state of the worker does not allow the action
 
--- Copies a worker to rouse.live_worker, or deletes it there when it has ended.
+-- Copies a worker to rouse.live_worker, or deletes it there when it has ended. TRUNCATE fires no trigger for each row,
+-- so it has a trigger of its own.
 CREATE OR REPLACE FUNCTION rouse._copy_live_worker() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM rouse.live_worker;
+        RETURN NULL;
+    END IF;
     IF TG_OP <> 'INSERT' THEN
         DELETE FROM rouse.live_worker AS l WHERE l.worker = OLD.incarnation;
     END IF;
@@ -34,7 +39,8 @@ $$;
 DO $$
 BEGIN
     IF (SELECT count(*) FROM pg_trigger
-        WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('live_worker_comes_or_goes', 'live_worker_changes') AND tgenabled = 'O') < 2 THEN
+        WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('live_worker_comes_or_goes', 'live_worker_changes', 'live_workers_go')
+          AND tgenabled = 'O') < 3 THEN
         -- One of the triggers may have been missing or disabled for a while.
         LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
         DELETE FROM rouse.live_worker;
@@ -45,6 +51,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'live_worker_comes_or_goes') THEN
         CREATE TRIGGER live_worker_comes_or_goes AFTER INSERT OR DELETE ON rouse.worker
             FOR EACH ROW EXECUTE FUNCTION rouse._copy_live_worker();
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'live_workers_go') THEN
+        CREATE TRIGGER live_workers_go AFTER TRUNCATE ON rouse.worker EXECUTE FUNCTION rouse._copy_live_worker();
     END IF;
     -- The trigger does not fire for a heartbeat that changes nothing.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker'::regclass AND tgname = 'live_worker_changes') THEN
@@ -380,6 +389,10 @@ BEGIN
         PERFORM rouse._expire_worker(holder.incarnation);
         -- A host with another key, which has taken the id of a dead one, does not share it.
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation AND w.key_hash = sha256(p_key);
+    ELSE
+        -- Somebody has deleted the row of a live worker with its triggers disabled.
+        DELETE FROM rouse.live_worker AS l
+        WHERE l.worker_id = p_worker_id AND NOT EXISTS (SELECT FROM rouse.worker AS w WHERE w.incarnation = l.worker OFFSET 0);
     END IF;
     -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
@@ -457,6 +470,8 @@ BEGIN
     IF NOT FOUND THEN
         -- The incarnation has ended while the call waited for its row.
         PERFORM rouse._known(p_worker, p_key);
+        -- Or only rouse.live_worker still has it, because somebody has deleted its row with the triggers disabled.
+        RAISE EXCEPTION 'rouse: no worker has incarnation % and this key', p_worker USING ERRCODE = 'RW004';
     END IF;
     IF p_draining THEN
         PERFORM rouse._empty_inboxes(p_worker);

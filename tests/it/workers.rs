@@ -606,3 +606,28 @@ async fn messages_say_that_a_heartbeat_slightly_in_the_future_was_sent_0_seconds
         assert!(refused.contains("last heartbeat 0 s ago"), "{refused}");
     }
 }
+
+#[tokio::test]
+async fn a_worker_whose_row_was_deleted_without_the_triggers_of_rows_registers_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mail = registration("mail", WorkerKey::new([7; 32]));
+    for (delete, left) in [
+        ("TRUNCATE rouse.worker", 0),
+        // As some restores do.
+        (
+            "SET session_replication_role = replica; DELETE FROM rouse.worker; SET session_replication_role = origin",
+            1,
+        ),
+    ] {
+        let store = db.store();
+        store.register(&mail).await.unwrap();
+        client.batch_execute(delete).await.unwrap();
+        let live = client.query_one("SELECT count(*) FROM rouse.live_worker", &[]);
+        assert_eq!(live.await.unwrap().get::<_, i64>(0), left, "{delete}");
+        let refused = heartbeat(&store).await.unwrap_err();
+        assert!(refused.is_unknown(), "{delete}: {refused}");
+        store.register(&mail).await.expect(delete);
+        heartbeat(&store).await.expect(delete);
+    }
+}
