@@ -94,7 +94,7 @@ BEGIN
         END IF;
         IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'tag', 'unique_key', 'error', 'kind')
            AND (jsonb_typeof(entry.value) <> 'string' OR entry.word = '') THEN
-            wrong := 'a string';
+            wrong := 'a non-empty string';
         ELSIF entry.key = 'state' THEN
             states := ARRAY(SELECT s #>> '{}' FROM jsonb_array_elements(CASE jsonb_typeof(entry.value)
                 WHEN 'array' THEN entry.value ELSE jsonb_build_array(entry.value) END) AS s);

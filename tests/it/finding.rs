@@ -206,9 +206,12 @@ async fn an_invalid_filter_is_refused_with_the_accepted_values() {
         (r#"{"state": []}"#, "state of the filter must be"),
         (
             r#"{"handler": 7}"#,
-            "handler of the filter must be a string, not 7",
+            "handler of the filter must be a non-empty string, not 7",
         ),
-        (r#"{"tenant": ""}"#, "tenant of the filter must be a string"),
+        (
+            r#"{"tenant": ""}"#,
+            r#"tenant of the filter must be a non-empty string, not """#,
+        ),
         (
             r#"{"payload": "x"}"#,
             "payload of the filter must be an object of JSON pointers",
