@@ -2,8 +2,8 @@
 //! shards.
 //!
 //! The database refuses claims from other shards, so correctness does not depend on this module. A worker whose lease
-//! may have ended does not serve any shard until it has leased its shards again. A worker that does not serve a sharded
-//! queue sends nothing.
+//! may have ended does not serve any shard until it has leased its shards again. A worker that serves no lane of a
+//! sharded queue sends nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ impl FromIterator<LeasedShards> for Own {
     }
 }
 
-/// The sharded queues that this worker serves.
+/// The sharded queues of which this worker serves a lane.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Wanted {
     queues: Vec<String>,
@@ -77,7 +77,7 @@ impl Shards {
         }
     }
 
-    /// Sets the sharded queues that this worker serves, and the handlers, sources and tags that it has for them.
+    /// Sets the sharded queues of which this worker serves a lane, and the handlers, sources and tags that it has.
     pub(super) fn want(&self, queues: Vec<String>, serves: &[&str]) {
         let digest = Digest::compute(serves.join("\n").as_bytes());
         let mut first = [0; 8];

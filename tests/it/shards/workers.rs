@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 
 use super::{end_lease, enqueue, sharded};
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, guests_dir, show, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue_sql, guests_dir, show, until_true};
 use crate::support::{Host, TestDb};
 
 /// Records claims of queued jobs from a shard that the worker has not leased at that time.
@@ -110,6 +110,28 @@ async fn each_lane_is_served_by_one_worker() {
     until_all_are_done(&client).await;
     next.drain().await;
     assert_no_strays(&client).await;
+}
+
+/// With many workers and queues, dividing the shards would otherwise take more of the database than the jobs.
+#[tokio::test]
+async fn a_worker_leases_shards_only_of_queues_of_which_it_serves_a_lane() {
+    let (db, client) = sharded(16).await;
+    enqueue(&client, "test.sleep", 1).await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_shards('other', 16); SELECT rouse.enqueue('unknown', queue => 'other')",
+        )
+        .await
+        .unwrap();
+    let worker = worker(&db, "a").await;
+    // One call leases the shards of all queues.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.shard_lease)").await;
+    let leased = "SELECT array_agg(queue) FROM rouse.shard_lease";
+    let leased: Vec<String> = client.query_one(leased, &[]).await.unwrap().get(0);
+    assert_eq!(leased, ["q"]);
+    let id = enqueue_sql(&client, r#"'noop', '{"n": 1}', queue => 'other'"#).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
 }
 
 /// Without notifications, a job would wait for the next poll.

@@ -91,32 +91,29 @@ impl Claims<'_> {
             let all = names.iter().filter_map(|name| handlers.get(name));
             let all = all.filter(takes_batches);
             self.take_batches = all.map(|handler| handler.manifest.name.clone()).collect();
-            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-            names.retain(|name| served(name).is_some());
-            self.lease_shards(&names, &bound);
             // The leases were checked for other lanes. The claims must not overlook orphans in lanes that are newly
             // served, for instance because the statements of their handler were accepted.
             self.checked_at = SystemTime::UNIX_EPOCH;
         }
+        let sharded = self.lanes.sharded().len();
         match are_known {
             true => self.lanes.serve_new(serving),
             false => self.lanes.serve(serving),
         }
+        // New lanes only add queues.
+        if !are_known || self.lanes.sharded().len() > sharded {
+            let names = handlers.names();
+            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+            names.retain(|name| served(name).is_some());
+            self.lease_shards(&names, &bound);
+        }
         self.chosen_by = Some((handlers, sql, me));
     }
 
-    /// Sets the queues whose shards are leased: the sharded queues that are served, if this worker has any handler for
-    /// their jobs.
+    /// Sets the queues whose shards are leased: the sharded queues of which this worker serves a lane.
     fn lease_shards(&self, handlers: &[&str], bound: &[(&String, &Arc<Handler>)]) {
         let settings = &self.shared.settings;
-        let sharded = self.lanes.sharded().iter();
-        let mut queues: Vec<String> = sharded
-            .filter(|queue| settings.queues.is_empty() || settings.queues.contains(queue))
-            .cloned()
-            .collect();
-        if handlers.is_empty() && bound.is_empty() {
-            queues.clear();
-        }
+        let mut queues: Vec<String> = self.lanes.sharded().iter().cloned().collect();
         queues.sort_unstable();
         // Empty strings separate the three lists: no handler, source or tag has an empty name.
         let mut sources: Vec<&str> = bound.iter().map(|(source, _)| source.as_str()).collect();

@@ -102,7 +102,7 @@ impl Lanes {
                 serving(&known.lane),
                 &mut self.shares,
                 &self.gates,
-                &self.shards,
+                &mut self.shards,
                 self.queue_order,
             );
             if known.is_served_by_source() {
@@ -119,6 +119,7 @@ impl Lanes {
     pub(in crate::worker) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         self.unchosen.clear();
         self.shares.start_over();
+        self.shards.start_over();
         let closed: HashSet<LaneId> = self.gates.start_over();
         let mut active = Vec::new();
         for known in self.known.values_mut() {
@@ -130,7 +131,7 @@ impl Lanes {
                 serving(&known.lane),
                 &mut self.shares,
                 &self.gates,
-                &self.shards,
+                &mut self.shards,
                 self.queue_order,
             );
             if !was_served && known.serving.is_some() {
@@ -183,10 +184,13 @@ fn choose(
     serving: Option<Serving>,
     shares: &mut Shares,
     gates: &Gates,
-    shards: &Shards,
+    shards: &mut Shards,
     order: QueueOrder,
 ) {
     known.adopts = serving;
+    if serving.is_some() {
+        shards.note_served(&known.lane);
+    }
     let serving = serving.filter(|_| shards.are_own(&known.lane));
     let is_capped = shares.choose(known, serving, order);
     known.max_at_once = serving.and_then(|serving| serving.max_at_once);

@@ -11,6 +11,8 @@ use crate::worker::shards::Own;
 pub(super) struct Shards {
     /// The sharded queues.
     queues: HashSet<String>,
+    /// Those of which this worker serves a lane, whether or not its shard is leased.
+    served: HashSet<String>,
     /// The leased shards.
     own: Arc<Own>,
 }
@@ -19,6 +21,18 @@ impl Shards {
     /// True if this lane belongs to a shard: its queue has some, and it is not the inbox of a worker.
     fn divide(&self, lane: &Lane) -> bool {
         self.queues.contains(&lane.queue) && lane.inbox_of().is_none()
+    }
+
+    /// Called before all lanes are chosen again.
+    pub(super) fn start_over(&mut self) {
+        self.served.clear();
+    }
+
+    /// Notes that this worker serves a lane, whether or not its shard is leased.
+    pub(super) fn note_served(&mut self, lane: &Lane) {
+        if self.divide(lane) && !self.served.contains(&lane.queue) {
+            self.served.insert(lane.queue.clone());
+        }
     }
 
     /// True if this worker may claim from a lane.
@@ -45,9 +59,9 @@ impl Lanes {
         is_new
     }
 
-    /// The queues that have shards.
+    /// The sharded queues of which this worker serves a lane, whether or not its shard is leased.
     pub(in crate::worker) fn sharded(&self) -> &HashSet<String> {
-        &self.shards.queues
+        &self.shards.served
     }
 
     /// Sets the leased shards. True if they have changed, so the served lanes have to be chosen again.

@@ -49,6 +49,35 @@ fn only_orphans_are_taken_from_the_inbox_of_another_worker() {
 }
 
 #[test]
+fn shards_are_wanted_only_of_queues_of_which_a_lane_is_served() {
+    let mut lanes = Lanes::default();
+    let of = |seq, queue: &str| Lane {
+        queue: queue.into(),
+        ..lane(seq, seq * 10, Priority::Normal)
+    };
+    let inbox = |seq, queue: &str| Lane {
+        values: [("worker".to_owned(), "7".to_owned())].into(),
+        ..of(seq, queue)
+    };
+    let known = [
+        of(1, "default"),
+        of(2, "q"),
+        of(3, "other"),
+        inbox(4, "third"),
+    ];
+    lanes.learn(known.to_vec());
+    lanes.set_sharded(["q", "other", "third", "empty"].map(str::to_owned).into());
+    lanes.serve(|lane| (lane.queue != "other").then_some(SERVED));
+    assert_eq!(*lanes.sharded(), HashSet::from(["q".to_owned()]));
+    lanes.learn(known.into_iter().chain([of(5, "third")]).collect());
+    lanes.serve_new(|_| Some(SERVED));
+    let both = ["q", "third"].map(str::to_owned);
+    assert_eq!(*lanes.sharded(), HashSet::from(both));
+    lanes.serve(|_| None);
+    assert!(lanes.sharded().is_empty());
+}
+
+#[test]
 fn a_lane_of_a_sharded_queue_is_served_while_its_shard_is_leased() {
     let mut lanes = Lanes::default();
     let sharded = |lane: Lane| Lane {
