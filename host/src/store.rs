@@ -95,7 +95,7 @@ pub use flows::FlowPage;
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{NewStateValue, StateScope, StateWrite};
 pub use jobs::{EXAMINED_MAX, JobList, Listing};
-pub use lanes::{CATALOG_WINDOW, Catalog, InboxRecovery, Lane};
+pub use lanes::{CATALOG_WINDOW, Catalog, FairQueues, FairVersion, InboxRecovery, Lane};
 pub use leftovers::{Deletion, Leftover};
 pub use listen::{ECHO_TIMEOUT, Listener, Notification, WAKE_CHANNEL, Wakeup};
 pub use lock_wait::LockWait;

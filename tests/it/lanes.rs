@@ -211,7 +211,7 @@ async fn workers_read_retired_lanes_only_at_the_end_of_the_catalog() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let read = async || {
-        let lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+        let lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
         let handlers = lanes.into_iter().map(|lane| (lane.handler, lane.retired));
         handlers.collect::<Vec<_>>()
     };

@@ -23,7 +23,7 @@ struct Looker {
 impl Looker {
     async fn new(db: &TestDb) -> Self {
         let store = db.worker().await;
-        let catalog = store.catalog_after(0).await.unwrap().lanes;
+        let catalog = store.catalog_after(0, None).await.unwrap().lanes;
         let lanes = catalog.iter().map(|lane| ClaimOrder {
             lane: lane.id,
             after: 0,

@@ -239,7 +239,7 @@ async fn a_claim_by_source_takes_only_jobs_of_leased_shards() {
         .await
         .unwrap();
     let stores = [db.worker().await, db.worker().await];
-    let lanes = stores[0].catalog_after(i64::MIN).await.unwrap().lanes;
+    let lanes = stores[0].catalog_after(i64::MIN, None).await.unwrap().lanes;
     let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
     let claim = async |store: &Store| {
         let (fence, lease) = (rouse::job::Fence(1), std::time::Duration::from_secs(60));

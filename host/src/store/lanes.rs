@@ -48,14 +48,27 @@ pub struct Lane {
     pub retired: bool,
 }
 
+/// The version of the settings of fair queues. Each change to one of them makes it another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FairVersion(i64);
+
+/// The settings of fair queues.
+#[derive(Debug, PartialEq)]
+pub struct FairQueues {
+    /// Their version.
+    pub version: FairVersion,
+    /// The settings of all fair queues, by name. Queues with a key that only newer hosts know are left out: this host
+    /// lets their lanes take turns.
+    pub queues: HashMap<String, FairShare>,
+}
+
 /// The catalog of lanes, and the settings by which they are served.
 #[derive(Debug)]
 pub struct Catalog {
     /// The requested lanes. Of retired ones, only those in the last [`CATALOG_WINDOW`] positions.
     pub lanes: Vec<Lane>,
-    /// The settings of all fair queues, by name. Queues with a key that only newer hosts know are left out: this host
-    /// lets their lanes take turns.
-    pub fair: HashMap<String, FairShare>,
+    /// The settings of fair queues. `None` if the caller knows this version.
+    pub fair: Option<FairQueues>,
     /// The gates that act in claims (`rouse.gate`), by name.
     pub gates: Vec<ClaimGate>,
     /// The queues that are divided into shards.
@@ -85,22 +98,40 @@ impl Lane {
     }
 }
 
+/// The settings of all fair queues. `None` if this version is known.
+fn fair_queues(rows: &[Row], known: Option<FairVersion>) -> Option<FairQueues> {
+    let first = rows.first().expect("the version is in a row, even alone");
+    let version = FairVersion(first.get(0));
+    if known == Some(version) {
+        return None;
+    }
+    let fair_queue = |row: &Row| {
+        // `None` in a row that has only the version.
+        let name: Option<String> = row.get(1);
+        Some((name?, fair_share(row)?))
+    };
+    Some(FairQueues {
+        version,
+        queues: rows.iter().filter_map(fair_queue).collect(),
+    })
+}
+
 /// The settings of a fair queue. `None` if its key is unknown.
 fn fair_share(row: &Row) -> Option<FairShare> {
-    let weights: Value = row.get(3);
+    let weights: Value = row.get(4);
     let weights = weights.as_object().into_iter().flatten();
-    let (starvation_s, max_in_flight): (i32, i32) = (row.get(5), row.get(6));
+    let (starvation_s, max_in_flight): (i32, i32) = (row.get(6), row.get(7));
     let above_zero = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0);
     Some(FairShare {
-        key: FairKey::parse(row.get(1))?,
-        quantum: u32::try_from(row.get::<_, i32>(2)).unwrap_or(1),
+        key: FairKey::parse(row.get(2))?,
+        quantum: u32::try_from(row.get::<_, i32>(3)).unwrap_or(1),
         weights: weights
             .filter_map(|(key, weight)| Some((key.clone(), weight.as_f64()?)))
             .collect(),
-        default_weight: row.get(4),
+        default_weight: row.get(5),
         starvation: above_zero(starvation_s).map(|s| Duration::from_secs(s.into())),
         max_in_flight: above_zero(max_in_flight),
-        charges_cpu: row.get::<_, &str>(7) == "cpu",
+        charges_cpu: row.get::<_, &str>(8) == "cpu",
     })
 }
 
@@ -125,24 +156,29 @@ fn claim_gate(row: &Row) -> ClaimGate {
 
 impl Store {
     /// The lanes that were added to the catalog after `seq`, and then the settings by which lanes are served: a change
-    /// to these settings also changes the catalog, so they are never older than the lanes.
-    pub async fn catalog_after(&self, seq: i64) -> Result<Catalog, StoreError> {
+    /// to these settings also changes the catalog, so they are never older than the lanes. `fair`: the known version of
+    /// the settings of fair queues, which are then left out.
+    pub async fn catalog_after(
+        &self,
+        seq: i64,
+        fair: Option<FairVersion>,
+    ) -> Result<Catalog, StoreError> {
+        let known = fair.map(|version| version.0);
         let rows = self
             .query_in_order([
                 (
                     include_str!("lanes.sql"),
                     &[(&seq, Type::INT8), (&CATALOG_WINDOW, Type::INT8)],
                 ),
-                (include_str!("fair_queues.sql"), &[]),
+                (include_str!("fair_queues.sql"), &[(&known, Type::INT8)]),
                 (include_str!("claim_gates.sql"), &[]),
                 ("SELECT name FROM rouse.queue WHERE shards > 0", &[]),
             ])
             .await?;
-        let [lanes, fair, gates, sharded] = &rows;
-        let fair_queue = |row: &Row| Some((row.get(0), fair_share(row)?));
+        let [lanes, queues, gates, sharded] = &rows;
         Ok(Catalog {
             lanes: lanes.iter().filter_map(Lane::read).collect(),
-            fair: fair.iter().filter_map(fair_queue).collect(),
+            fair: fair_queues(queues, fair),
             gates: gates.iter().map(claim_gate).collect(),
             sharded: sharded.iter().map(|row| row.get(0)).collect(),
         })

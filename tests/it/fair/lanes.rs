@@ -1,4 +1,6 @@
-//! The lanes of the keys of a fair queue.
+//! The lanes of the keys of a fair queue, and what hosts read of its settings.
+
+use rouse::store::FairVersion;
 
 use crate::support::TestDb;
 
@@ -207,4 +209,45 @@ async fn a_lane_that_is_added_during_a_change_is_divided_later() {
     db.worker().await.maintain_lanes().await.unwrap();
     let by: String = client.query_one(divided, &[]).await.unwrap().get(0);
     assert_eq!(by, "{tenant}");
+}
+
+/// New lanes are frequent, and each queue may have a megabyte of weights.
+#[tokio::test]
+async fn a_host_reads_the_settings_of_fair_queues_again_only_after_a_change() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let read = async |known: Option<FairVersion>| {
+        let catalog = store.catalog_after(i64::MIN, known).await;
+        catalog.unwrap().fair
+    };
+    let none = read(None).await.expect("no version is known");
+    assert!(none.queues.is_empty());
+    assert_eq!(read(Some(none.version)).await, None);
+    let mut known = none.version;
+    for (queue, quantum) in [("mail", 2), ("sms", 3), ("mail", 4)] {
+        let set = format!(
+            "SELECT rouse.set_fair_share('{queue}', policy => 'drr', quantum => {quantum})"
+        );
+        client.batch_execute(&set).await.unwrap();
+        let changed = read(Some(known)).await.expect("they have changed");
+        assert_eq!(changed.queues[queue].quantum, quantum);
+        known = changed.version;
+        client
+            .batch_execute(
+                "SELECT rouse.enqueue('greet', queue => 'mail', tenant => gen_random_uuid()::text)",
+            )
+            .await
+            .unwrap();
+        assert_eq!(read(Some(known)).await, None, "a new lane changes nothing");
+        let all = read(None).await.expect("no version is known");
+        assert_eq!(all.queues, changed.queues);
+    }
+    client
+        .batch_execute(
+            "SELECT rouse.set_fair_share(q.name, policy => 'fifo') FROM unnest(ARRAY['mail', 'sms']) AS q(name)",
+        )
+        .await
+        .unwrap();
+    let changed = read(Some(known)).await.expect("they have changed");
+    assert!(changed.queues.is_empty());
 }

@@ -188,7 +188,7 @@ async fn a_lane_without_room_at_one_limit_leaves_that_of_another_to_the_next_lan
         enqueue(&client, handler, &format!(", queue => '{queue}'")).await;
     }
     let store = db.worker().await;
-    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     lanes.sort_by(|a, b| a.queue.cmp(&b.queue));
     let mut orders = orders(&store, 60_000).await;
     orders.sort_by_key(|order| lanes.iter().position(|lane| lane.id == order.lane));
@@ -215,7 +215,7 @@ async fn a_claim_reports_which_lanes_are_closed_and_for_how_long() {
         enqueue(&client, handler, "").await;
     }
     let store = db.worker().await;
-    let lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     let lane = |handler: &str| {
         lanes
             .iter()
@@ -437,7 +437,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     enqueue(&client, "a", ", source => 'other', priority => 'high'").await;
     enqueue(&client, "a", ", source => 'import'").await;
     let store = db.worker().await;
-    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     assert_eq!(claim_imports(&store, &lanes).await.len(), 1);
@@ -450,7 +450,7 @@ async fn a_lane_whose_jobs_are_locked_leaves_its_room_to_the_next_lane() {
     let locked = enqueue(&client, "a", ", source => 'import', priority => 'high'").await;
     let second = enqueue(&client, "a", ", source => 'import'").await;
     let store = db.worker().await;
-    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
     let mut orders = orders(&store, 60_000).await;
@@ -484,7 +484,7 @@ async fn a_claim_by_source_limits_each_lane_by_its_own_gates() {
         }
     }
     let store = db.worker().await;
-    let mut lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     lanes.sort_by(|a, b| a.handler.cmp(&b.handler));
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     let claimed = claim_imports(&store, &lanes).await;

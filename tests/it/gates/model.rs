@@ -236,7 +236,7 @@ async fn postgres_and_the_model_claim_the_same_jobs_and_close_the_same_lanes() {
         }
         let store = db.worker().await;
         let mut lanes = Vec::new();
-        for lane in store.catalog_after(i64::MIN).await.unwrap().lanes {
+        for lane in store.catalog_after(i64::MIN, None).await.unwrap().lanes {
             let Some(tenant) = lane.values.get("tenant") else {
                 continue;
             };

@@ -57,7 +57,7 @@ pub(crate) fn settlement_with(job: &ClaimedJob, outcome: Outcome, jobs: Vec<NewJ
 
 /// Claim orders for all lanes, from their start.
 pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
-    let lanes = store.catalog_after(i64::MIN).await.unwrap().lanes;
+    let lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
     lanes
         .iter()
         .map(|lane| ClaimOrder {

@@ -127,14 +127,15 @@ impl Claims<'_> {
     /// Reads new lanes from the catalog. True if there are any.
     pub(in crate::worker) async fn read_catalog(&mut self) -> Result<bool, StoreError> {
         let after = self.lanes.read_after();
-        let catalog = self.shared.store.catalog_after(after).await?;
+        let fair = self.lanes.fair_version();
+        let catalog = self.shared.store.catalog_after(after, fair).await?;
         let change = self.lanes.learn(catalog.lanes);
         if change.removed {
             self.shared.costs.retain(|lane| self.lanes.knows(lane));
             self.unbound.retain(|lane| self.lanes.knows(lane));
         }
         // `|` makes all of these calls, regardless of what the first returns.
-        let is_new = self.lanes.set_fair(catalog.fair)
+        let is_new = self.lanes.learn_fair(catalog.fair)
             | self.lanes.set_gates(catalog.gates)
             | self.lanes.set_sharded(catalog.sharded);
         if is_new || change.removed {

@@ -33,8 +33,10 @@ impl Lanes {
         self.newest.iter().sum()
     }
 
-    /// Makes the next read cover the whole catalog: a lane may be committed long after it was numbered.
+    /// Makes the next read cover the whole catalog: a lane may be committed long after it was numbered. It also covers
+    /// the settings of fair queues.
     pub(in crate::worker) fn forget_catalog(&mut self) {
+        self.shares.forget_version();
         self.catalog_end = 0;
         self.newest.clear();
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::orders::rotate_after;
 use super::{After, Known, LANES_PER_CLAIM, Lanes, Serving};
 use crate::job::{FairShare, LaneId};
-use crate::store::{ClaimOrder, FairQueueStats};
+use crate::store::{ClaimOrder, FairQueueStats, FairQueues, FairVersion};
 use crate::worker::QueueOrder;
 use crate::worker::fairness::Fairness;
 use crate::worker::turns::{Class, Part, Place};
@@ -16,6 +16,8 @@ use crate::worker::turns::{Class, Part, Place};
 pub(super) struct Shares {
     /// The settings, by queue.
     settings: HashMap<String, FairShare>,
+    /// The version of the settings that was read last. `None` if the next read of the catalog covers them in any case.
+    version: Option<FairVersion>,
     /// True if any served queue is fair.
     any_served: bool,
     /// For each wait after which jobs starve: the last lane that was searched for them.
@@ -28,6 +30,11 @@ impl Shares {
     /// Forgets the served lanes, before they are chosen again.
     pub(super) fn start_over(&mut self) {
         self.any_served = false;
+    }
+
+    /// Makes the next read of the catalog cover the settings.
+    pub(super) fn forget_version(&mut self) {
+        self.version = None;
     }
 
     /// Sets how a lane is served, according to the settings of its queue. True if these settings limit the running jobs
@@ -70,8 +77,23 @@ impl Lanes {
         self.shares.any_served
     }
 
-    /// Sets the settings of fair queues. True if they have changed, so the served lanes have to be chosen again.
-    pub(in crate::worker) fn set_fair(&mut self, settings: HashMap<String, FairShare>) -> bool {
+    /// The version of the settings of fair queues that the next read of the catalog leaves out.
+    pub(in crate::worker) fn fair_version(&self) -> Option<FairVersion> {
+        self.shares.version
+    }
+
+    /// Sets the settings of fair queues if they were read. True if they have changed, so the served lanes have to be
+    /// chosen again.
+    pub(in crate::worker) fn learn_fair(&mut self, read: Option<FairQueues>) -> bool {
+        let Some(FairQueues { version, queues }) = read else {
+            return false;
+        };
+        self.shares.version = Some(version);
+        self.set_fair(queues)
+    }
+
+    /// Sets the settings of fair queues. True if they have changed.
+    pub(super) fn set_fair(&mut self, settings: HashMap<String, FairShare>) -> bool {
         let shares = &mut self.shares;
         if shares.settings == settings {
             return false;
