@@ -91,6 +91,7 @@ pub use enqueue::{EnqueueRequest, EnqueueResult};
 pub use error::StoreError;
 pub use find::{FoundJobs, RetriedJobs};
 pub use fire::{Backfill, Due, DueSchedule, ScheduleDecision};
+pub use fleet::Incarnations;
 pub use flows::FlowPage;
 pub use gates::{GateKeys, NewGate};
 pub use handler_state::{NewStateValue, StateScope, StateWrite};

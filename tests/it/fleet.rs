@@ -336,6 +336,46 @@ async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() 
     assert_eq!(shown["workers"][0]["state"], "unregistered");
     assert_eq!(shown["workers"].as_array().unwrap().len(), 2);
     assert_eq!(shown["workers"][1]["worker_id"], "c");
+    assert_eq!(shown["incarnations"], 2);
+}
+
+/// A host with a fixed id that is restarted in a loop has thousands.
+#[tokio::test]
+async fn a_worker_is_shown_with_its_newest_incarnations_and_the_number_of_all() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..3 {
+        let mail = registration("mail", WorkerKey::new([7; 32]));
+        db.store().register(&mail).await.unwrap();
+    }
+    client
+        .batch_execute(
+            "INSERT INTO rouse.worker (worker_id, hostname, version, handlers, stopped_at)
+             SELECT 'mail', 'old', '0', '{}', now() FROM generate_series(1, 100)",
+        )
+        .await
+        .unwrap();
+    let newest: i64 = client
+        .query_one("SELECT max(incarnation) FROM rouse.worker", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let shown = run_rouse(&db, &["workers", "show", "mail", "--json"])
+        .await
+        .json();
+    let listed: Vec<i64> = shown["workers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|worker| worker["incarnation"].as_i64().unwrap())
+        .collect();
+    let expected: Vec<i64> = (newest - 99..=newest).rev().collect();
+    assert_eq!(listed, expected);
+    assert_eq!(shown["incarnations"], 103);
+    let text = run_rouse(&db, &["workers", "show", "mail"]).await;
+    text.exits(0).prints("102");
+    let all = run_rouse(&db, &["workers", "ls", "--all", "--json"]).await;
+    assert_eq!(all.json()["workers"].as_array().unwrap().len(), 103);
 }
 
 #[tokio::test]

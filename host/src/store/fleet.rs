@@ -14,6 +14,15 @@ impl StoreError {
     }
 }
 
+/// The incarnations of a worker that are not forgotten.
+#[derive(Debug)]
+pub struct Incarnations {
+    /// Rows of the view `rouse.workers`, the newest incarnation first.
+    pub newest: Vec<Value>,
+    /// The number of all incarnations.
+    pub count: i64,
+}
+
 impl Store {
     /// The newest incarnation of each worker, unless it has unregistered: a row of the view `rouse.workers`. `None` if
     /// this login may not read it.
@@ -21,17 +30,30 @@ impl Store {
         self.read_view(include_str!("workers.sql"), &[]).await
     }
 
-    /// All incarnations of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the
-    /// newest incarnation first. `None` if this login may not read it.
+    /// All incarnations of every worker: rows of the view `rouse.workers`, by id, the newest incarnation first. `None`
+    /// if this login may not read it.
+    pub async fn all_incarnations(&self) -> Result<Option<Vec<Value>>, StoreError> {
+        self.read_view(include_str!("all_incarnations.sql"), &[])
+            .await
+    }
+
+    /// The newest `limit` incarnations of a worker, and the number of all of them. `None` if this login may not read
+    /// them.
     pub async fn incarnations(
         &self,
-        worker_id: Option<&str>,
-    ) -> Result<Option<Vec<Value>>, StoreError> {
-        self.read_view(
-            include_str!("incarnations.sql"),
-            &[(&worker_id, Type::TEXT)],
-        )
-        .await
+        worker_id: &str,
+        limit: i64,
+    ) -> Result<Option<Incarnations>, StoreError> {
+        let rows = self
+            .read(
+                include_str!("incarnations.sql"),
+                &[(&worker_id, Type::TEXT), (&limit, Type::INT8)],
+            )
+            .await;
+        Ok(allowed(rows)?.map(|rows| Incarnations {
+            newest: shown_rows(&rows),
+            count: rows.first().map_or(0, |row| row.get(1)),
+        }))
     }
 
     /// The ids of all workers that are not forgotten. `None` if this login may not read them.

@@ -167,15 +167,16 @@ async fn draw(ui: &Ui, chrome: &Chrome, view: &View, query: &Pairs) -> Result<Sh
             ("Workers".to_owned(), pages::workers(chrome, &workers))
         }
         View::Worker(id) => {
-            let incarnations = store.incarnations(Some(id)).await?;
+            let incarnations = store.incarnations(id, 1).await?;
             let incarnations = incarnations.ok_or_else(|| Problem::forbidden("the workers"))?;
-            if incarnations.is_empty() {
-                return Err(Problem::unknown(format!("There is no worker {id}.")));
-            }
+            let newest = incarnations.newest.first();
+            let newest =
+                newest.ok_or_else(|| Problem::unknown(format!("There is no worker {id}.")))?;
+            let earlier = incarnations.count - 1;
             let running = running(ui, id).await?;
             (
                 format!("Worker {id}"),
-                pages::worker(chrome, &incarnations, &running, now),
+                pages::worker(chrome, newest, earlier, &running, now),
             )
         }
         View::Handlers => {

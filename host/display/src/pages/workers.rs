@@ -87,16 +87,14 @@ pub struct RunningAttempts {
     pub examined_only: Option<i64>,
 }
 
-/// One worker: its incarnations, the newest first, and the attempts that it runs.
+/// One worker: its newest incarnation, the number of earlier ones, and the attempts that it runs.
 pub fn worker(
     chrome: &Chrome,
-    incarnations: &[Value],
+    worker: &Value,
+    earlier: i64,
     running: &RunningAttempts,
     now: f64,
 ) -> Markup {
-    let Some(worker) = incarnations.first() else {
-        return html! {};
-    };
     let stats = &worker["stats"];
     let timeouts = worker["timeouts"].as_i64().unwrap_or_default();
     let list = |key: &str, none: &str| match cells::joined(&worker[key]) {
@@ -139,7 +137,7 @@ pub fn worker(
                     @if worker["draining_at"].is_string() { dt { "Draining" } dd { (cells::exact_time(&worker["draining_at"], now)) } }
                     @if worker["ended_at"].is_string() { dt { "Ended" } dd { (cells::exact_time(&worker["ended_at"], now)) } }
                     @if let Some(free) = stats["disk_free_bytes"].as_u64() { dt { "Free disk" } dd { (cells::bytes(free)) } }
-                    @if incarnations.len() > 1 { dt { "Earlier incarnations" } dd { (incarnations.len() - 1) } }
+                    @if earlier > 0 { dt { "Earlier incarnations" } dd { (earlier) } }
                 }
             }
             section class="card scroll" tabindex="0" aria-label="Handlers of the worker" {
@@ -230,7 +228,7 @@ mod tests {
         let page = |timeouts: i64| {
             let incarnation = json!({"worker_id": "w-1", "timeouts": timeouts});
             let none = RunningAttempts::default();
-            worker(&Chrome::default(), &[incarnation], &none, 1.0).into_string()
+            worker(&Chrome::default(), &incarnation, 0, &none, 1.0).into_string()
         };
         assert!(page(1).contains("1 attempt has timed out since"));
         assert!(page(2).contains("2 attempts have timed out since"));
@@ -238,10 +236,21 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_a_worker_has_the_number_of_earlier_incarnations() {
+        let page = |earlier| {
+            let incarnation = json!({"worker_id": "w-1"});
+            let none = RunningAttempts::default();
+            worker(&Chrome::default(), &incarnation, earlier, &none, 1.0).into_string()
+        };
+        assert!(page(7).contains("<dt>Earlier incarnations</dt><dd>7</dd>"));
+        assert!(!page(0).contains("Earlier incarnations"));
+    }
+
+    #[test]
     fn the_page_of_a_worker_says_which_of_its_attempts_are_not_listed() {
         let page = |running: &RunningAttempts| {
             let incarnation = json!({"worker_id": "w-1", "state": "active", "slots": 8});
-            worker(&Chrome::default(), &[incarnation], running, 1.0).into_string()
+            worker(&Chrome::default(), &incarnation, 0, running, 1.0).into_string()
         };
         let attempt =
             json!({"id": 7, "handler": "a.b", "queue": "q", "attempt": 1, "running_s": 1.5});

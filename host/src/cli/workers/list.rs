@@ -34,7 +34,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let workers = seen(match args.all {
-        true => store.incarnations(None).await?,
+        true => store.all_incarnations().await?,
         false => store.workers().await?,
     })?;
     match args.json {

@@ -25,30 +25,40 @@ pub(super) struct Args {
     /// The worker's id
     id: String,
 
-    /// Print one JSON object with all its incarnations, newest first
+    /// Print one JSON object with its newest 100 incarnations, newest first, and the number of all
     #[arg(long)]
     json: bool,
 }
 
+/// The maximum number of incarnations in the JSON.
+const NEWEST: i64 = 100;
+
 /// Shows the worker.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let incarnations = seen(store.incarnations(Some(&args.id)).await?)?;
-    let Some(newest) = incarnations.first() else {
+    let limit = match args.json {
+        true => NEWEST,
+        false => 1,
+    };
+    let incarnations = seen(store.incarnations(&args.id, limit).await?)?;
+    let Some(newest) = incarnations.newest.first() else {
         eprintln!("rouse: {}", unknown(&store, &args.id).await);
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     match args.json {
-        true => println!("{}", as_json(json!({"workers": incarnations}))),
+        true => println!(
+            "{}",
+            as_json(json!({"workers": incarnations.newest, "incarnations": incarnations.count}))
+        ),
         false => println!(
             "{}",
-            show(newest, incarnations.len() - 1, store.now().await?)
+            show(newest, incarnations.count - 1, store.now().await?)
         ),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(worker: &Value, earlier: usize, now: f64) -> String {
+fn show(worker: &Value, earlier: i64, now: f64) -> String {
     let mut about = List::plain();
     let mut row = |key: &str, text: String| {
         if !text.is_empty() {
