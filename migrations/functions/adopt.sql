@@ -93,7 +93,9 @@ BEGIN
                 ORDER BY j.lease_until LIMIT list_max) AS o
             -- The priority is looked up for these jobs only, because each look of each worker reads orphans that no
             -- worker adopts.
-            ORDER BY (SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id);
+            ORDER BY (
+                SELECT CASE l.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END
+                FROM rouse.lane AS l WHERE l.id = o.lane LIMIT 1), o.id);
         free := ARRAY(
             SELECT j.id FROM unnest(listed) AS o(id)
             CROSS JOIN LATERAL (

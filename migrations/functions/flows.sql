@@ -438,7 +438,8 @@ BEGIN
         -- longer than others. OFFSET 0 (twice): looked up for one job after another, as far as the loop gets.
         WHERE NOT EXISTS (SELECT FROM rouse.record AS r WHERE r.job = e.job AND r.event = 'retried' OFFSET 0)
     LOOP
-        EXIT WHEN count >= max OR count >= jobs / 200 + skipped / 10 AND clock_timestamp() > since + interval '30 milliseconds';
+        EXIT WHEN count >= max
+            OR count >= jobs / 200 + skipped / 10 AND clock_timestamp() > since + interval '30 milliseconds';
         was := rouse._ended_job(job);
         IF count > 0 THEN
             PERFORM FROM rouse.finished AS f WHERE f.id = job FOR UPDATE SKIP LOCKED;

@@ -570,12 +570,14 @@ BEGIN
         IF most > 0 AND locked < whole AND (p_in_batches OR ready[pairs.places[first]] IS NOT NULL) THEN
             IF p_sources IS NULL THEN
                 PERFORM FROM rouse.job AS j
-                WHERE j.lane = pairs.lanes[first] AND j.turn > (p_orders[pairs.places[first]]).after AND j.state = 'queued' AND j.turn IS NOT NULL
+                WHERE j.lane = pairs.lanes[first] AND j.turn > (p_orders[pairs.places[first]]).after
+                  AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED;
             ELSE
                 PERFORM FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
                     SELECT j.id FROM rouse.job AS j
-                    WHERE j.lane >= pairs.lanes[first] AND j.lane <= pairs.lanes[first] AND j.source >= bound.source AND j.source <= bound.source
+                    WHERE j.lane >= pairs.lanes[first] AND j.lane <= pairs.lanes[first]
+                      AND j.source >= bound.source AND j.source <= bound.source
                       AND j.state = 'queued' AND j.turn IS NOT NULL
                     ORDER BY j.lane, j.source, j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED) AS j
                 LIMIT most;

@@ -39,8 +39,8 @@ $$;
 DO $$
 BEGIN
     IF (SELECT count(*) FROM pg_trigger
-        WHERE tgrelid = 'rouse.worker'::regclass AND tgname IN ('live_worker_comes_or_goes', 'live_worker_changes', 'live_workers_go')
-          AND tgenabled = 'O') < 3 THEN
+        WHERE tgrelid = 'rouse.worker'::regclass AND tgenabled = 'O'
+          AND tgname IN ('live_worker_comes_or_goes', 'live_worker_changes', 'live_workers_go')) < 3 THEN
         -- One of the triggers may have been missing or disabled for a while.
         LOCK TABLE rouse.worker IN SHARE ROW EXCLUSIVE MODE;
         DELETE FROM rouse.live_worker;
@@ -388,11 +388,13 @@ BEGIN
         END IF;
         PERFORM rouse._expire_worker(holder.incarnation);
         -- A host with another key, which has taken the id of a dead one, does not share it.
-        UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation AND w.key_hash = sha256(p_key);
+        UPDATE rouse.worker AS w SET replaced_at = at
+        WHERE w.incarnation = holder.incarnation AND w.key_hash = sha256(p_key);
     ELSE
         -- Somebody has deleted the row of a live worker with its triggers disabled.
         DELETE FROM rouse.live_worker AS l
-        WHERE l.worker_id = p_worker_id AND NOT EXISTS (SELECT FROM rouse.worker AS w WHERE w.incarnation = l.worker OFFSET 0);
+        WHERE l.worker_id = p_worker_id
+          AND NOT EXISTS (SELECT FROM rouse.worker AS w WHERE w.incarnation = l.worker OFFSET 0);
     END IF;
     -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
@@ -575,8 +577,8 @@ BEGIN
         END IF;
         PERFORM rouse._expire_worker(holder.incarnation);
     END IF;
-    -- From the newest to the oldest, as in rouse.clear_timeouts, so that two calls never wait for each other. The holder
-    -- is the newest.
+    -- From the newest, which is the holder, to the oldest, as in rouse.clear_timeouts, so that two calls never wait for
+    -- each other.
     PERFORM FROM rouse.worker AS w
     WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC FOR UPDATE;
     UPDATE rouse.worker AS w

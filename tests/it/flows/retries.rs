@@ -192,8 +192,8 @@ async fn make_retries_take_long(client: &Client) {
         .unwrap();
 }
 
-/// Each call looks again at the jobs that were left out before: if it retried only one after thousands of these, a large
-/// flow would take minutes.
+/// Each call looks again at the jobs that were left out before: if it retried only one after thousands of these, a
+/// large flow would take minutes.
 #[tokio::test]
 async fn a_call_retries_one_job_for_every_ten_that_it_leaves_out_however_long_it_takes() {
     let db = TestDb::new().await;
