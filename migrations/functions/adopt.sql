@@ -59,7 +59,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.orphans(
     p_worker bigint, p_key bytea, p_lanes bigint[], p_sources text[], p_wanted integer, p_since timestamptz, p_crashes_max bigint,
     p_silence_ms bigint)
-RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, uncounted integer, crashes bigint, lost_after_ms bigint)
+RETURNS TABLE (id bigint, fence bigint, lane bigint, attempt integer, uncounted integer, crashes bigint, lost_after_ms bigint, source text)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -213,7 +213,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         let forged: Vec<Adoption> = orphans
             .iter()
             .map(|orphan| Adoption {
-                orphan: *orphan,
+                orphan: orphan.clone(),
                 next,
                 lease: minute,
             })

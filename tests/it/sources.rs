@@ -353,6 +353,35 @@ async fn only_the_bound_job_in_the_lane_of_a_dead_worker_is_adopted() {
     assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
 }
 
+#[tokio::test]
+async fn a_lost_job_is_counted_for_the_handler_to_which_its_source_is_bound() {
+    let metrics = install_metrics().unwrap();
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let lost = enqueue_sql(&client, "'producers.lost', source => 'legacy'").await;
+    // A crashed worker leaves it in this state.
+    client
+        .execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = -1,
+                claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let settings = Settings {
+        lost_max: 1,
+        ..binding(&[("legacy", "test.sleep")])
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    assert_eq!(ended(&client, lost).await.state, "failed");
+    worker.drain().await;
+    let (_, page) = metrics.render(None);
+    let counted = "rouse_jobs_lost_total{handler=\"test.sleep\",next=\"failed\"} ";
+    assert!(page.contains(counted), "{page}");
+    let invented = "rouse_jobs_lost_total{handler=\"producers.lost\"";
+    assert!(!page.contains(invented), "{page}");
+}
+
 /// Settings of a worker that runs at most one `test.wait-abort` and one `test.race`, and is woken only by notifications
 /// and ends of jobs.
 fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {

@@ -11,7 +11,7 @@ use super::{ClaimedJob, Store, StoreError, millis};
 use crate::job::{AfterLoss, Attempt, Fence, JobId, LaneId, SILENT_FOR, State};
 
 /// A job whose lease has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
     /// The job.
     pub id: JobId,
@@ -19,6 +19,8 @@ pub struct Orphan {
     pub fence: Fence,
     /// Its lane.
     pub lane: LaneId,
+    /// What triggered it.
+    pub source: Option<String>,
     /// The attempt that was lost.
     pub attempt: Attempt,
     /// The number of its attempts that do not count, including this one: they were lost, suspended, or given back after
@@ -31,7 +33,7 @@ pub struct Orphan {
 }
 
 /// The decision about an orphan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adoption {
     /// The orphan.
     pub orphan: Orphan,
@@ -90,6 +92,7 @@ impl Store {
             uncounted: row.get::<_, i32>(4) + 1,
             crashes: u32::try_from(row.get::<_, i64>(5)).unwrap_or(u32::MAX),
             after: Duration::from_millis(row.get::<_, i64>(6).try_into().unwrap_or(0)),
+            source: row.get(7),
         };
         Ok(rows.iter().map(orphan).collect())
     }
@@ -120,6 +123,7 @@ impl Store {
         let (claimed, lost): (Vec<Adoption>, Vec<Adoption>) = adoptions
             .iter()
             .filter(|adoption| adopted.contains(&adoption.orphan.id.0))
+            .cloned()
             .partition(|adoption| adoption.next == AfterLoss::Claim);
         let ids = claimed.iter().map(|adoption| adoption.orphan.id.0);
         let ids: Vec<i64> = ids.collect();

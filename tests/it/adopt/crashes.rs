@@ -36,10 +36,10 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let adopted = adopt(&next).await;
     assert!(adopted.claimed.is_empty(), "its lease has not expired");
     let reported = |adopted: &AdoptionResult| {
-        let [adoption] = adopted.lost[..] else {
+        let [adoption] = &adopted.lost[..] else {
             panic!("one job: {adopted:?}");
         };
-        let orphan = adoption.orphan;
+        let orphan = &adoption.orphan;
         assert_eq!((orphan.id, orphan.lane), (first.id, first.lane));
         (orphan.attempt, orphan.uncounted, adoption.next)
     };

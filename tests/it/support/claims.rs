@@ -121,9 +121,9 @@ pub(crate) async fn adopt(
         let order = orders.iter().find(|order| order.lane == orphan.lane);
         let lease_ms = order.expect("only these lanes are read").lease_ms;
         Adoption {
-            orphan,
             next: after_loss(orphan.crashes, lost_max),
             lease: Duration::from_millis(lease_ms.try_into().unwrap_or(0)),
+            orphan,
         }
     };
     let adoptions: Vec<Adoption> = orphans.into_iter().map(adoption).collect();

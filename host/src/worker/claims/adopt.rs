@@ -83,9 +83,9 @@ impl Claims<'_> {
         let adoptions: Vec<Adoption> = orphans
             .into_iter()
             .map(|orphan| Adoption {
-                orphan,
                 next: after_loss(orphan.crashes, crashes_max),
-                lease: self.lane_of(orphan).lease,
+                lease: self.lane_of(&orphan).lease,
+                orphan,
             })
             .collect();
         let fence = Fence(rand::random());
@@ -108,21 +108,24 @@ impl Claims<'_> {
         })
     }
 
-    fn lane_of(&self, orphan: Orphan) -> Served {
+    fn lane_of(&self, orphan: &Orphan) -> Served {
         let lane = self.lanes.get(orphan.lane);
         lane.expect("jobs are adopted from lanes that are served")
     }
 
-    /// Reports a lost job that is not claimed now: it waits, or has failed.
+    /// Reports a lost job that is not claimed now: it waits, or has failed. It is counted for the handler that would
+    /// have run it: producers choose the names of other handlers freely.
     fn report_lost(&self, adoption: &Adoption) {
-        let Adoption { orphan, next, .. } = *adoption;
+        let Adoption { orphan, next, .. } = adoption;
         let lane = self.lane_of(orphan).lane;
-        let has_failed = next == AfterLoss::Fail;
+        let has_failed = *next == AfterLoss::Fail;
         let next = match has_failed {
             true => "failed",
             false => "queued",
         };
-        let handler = lane.handler.clone();
+        let source = orphan.source.as_deref();
+        let handler = self.shared.settings.handler_for(source, &lane.handler);
+        let handler = handler.to_owned();
         counter!("rouse_jobs_lost_total", "handler" => handler, "next" => next).increment(1);
         let context = EventContext {
             worker_id: &self.shared.settings.worker_id,
