@@ -11,11 +11,11 @@ use crate::support::worker::{TIMEOUT, TestWorker, ended, until_true};
 use crate::support::{Host, TestDb, command, folder};
 
 /// SQL for a payload that is stored outside its row and contains this number.
-fn large(n: i32) -> String {
+pub(crate) fn large(n: i32) -> String {
     format!("jsonb_build_object('n', {n}, 'pad', repeat('x', 4000))")
 }
 
-async fn query_number(client: &Client, sql: &str) -> i64 {
+pub(crate) async fn query_number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
@@ -327,7 +327,7 @@ async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
 }
 
 /// Reads of the payload of job `$1` fail, as if its page were damaged.
-const DAMAGE: &str = "
+pub(crate) const DAMAGE: &str = "
     ALTER FUNCTION rouse.claimed(bigint, bytea, bigint, bigint[], boolean) RENAME TO _claimed;
     CREATE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[], p_payloads boolean)
     RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, uncounted integer, max_attempts integer, tenant text, source text,
@@ -341,7 +341,8 @@ const DAMAGE: &str = "
         RETURN QUERY SELECT * FROM rouse._claimed(p_worker, p_key, p_fence, p_ids, p_payloads);
     END
     $$";
-const REPAIR: &str = "
+/// Ends the effect of [`DAMAGE`].
+pub(crate) const REPAIR: &str = "
     DROP FUNCTION rouse.claimed;
     ALTER FUNCTION rouse._claimed(bigint, bytea, bigint, bigint[], boolean) RENAME TO claimed";
 

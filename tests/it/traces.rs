@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::example_effects;
+use crate::payloads::{DAMAGE, REPAIR, large, query_number};
 use crate::support::collector::{Behaviour, Collector, attribute, text};
 use crate::support::web::web;
 use crate::support::worker::{TIMEOUT, cancel, ended, enqueue, guests_dir, until_true};
@@ -529,6 +530,41 @@ async fn the_attempt_after_a_lost_first_one_is_below_the_enqueue() {
     let enqueued = one(spans_of_job(&spans, "enqueue noop", id));
     let attempt = one(spans_of_job(&spans, "process noop", id));
     assert_eq!(attempt.parent_span_id, enqueued.span_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_fails_before_its_start_has_a_span_below_the_enqueue() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let unreadable = format!("SELECT rouse.enqueue('noop', {})", large(1));
+    let unreadable = query_number(&client, &unreadable).await;
+    let damage = DAMAGE.replace("$1", &unreadable.to_string());
+    client.batch_execute(&damage).await.unwrap();
+    let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
+    let failed =
+        format!("SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {unreadable} AND NOT lost)");
+    until_true(&client, &failed).await;
+    client.batch_execute(REPAIR).await.unwrap();
+    let retry = format!("SELECT rouse.reschedule({unreadable}, now())");
+    client.batch_execute(&retry).await.unwrap();
+    assert_eq!(ended(&client, unreadable).await.state, "succeeded");
+    let spans = traced.stop().spans();
+    let enqueued = one(spans_of_job(&spans, "enqueue noop", unreadable));
+    let attempts = spans_of_job(&spans, "process noop", unreadable);
+    let mut ends: Vec<_> = attempts
+        .iter()
+        .map(|span| {
+            assert_eq!(span.parent_span_id, enqueued.span_id);
+            let value = |key: &str| attribute(&span.attributes, key).unwrap_or_default();
+            (value("rouse.outcome"), value("error.type"))
+        })
+        .collect();
+    assert_eq!(ends.pop(), Some(("succeeded".into(), String::new())));
+    // There is another one if the repair took long.
+    assert!(!ends.is_empty(), "{spans:#?}");
+    for end in ends {
+        assert_eq!(end, ("retried".into(), "unrunnable".into()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -78,7 +78,8 @@ async fn run_one(shared: &Arc<Shared>, claim: Claim) -> Duration {
 
 /// Runs a started attempt and passes its outcome on.
 async fn run_started(shared: &Arc<Shared>, claim: Claim, started: Started) -> Duration {
-    let traced = traced(shared, &claim, &started.terms.handler, false);
+    let handler = &started.terms.handler.manifest.name;
+    let traced = traced(shared, &claim, handler, false);
     let trace = shared.settings.traces.attempt(&traced);
     run_traced(shared, claim, started, None, trace).await
 }
@@ -118,18 +119,27 @@ async fn run_traced(
         started_after: started.after,
         guest_run,
         jobs: report.jobs,
-        trace,
     };
     let delay = policy.job_delay.unwrap_or(shared.settings.job_delay);
     let outcome = decide(report.end, tries, &policy.retry, rand::random());
     match outcome {
         Ok(outcome @ Outcome::Succeeded(_)) if !report.effects.is_empty() => {
-            let one = unsettled(&claim, started.meters, Some(details), outcome);
+            let one = unsettled(&claim, started.meters, trace, Some(details), outcome);
             let decided_by = (tries, &policy.retry);
             let success = Success::new(shared, handler, one, report.effects, decided_by);
             effects::commit_with_others(success).await;
         }
-        outcome => settle(shared, &claim, started.meters, Some(details), outcome).await,
+        outcome => {
+            settle(
+                shared,
+                &claim,
+                started.meters,
+                trace,
+                Some(details),
+                outcome,
+            )
+            .await
+        }
     }
     delay
 }
@@ -377,7 +387,7 @@ async fn run_in_sandbox(
 fn traced<'a>(
     shared: &'a Shared,
     claim: &'a Claim,
-    handler: &'a Handler,
+    handler: &'a str,
     is_again: bool,
 ) -> TracedJob<'a> {
     let job = &claim.job;
@@ -389,7 +399,7 @@ fn traced<'a>(
     };
     TracedJob {
         id: job.id.0,
-        handler: &handler.manifest.name,
+        handler,
         queue: &claim.lane.queue,
         tenant: job.tenant.as_deref(),
         attempt: job.attempt.0,
@@ -476,7 +486,7 @@ pub(super) async fn release_claim(shared: &Shared, claim: &Claim, why: RunEnd) {
     end_unstarted(shared, claim, Unstarted::new(&claim.job, meters, why)).await;
 }
 
-/// Decides and settles an attempt that never started.
+/// Decides and settles an attempt that never started. If it counts, it has a span.
 async fn end_unstarted(shared: &Shared, claim: &Claim, unstarted: Unstarted) {
     // The lease is not renewed while the outcome waits for its settlement: nothing runs.
     shared.leases.give_up(claim.job.id, claim.job.fence);
@@ -486,7 +496,16 @@ async fn end_unstarted(shared: &Shared, claim: &Claim, unstarted: Unstarted) {
         decided_by: (tries, retry),
     } = unstarted;
     let outcome = decide(end, tries, &retry, rand::random());
-    settle(shared, claim, meters, None, outcome).await;
+    let counts = outcome.as_ref().is_ok_and(|it| it.error().is_some());
+    let trace = match counts {
+        true => {
+            let traced = traced(shared, claim, &meters.handler, false);
+            shared.settings.traces.attempt(&traced)
+        }
+        // The next attempt gets the same number, or the job is lost.
+        false => AttemptTrace::default(),
+    };
+    settle(shared, claim, meters, trace, None, outcome).await;
 }
 
 /// What the settlement of a started attempt contains besides its outcome.
@@ -498,7 +517,6 @@ struct AttemptDetails {
     guest_run: Option<GuestRun>,
     /// The jobs that it enqueues.
     jobs: Vec<NewJob>,
-    trace: AttemptTrace,
 }
 
 /// Passes the outcome to the settler, which writes it behind the fence. If the attempt has lost its job, nothing may be
@@ -507,18 +525,17 @@ async fn settle(
     shared: &Shared,
     claim: &Claim,
     meters: Arc<HandlerMeters>,
+    trace: AttemptTrace,
     details: Option<AttemptDetails>,
     outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
     match outcome {
-        Ok(outcome) => settler::send(shared, unsettled(claim, meters, details, outcome)).await,
+        Ok(outcome) => {
+            settler::send(shared, unsettled(claim, meters, trace, details, outcome)).await;
+        }
         Err(reason) => {
-            if let Some(details) = details {
-                details
-                    .trace
-                    .end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
-            }
+            trace.end(OutcomeLabel::Dropped.as_str(), Some((reason.as_str(), "")));
             let context = claim.event_context(shared, &meters.handler);
             settler::drop_attempt(shared, (job.id, job.fence), &meters, context, reason);
             settler::free(shared, claim.is_limited.then_some(job.lane));
@@ -530,14 +547,12 @@ async fn settle(
 fn unsettled(
     claim: &Claim,
     meters: Arc<HandlerMeters>,
+    trace: AttemptTrace,
     mut details: Option<AttemptDetails>,
     outcome: Outcome,
 ) -> Unsettled {
     let job = &claim.job;
     let is_bound = details.is_some() && meters.handler != claim.lane.handler;
-    let trace = details
-        .as_ref()
-        .map_or_else(AttemptTrace::default, |details| details.trace.clone());
     // A guest that has succeeded may still fail, without its jobs: its result may not be JSON, or a middleware may have
     // changed the end of the run.
     let jobs = details

@@ -50,7 +50,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
                 checked: usage.cpu,
             }),
             (Some(end), usage) => {
-                let traced = traced(shared, &claim, &started.terms.handler, false);
+                let handler = &started.terms.handler.manifest.name;
+                let traced = traced(shared, &claim, handler, false);
                 let trace = shared.settings.traces.attempt(&traced);
                 settle_end(shared, claim, started, Some(usage), end, trace).await;
             }
@@ -84,7 +85,8 @@ pub(super) async fn run(shared: &Arc<Shared>, claim: Claim) -> Duration {
             let (end, trace) = (RunEnd::NotStarted, AttemptTrace::default());
             settle_end(shared, claim, started, None, end, trace).await;
         } else {
-            let traced = traced(shared, &claim, &started.terms.handler, is_again);
+            let handler = &started.terms.handler.manifest.name;
+            let traced = traced(shared, &claim, handler, is_again);
             let trace = shared.settings.traces.attempt(&traced);
             delay = run_traced(shared, claim, started, Some(checked), trace).await;
         }
@@ -136,9 +138,10 @@ async fn run_together(shared: &Arc<Shared>, members: &[Member], is_again: bool) 
     } = &members[0];
     let aborts = members.iter().map(|it| it.started.abort.clone());
     let abort = AbortHandle::for_batch(aborts.collect());
-    let traced = members
-        .iter()
-        .map(|it| traced(shared, &it.claim, &it.started.terms.handler, is_again));
+    let traced = members.iter().map(|it| {
+        let handler = &it.started.terms.handler.manifest.name;
+        traced(shared, &it.claim, handler, is_again)
+    });
     let trace = shared.settings.traces.batch(&traced.collect::<Vec<_>>());
     let inputs = members.iter().map(|it| {
         // Cloned, because the job may be run again.
@@ -243,11 +246,18 @@ async fn settle_end(
         started_after: started.after,
         guest_run,
         jobs: Vec::new(),
-        trace,
     };
     let tries = tries(&claim.job, &started.terms);
     let outcome = decide(end, tries, &policy.retry, rand::random());
-    settle(shared, &claim, started.meters, Some(details), outcome).await;
+    settle(
+        shared,
+        &claim,
+        started.meters,
+        trace,
+        Some(details),
+        outcome,
+    )
+    .await;
 }
 
 /// The end of each of the `jobs` without an outcome, after this end of the attempt. `None` if these jobs are run again,
