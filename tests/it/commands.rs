@@ -195,6 +195,31 @@ async fn enqueue_and_job_work_from_the_shell() {
 }
 
 #[tokio::test]
+async fn the_history_of_a_job_has_one_line_for_the_renewals_of_an_attempt() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = "SELECT rouse.enqueue('a.b')";
+    let id: i64 = client.query_one(id, &[]).await.unwrap().get(0);
+    client
+        .execute(
+            "INSERT INTO rouse.record (at, job, event, attempt)
+             SELECT clock_timestamp(), $1::bigint, 'renewed', 1 FROM generate_series(1, 30) AS n",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    let id = id.to_string();
+    let (_, shown) = run(&db, &["job", &id]);
+    assert_eq!(shown.matches("renewed").count(), 1, "{shown}");
+    assert!(shown.contains("30 times, last at this time"), "{shown}");
+    let (_, record) = run(&db, &["job", &id, "--json"]);
+    let record: Value = serde_json::from_str(&record).unwrap();
+    let history = record["history"].as_array().unwrap();
+    let renewals = history.iter().filter(|event| event["event"] == "renewed");
+    assert_eq!(renewals.count(), 30);
+}
+
+#[tokio::test]
 async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -1,5 +1,6 @@
 //! `rouse job show`: one job with its history.
 
+use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -206,7 +207,8 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     text.push_str("\nhistory\n");
     let mut history = List::plain();
     let mut since = None;
-    for event in record["history"].as_array().into_iter().flatten() {
+    let events = record["history"].as_array().map(Vec::as_slice);
+    for (event, times) in printed(events.unwrap_or_default()) {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
@@ -218,7 +220,8 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
             (first, true) => format!("{first} …"),
             (first, false) => first.to_owned(),
         });
-        let message = message.map(Value::from);
+        let repeated = || (times > 1).then(|| format!("{times} times, last at this time"));
+        let message = message.or_else(repeated).map(Value::from);
         let why = message
             .as_ref()
             .or_else(|| detail("step"))
@@ -251,6 +254,26 @@ fn show(job: &JobView, why: &[Value], now: f64) -> String {
     }
     text.push_str(&history.text());
     text
+}
+
+/// The events that are printed, each with the number of times that it took place. Of the renewals of an attempt, only
+/// the last is printed: an attempt that runs for a month may have a million.
+fn printed(history: &[Value]) -> Vec<(&Value, usize)> {
+    let mut printed: Vec<(&Value, usize)> = Vec::new();
+    let mut renewals: HashMap<[String; 2], usize> = HashMap::new();
+    for event in history.iter().rev() {
+        if event["event"] == "renewed" {
+            let attempt = ["attempt", "worker"].map(|key| event[key].to_string());
+            let place = *renewals.entry(attempt).or_insert(printed.len());
+            if let Some((_, times)) = printed.get_mut(place) {
+                *times += 1;
+                continue;
+            }
+        }
+        printed.push((event, 1));
+    }
+    printed.reverse();
+    printed
 }
 
 /// The first line, and whether there are more.
@@ -306,5 +329,24 @@ mod tests {
         let used = |calls| usage(&json!({"cpu_ms": 1.5, "memory_bytes": 0, "host_calls": calls}));
         assert!(used(1).ends_with(", 1 host call"), "{}", used(1));
         assert!(used(2).ends_with(", 2 host calls"), "{}", used(2));
+    }
+
+    #[test]
+    fn the_last_renewal_of_each_attempt_is_printed() {
+        let event = |event, attempt, at| json!({"event": event, "attempt": attempt, "worker": "w", "at": at});
+        let history = [
+            event("started", 1, 1),
+            event("renewed", 1, 2),
+            event("renewed", 1, 3),
+            event("lost", 1, 4),
+            event("renewed", 2, 5),
+        ];
+        let printed = printed(&history);
+        let printed: Vec<_> = printed
+            .iter()
+            .map(|(it, times)| (it["at"].as_u64(), *times))
+            .collect();
+        let expected = [(1, 1), (3, 2), (4, 1), (5, 1)].map(|(at, times)| (Some(at), times));
+        assert_eq!(printed, expected);
     }
 }
