@@ -198,14 +198,23 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
 
 /// The response, if the delivery was accepted.
 fn accepted(response: Response) -> Result<Response, Error> {
-    if (300..400).contains(&response.status) {
-        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
-        return Err(Error::permanent(format_args!(
-            "{} redirects with status {} to {to}, which is not followed: enqueue the delivery for the new address, \
-             if it belongs to the receiver",
-            response.url, response.status
-        ))
-        .kind("redirected"));
+    let (url, status) = (&response.url, response.status);
+    match (status, response.header("location")) {
+        (301 | 302 | 303 | 307 | 308, Some(to)) => {
+            let to = http::without_user(to);
+            return Err(Error::permanent(format_args!(
+                "{url} redirects with status {status} to {to}, which is not followed: enqueue the delivery for the new \
+                 address, if it belongs to the receiver"
+            ))
+            .kind("redirected"));
+        }
+        (300..=399, _) => {
+            return Err(Error::permanent(format_args!(
+                "{url} responded with status {status}, which neither accepts the delivery nor names another address"
+            ))
+            .kind(format!("http_{status}")));
+        }
+        _ => {}
     }
     let response = response.error_for_status();
     response.map_err(|error| error.retry_within(RETRY_AFTER_MAX))

@@ -195,6 +195,28 @@ fn a_redirect_is_not_followed_and_not_retried() {
 }
 
 #[test]
+fn a_response_that_neither_accepts_nor_redirects_names_its_status() {
+    for (status, location) in [(302, None), (304, None), (304, Some("/elsewhere"))] {
+        let ctx = receiver(move |_| {
+            let response = http::Response::new(status, "");
+            Ok(match location {
+                None => response,
+                Some(to) => response.with_header("location", to),
+            })
+        });
+        let error = refused(&ctx, json!({"url": URL}));
+        assert!(error.permanent, "{error:?}");
+        assert_eq!(error.kind, format!("http_{status}"));
+        assert_eq!(
+            error.message,
+            format!(
+                "{URL} responded with status {status}, which neither accepts the delivery nor names another address"
+            )
+        );
+    }
+}
+
+#[test]
 fn errors_contain_no_password_from_a_url() {
     let url = "https://ada:hunter2@hooks.example/in";
     for status in [404, 308] {
