@@ -437,20 +437,25 @@ fn integer(keywords: &Map<String, Value>) -> Type {
         None => matches!(text("format"), Some("uint64" | "uint")),
     };
     let is_unsigned = keywords.get("minimum").is_some_and(Value::is_u64);
-    let exceeds = |bound: &Value| bound.as_f64().is_none_or(|bound| bound.abs() > EXACT_MAX);
     let mut bounds = ["minimum", "maximum"]
         .into_iter()
         .map(|keyword| keywords.get(keyword));
     // An integer without a format and without bounds is hardly ever that large.
     let is_long = match text("format") {
-        Some("int64" | "int" | "uint64" | "uint") => bounds.any(|it| it.is_none_or(exceeds)),
-        Some(_) | None => bounds.any(|it| it.is_some_and(exceeds)),
+        Some("int64" | "int" | "uint64" | "uint") => bounds.any(|it| it.is_none_or(is_inexact)),
+        Some(_) | None => bounds.any(|it| it.is_some_and(is_inexact)),
     };
     match (is_unsigned && may_be_large, is_long) {
         (true, _) => Type::Unsigned,
         (false, true) => Type::Long,
         (false, false) => Type::Integer,
     }
+}
+
+/// True if a 64-bit floating-point number may not hold this integer.
+pub(super) fn is_inexact(integer: &Value) -> bool {
+    let integer = integer.as_f64();
+    integer.is_none_or(|integer| integer.abs() > EXACT_MAX)
 }
 
 fn literal(value: &Value) -> Type {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::model::{Definition, HandlerTypes, Type};
+use super::model::{Definition, HandlerTypes, Type, is_inexact};
 use super::names::{Names, lower_camel};
 use super::{ENQUEUE, HEADER, comment};
 
@@ -131,6 +131,8 @@ fn expression(of: &Type) -> String {
         // JSON.stringify and JSON.parse have no other type for numbers.
         Type::Long | Type::Unsigned => "Int64".into(),
         Type::Text => "string".into(),
+        // A literal type would be that of the rounded number.
+        Type::Literal(value) if value.is_number() && is_inexact(value) => "Int64".into(),
         Type::Literal(value) => value.to_string(),
         Type::List(of) => format!("Array<{}>", expression(of)),
         // An index signature may refer to itself.
@@ -205,6 +207,12 @@ mod tests {
             (Type::Long, "Int64"),
             (Type::List(Box::new(Type::Unsigned)), "Array<Int64>"),
             (Type::Union(vec![Type::Long, Type::Null]), "Int64 | null"),
+            (
+                Type::Literal(9_007_199_254_740_991_u64.into()),
+                "9007199254740991",
+            ),
+            (Type::Literal(9_007_199_254_740_993_u64.into()), "Int64"),
+            (Type::Literal("x".into()), "\"x\""),
         ] {
             assert_eq!(expression(&of), code);
         }
