@@ -14,8 +14,8 @@ pub use env::Environment;
 #[cfg(test)]
 pub(crate) use file::overrides;
 pub use file::{
-    ConfigError, File, HostSettings, InvokeSettings, Queue, check_tag, check_worker_id, help,
-    host_help, host_number,
+    ConfigError, File, HostSettings, InvokeSettings, Queue, check_queue, check_tag,
+    check_worker_id, help, host_help, host_number,
 };
 pub use key_file::read_or_make_key;
 pub use token_file::read_tokens;

@@ -309,6 +309,7 @@ async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
             &["enqueue", "noop", "--at", "soon"],
             "invalid input syntax for type timestamp",
         ),
+        (&["serve", "--queue", "a b"], "\"a b\" is not a name"),
         (&["serve", "--tag", "g p u"], "\"g p u\" is not a name"),
         (
             &["handlers", "--handlers", "/nowhere"],

@@ -51,7 +51,7 @@ pub(super) struct HostArgs {
     config: Option<PathBuf>,
 
     /// Serve only this queue (repeat for several); default: `queues` of rouse.toml, else all
-    #[arg(long = "queue", value_name = "NAME")]
+    #[arg(long = "queue", value_name = "NAME", value_parser = queue)]
     queues: Vec<String>,
 
     #[arg(
@@ -162,6 +162,10 @@ pub(super) struct Databases {
 
 pub(super) fn worker_id(text: &str) -> Result<String, String> {
     config::check_worker_id(text).map(|()| text.to_string())
+}
+
+fn queue(text: &str) -> Result<String, String> {
+    config::check_queue(text).map(|()| text.to_string())
 }
 
 fn tag(text: &str) -> Result<String, String> {

@@ -64,6 +64,11 @@ pub enum ConfigError {
     },
 }
 
+/// Checks the name of a queue that a worker serves. The database enforces the same rule.
+pub fn check_queue(name: &str) -> Result<(), String> {
+    checks::check_word("queues", name)
+}
+
 /// Checks a tag of a worker. The database enforces the same rule.
 pub fn check_tag(tag: &str) -> Result<(), String> {
     checks::check_word("tags", tag)
