@@ -32,6 +32,7 @@ use crate::ends::WAITERS_MAX;
 
 pub use access::{Access, Token};
 pub(crate) use access::{is_from_a_proxy, is_loopback, is_this_machine, only_value};
+pub(crate) use connections::Peer;
 pub use invoke::Invocations;
 pub use jobs::Jobs;
 pub use metrics::{Metrics, install_metrics};

@@ -9,6 +9,7 @@ mod open;
 mod watched;
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The wait before the next search for a silent connection.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
+/// An extension of each request: the address at the other end of its connection, which may be that of a proxy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
 /// Serves at most `max` connections at once until `stop`, then finishes the requests in progress.
 pub(super) async fn serve(
     mut listener: TcpListener,
@@ -55,16 +60,16 @@ pub(super) async fn serve(
     loop {
         let next = async {
             // If too many files are open, `accept` waits a second and retries.
-            let (stream, _) = Listener::accept(&mut listener).await;
-            (stream, acquire_slot(&slots, &open).await)
+            let (stream, peer) = Listener::accept(&mut listener).await;
+            (stream, Peer(peer.ip()), acquire_slot(&slots, &open).await)
         };
-        let Some((stream, slot)) = stop.run_until_cancelled(next).await else {
+        let Some((stream, peer, slot)) = stop.run_until_cancelled(next).await else {
             break;
         };
         let (pages, stop) = (pages.clone(), stop.clone());
         let connected = Arc::new(Connected::new(&open));
         tasks.spawn(async move {
-            connection(stream, pages, connected, stop).await;
+            connection(stream, peer, pages, connected, stop).await;
             drop(slot);
         });
     }
@@ -88,6 +93,7 @@ async fn acquire_slot(slots: &Arc<Semaphore>, open: &Open) -> OwnedSemaphorePerm
 
 async fn connection(
     stream: TcpStream,
+    peer: Peer,
     pages: Router,
     connected: Arc<Connected>,
     stop: CancellationToken,
@@ -103,7 +109,8 @@ async fn connection(
                 // This connection has just been chosen to be closed, and is about to be dropped.
                 std::future::pending::<()>().await;
             }
-            let request = request.map(|body| RequestBody::new(body, connected.clone()));
+            let mut request = request.map(|body| RequestBody::new(body, connected.clone()));
+            request.extensions_mut().insert(peer);
             let response = pages.call(request).await?;
             Ok::<_, Infallible>(response.map(|body| Body::new(body, connected)))
         }

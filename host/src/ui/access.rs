@@ -6,8 +6,10 @@
 //! everything except contents. Every request that changes something needs the token of the page's form, and the
 //! headers by which browsers show that it comes from a page of this origin.
 
-use std::net::SocketAddr;
-use std::sync::Mutex;
+mod tries;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -18,6 +20,8 @@ use rouse_display::pages::{Notice, Role, Tone};
 
 use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_value};
 
+use tries::Tries;
+
 /// The time for which a sign-in is valid.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// The cookie of a sign-in: role, end, name, signature.
@@ -26,10 +30,6 @@ const SESSION_COOKIE: &str = "rouse_session";
 const NOTICE_COOKIE: &str = "rouse_notice";
 /// Longer notices are truncated: browsers reject cookies of more than 4 KiB, and base64 adds a third.
 const NOTICE_BYTES_MAX: usize = 1500;
-/// The number of sign-ins that may be tried in a burst.
-const TRIES_MAX: f64 = 10.0;
-/// The time after which one more sign-in may be tried.
-const TRY_EVERY: Duration = Duration::from_secs(3);
 
 /// The tokens with which users sign in.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +61,7 @@ pub struct Access {
     /// Signs forms. The same key if there is a token for operators; otherwise viewers could derive that key from
     /// theirs, so this one is random.
     form_key: hmac::Key,
-    tries: Mutex<(f64, Instant)>,
+    tries: Mutex<Tries>,
 }
 
 /// A user of the dashboard.
@@ -122,7 +122,7 @@ impl Access {
             on_loopback,
             key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
             form_key: hmac::Key::new(hmac::HMAC_SHA256, &form_secret),
-            tries: Mutex::new((TRIES_MAX, Instant::now())),
+            tries: Mutex::new(Tries::new(Instant::now())),
         }
     }
 
@@ -205,15 +205,19 @@ impl Access {
         reader.role == Role::Operator && self.is_signed("form", &reader.name, shown)
     }
 
-    /// The cookie that proves the role of this token in later requests; `None` if the token is wrong. `Err`: how long
-    /// to wait, after too many tries.
+    /// The cookie that proves the role of this token in later requests; `None` if the token is wrong. `from`: the
+    /// address of the client. `Err`: how long to wait, after too many tries.
     pub(super) fn sign_in(
         &self,
+        from: IpAddr,
         shown: &str,
         base: &str,
         is_https: bool,
     ) -> Result<Option<HeaderValue>, Duration> {
-        self.count_try()?;
+        let tries = self.tries.lock();
+        let mut tries = tries.unwrap_or_else(PoisonError::into_inner);
+        tries.count(from, Instant::now())?;
+        drop(tries);
         let is = |token: &Option<Token>| token.as_ref().is_some_and(|token| token.is(shown));
         let (role, name) = match (is(&self.tokens.operator), is(&self.tokens.viewer)) {
             (true, _) => ("operator", "operator"),
@@ -253,23 +257,6 @@ impl Access {
     /// The cookie that removes the notice.
     pub(super) fn no_notice(&self, base: &str) -> HeaderValue {
         cookie(NOTICE_COOKIE, "", base, Duration::ZERO, false)
-    }
-
-    fn count_try(&self) -> Result<(), Duration> {
-        let mut tries = self
-            .tries
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (left, at) = *tries;
-        let now = Instant::now();
-        let left =
-            (left + now.duration_since(at).as_secs_f64() / TRY_EVERY.as_secs_f64()).min(TRIES_MAX);
-        *tries = (left, now);
-        if left < 1.0 {
-            return Err(TRY_EVERY.mul_f64(1.0 - left));
-        }
-        tries.0 = left - 1.0;
-        Ok(())
     }
 
     /// The user of a sign-in that is valid at `now`, in seconds since 1970.

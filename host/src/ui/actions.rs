@@ -15,7 +15,7 @@ use super::access::Reader;
 use super::bulk::{self, BulkAction};
 use super::problem::Problem;
 use super::{Ui, html, pairs, path_of};
-use crate::http::only_value;
+use crate::http::{Peer, only_value};
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
 
@@ -67,6 +67,7 @@ fn sign_in_again(ui: &Ui, reader: &Reader, status: StatusCode, why: &str, next: 
 pub(super) async fn sign_in(
     State(ui): State<Ui>,
     Extension(reader): Extension<Reader>,
+    Extension(Peer(peer)): Extension<Peer>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -74,10 +75,8 @@ pub(super) async fn sign_in(
     let next = form.get("next").unwrap_or("/");
     let forwarded = axum::http::HeaderName::from_static("x-forwarded-proto");
     let is_https = only_value(&headers, forwarded) == Some("https");
-    match ui
-        .access
-        .sign_in(form.get("token").unwrap_or_default(), &ui.base(), is_https)
-    {
+    let token = form.get("token").unwrap_or_default();
+    match ui.access.sign_in(peer, token, &ui.base(), is_https) {
         Ok(Some(cookie)) => {
             // Only paths of the dashboard are accepted.
             let next = if next.starts_with('/') && !next.starts_with("//") {

@@ -1,7 +1,7 @@
 //! Access to the dashboard: roles, sign-ins, forms.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -362,6 +362,31 @@ async fn clients_that_never_finish_a_sign_in_do_not_keep_others_out() {
     }
     let page = timeout(TIMEOUT, dashboard.get("/sign-in")).await;
     assert_eq!(page.expect("one of them is closed").status, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_tries_too_many_sign_ins_does_not_keep_others_out() {
+    let db = TestDb::new().await;
+    let dashboard = Dashboard::start_at(&db, "0.0.0.0:0", TOKENS);
+    let try_from_elsewhere = async || -> String {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut stream = socket.connect(dashboard.address).await.unwrap();
+        let request = format!(
+            "POST /ui/sign-in HTTP/1.1\r\nHost: {}\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 11\r\nConnection: close\r\n\r\ntoken=wrong",
+            dashboard.address
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    };
+    let mut tries = 0;
+    while !try_from_elsewhere().await.starts_with("HTTP/1.1 429") {
+        tries += 1;
+        assert!(tries < 1000);
+    }
+    sign_in(&dashboard, OPERATOR).await;
 }
 
 #[tokio::test]

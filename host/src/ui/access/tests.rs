@@ -2,6 +2,7 @@ use super::*;
 
 const OPERATOR: &str = "operator-token-0123";
 const VIEWER: &str = "viewer-token-0123456";
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
 fn access(tokens: &[&str], address: &str, is_own: bool) -> Access {
     let token = |name: &str| tokens.contains(&name).then(|| Token::new(name).unwrap());
@@ -57,9 +58,9 @@ fn a_token_gives_a_cookie_and_the_cookie_a_role() {
     let access = access(&[OPERATOR, VIEWER], "0.0.0.0:1", false);
     let host = ("host", "jobs.example");
     assert_eq!(role(&access, &[host]), Err(Refused::SignIn));
-    assert_eq!(access.sign_in("wrong", "/ui", false), Ok(None));
+    assert_eq!(access.sign_in(CLIENT, "wrong", "/ui", false), Ok(None));
     for (token, wanted) in [(OPERATOR, Role::Operator), (VIEWER, Role::Viewer)] {
-        let cookie = access.sign_in(token, "/ui", true).unwrap().unwrap();
+        let cookie = access.sign_in(CLIENT, token, "/ui", true).unwrap().unwrap();
         let text = cookie.to_str().unwrap();
         assert!(text.contains("HttpOnly; SameSite=Lax; Secure") && text.contains("Path=/ui"));
         let pair = text.split(';').next().unwrap();
@@ -112,7 +113,7 @@ fn a_viewer_cannot_forge_the_session_or_the_form_of_an_operator() {
 #[test]
 fn a_sign_in_ends_after_12_hours_and_is_valid_on_hosts_with_the_same_tokens() {
     let here = access(&[OPERATOR, VIEWER], "0.0.0.0:1", false);
-    let cookie = here.sign_in(VIEWER, "/ui", false).unwrap().unwrap();
+    let cookie = here.sign_in(CLIENT, VIEWER, "/ui", false).unwrap().unwrap();
     let pair = cookie.to_str().unwrap().split(';').next().unwrap();
     let headers = headers(&[("cookie", pair)]);
     let hours = |hours: u64| now() + hours * 3600;
@@ -125,10 +126,13 @@ fn a_sign_in_ends_after_12_hours_and_is_valid_on_hosts_with_the_same_tokens() {
 }
 
 #[test]
-fn sign_ins_are_limited() {
+fn sign_ins_of_an_address_are_limited() {
     let access = access(&[OPERATOR], "0.0.0.0:1", false);
-    let tries = (0..100).map(|_| access.sign_in("wrong", "/ui", false));
+    let tries = (0..100).map(|_| access.sign_in(CLIENT, "wrong", "/ui", false));
     assert!(tries.filter(Result::is_err).count() >= 89);
+    let other = IpAddr::from([192, 0, 2, 2]);
+    let signed_in = access.sign_in(other, OPERATOR, "/ui", false);
+    assert!(signed_in.is_ok_and(|cookie| cookie.is_some()));
 }
 
 #[test]
