@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ends::WAITERS_MAX;
 
 pub use access::{Access, Token};
-pub(crate) use access::{is_from_a_proxy, is_loopback, is_this_machine, only_value};
+pub(crate) use access::{is_from_a_proxy, is_loopback, is_this_machine, only_value, port_of};
 pub(crate) use connections::Peer;
 pub use invoke::Invocations;
 pub use jobs::Jobs;

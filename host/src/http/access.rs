@@ -201,6 +201,12 @@ pub(crate) fn is_this_machine(host: &str) -> bool {
             .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
+/// The port in the value of a `host` header. Browsers leave out that of HTTP.
+pub(crate) fn port_of(host: &str) -> Option<u16> {
+    let authority = host.parse::<Authority>().ok()?;
+    Some(authority.port_u16().unwrap_or(80))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,7 +18,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use rouse_display::pages::{Notice, Role, Tone};
 
-use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_value};
+use crate::http::{Token, is_from_a_proxy, is_loopback, is_this_machine, only_value, port_of};
 
 use tries::Tries;
 
@@ -56,6 +56,7 @@ pub struct Access {
     /// The role of users without a sign-in; `None`: they have no role.
     tokenless: Option<Role>,
     on_loopback: bool,
+    port: u16,
     /// Signs cookies. Derived from the tokens, if there are any, so that several hosts accept each other's cookies.
     key: hmac::Key,
     /// Signs forms. The same key if there is a token for operators; otherwise viewers could derive that key from
@@ -120,6 +121,7 @@ impl Access {
             proxy,
             tokenless,
             on_loopback,
+            port: address.port(),
             key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
             form_key: hmac::Key::new(hmac::HMAC_SHA256, &form_secret),
             tries: Mutex::new(Tries::new(Instant::now())),
@@ -153,9 +155,17 @@ impl Access {
         if !method.is_safe() {
             self.check_origin(headers, host)?;
         }
-        let signed_in = self
-            .session(headers, now())
-            .or_else(|| self.named_by_proxy(headers));
+        let named = self.named_by_proxy(headers);
+        // A web page in a browser on this machine can send the header of the proxy, if its name resolves to this machine
+        // (DNS rebinding). Its requests name this port; those that come through the proxy name that of the proxy.
+        let is_direct = self.on_loopback && port_of(host) == Some(self.port);
+        if named.is_some() && is_direct && !is_this_machine(host) {
+            return Err(Refused::Foreign(format!(
+                "The request names a user in the header of the proxy (ROUSE_UI_USER_HEADER), but its Host header is \
+                 {host:?}, with the port of the dashboard: a web page may have sent it, and not the proxy."
+            )));
+        }
+        let signed_in = self.session(headers, now()).or(named);
         let tokenless = self.tokenless.filter(|_| is_local || !self.on_loopback);
         let reader = match (signed_in, tokenless) {
             (Some(reader), _) => reader,

@@ -182,6 +182,35 @@ fn a_trusted_proxy_names_the_reader() {
     assert_eq!(role(&access, &two), Err(Refused::Unnamed));
 }
 
+/// The name of a page can be made to resolve to this machine (DNS rebinding), and then the page can send any header.
+#[test]
+fn on_loopback_a_page_cannot_send_the_header_of_the_proxy() {
+    let proxy = || Proxy {
+        user_header: HeaderName::from_static("x-user"),
+        operators: vec!["ada".into()],
+    };
+    let at = |address: &str| {
+        let address = address.parse().unwrap();
+        Access::new(Tokens::default(), Some(proxy()), address, false)
+    };
+    let as_ada = |access: &Access, host| role(access, &[("host", host), ("x-user", "ada")]);
+    let here = at("127.0.0.1:8420");
+    for through_the_proxy in [
+        "jobs.example",
+        "jobs.example:8443",
+        "127.0.0.1:8420",
+        "localhost:8420",
+    ] {
+        assert_eq!(as_ada(&here, through_the_proxy), Ok(Role::Operator));
+    }
+    let page = as_ada(&here, "evil.example:8420");
+    assert!(matches!(page, Err(Refused::Foreign(_))), "{page:?}");
+    let page = as_ada(&at("[::1]:80"), "evil.example");
+    assert!(matches!(page, Err(Refused::Foreign(_))), "{page:?}");
+    let elsewhere = at("10.0.0.1:8420");
+    assert_eq!(as_ada(&elsewhere, "jobs.example:8420"), Ok(Role::Operator));
+}
+
 #[test]
 fn a_notice_comes_back_only_with_its_signature() {
     let access = access(&[], "127.0.0.1:1", true);
