@@ -5,6 +5,8 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use http::{HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
 
 use super::Environment;
 use crate::traces::{Signals, is_traceparent};
@@ -148,7 +150,30 @@ fn is_exported(signal: &str, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Re
     if let Some((name, way)) = setting("COMPRESSION").filter(|(_, it)| it != "none") {
         bail!("{name} is {way:?}, but Rouse exports without compression: unset it");
     }
+    if let Some((name, headers)) = setting("HEADERS") {
+        check_headers(&name, &headers)?;
+    }
     Ok(true)
+}
+
+/// The SDK leaves out entries that are not headers. The error does not quote them: they may contain a password.
+fn check_headers(name: &str, headers: &str) -> anyhow::Result<()> {
+    let is_header = |entry: &str| {
+        entry.split_once('=').is_some_and(|(key, value)| {
+            let value = percent_decode_str(value.trim()).decode_utf8_lossy();
+            HeaderName::from_bytes(key.trim().as_bytes()).is_ok()
+                && !value.is_empty()
+                && HeaderValue::from_str(&value).is_ok()
+        })
+    };
+    let mut entries = headers.split(',').map(str::trim);
+    match entries.position(|entry| !entry.is_empty() && !is_header(entry)) {
+        None => Ok(()),
+        Some(at) => bail!(
+            "entry {} of {name} is not a header; expected NAME=VALUE, with a comma between two headers (a comma in a value is %2C)",
+            at + 1
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -252,6 +277,30 @@ mod tests {
             let start = format!("{name} is {value:?}; expected a number of ");
             assert!(error.starts_with(&start), "{error}");
             assert_eq!(signals_from(&[(name, value)]), Ok((false, false)));
+        }
+        for (headers, entry) in [
+            ("Bearer hunter2", 1),
+            ("authorization: Bearer hunter2", 1),
+            ("x-one=1,,hunter2", 3),
+            ("x one=hunter2", 1),
+            ("x-one=1,x-two=", 2),
+            ("x-one=hunter2%0A", 1),
+        ] {
+            let error = refused("OTEL_EXPORTER_OTLP_HEADERS", headers);
+            let start = format!("entry {entry} of OTEL_EXPORTER_OTLP_HEADERS is not a header");
+            assert!(
+                error.starts_with(&start) && !error.contains("hunter2"),
+                "{error}"
+            );
+        }
+        let lines = refused("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "x");
+        assert!(lines.contains("OTEL_EXPORTER_OTLP_LOGS_HEADERS"), "{lines}");
+        for headers in [
+            "authorization=Bearer abc==",
+            " x-one = 1%2C2 , X-Two=%C3%BC,",
+        ] {
+            let headers = ("OTEL_EXPORTER_OTLP_HEADERS", headers);
+            assert_eq!(signals_from(&[ENDPOINT, headers]), Ok((true, true)));
         }
         let ratio = [
             ENDPOINT,
