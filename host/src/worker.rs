@@ -98,7 +98,7 @@ pub struct Parts {
     /// The database.
     pub store: Store,
     /// Opens the listening connection.
-    pub listen_at: Connector,
+    pub listen_connector: Connector,
     /// The sandbox in which attempts run.
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
@@ -299,7 +299,7 @@ async fn work(
     events::worker("started", &settings, registered.incarnation);
     health.database_answers.store(true, Ordering::Relaxed);
 
-    let listen_at = parts.listen_at.clone();
+    let listen_connector = parts.listen_connector.clone();
     let (settlements, outcomes) = mpsc::channel(settings.unsettled_limits.count);
     let shared = Shared::new(
         settings,
@@ -313,7 +313,7 @@ async fn work(
     let Registered {
         every, reported, ..
     } = registered;
-    let background = Background::start(&shared, every, reported, listen_at);
+    let background = Background::start(&shared, every, reported, listen_connector);
     let mut settler = SettlerTask::start(&shared, outcomes);
     let claiming = shared.clone();
     // The claimer runs in a task of its own, so that a panic in it does not end this task: the worker has to

@@ -14,7 +14,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::support::claims::orders;
 use crate::support::worker::{
-    SOMEBODY_WAITS, TIMEOUT, TestWorker, enqueue, show, until, until_true,
+    SESSION_WAITS, TIMEOUT, TestWorker, enqueue, show, until, until_true,
 };
 use crate::support::{Host, TestDb};
 
@@ -479,7 +479,7 @@ async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
     let worker: i64 = transaction.query_one(lock, &[&id]).await.unwrap().get(0);
     let other = db.client().await;
     let ending = tokio::spawn(async move { is_true(&other, COMPLETE, &[&id, &json!(1)]).await });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     // The transaction that holds the row renews the lease.
     transaction
         .execute(

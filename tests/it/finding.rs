@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::commands::run;
-use crate::support::worker::{SOMEBODY_WAITS, enqueue_sql, until_true};
+use crate::support::worker::{SESSION_WAITS, enqueue_sql, until_true};
 use crate::support::{Host, TestDb};
 
 const SEARCH: &str = "SELECT ids, examined_count, next_before, examined_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
@@ -31,7 +31,7 @@ fn start(url: &str, args: &[&str]) -> Host {
 /// Starts a command, and waits until it waits for a lock.
 async fn start_behind_lock(db: &TestDb, watcher: &Client, args: &[&str]) -> Host {
     let host = start(&db.url(), args);
-    until_true(watcher, SOMEBODY_WAITS).await;
+    until_true(watcher, SESSION_WAITS).await;
     host
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::claims::{claim, error, orders, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{
-    SOMEBODY_WAITS, TestWorker, backdate_heartbeat, enqueue, until_true, watched,
+    SESSION_WAITS, TestWorker, backdate_heartbeat, enqueue, until_true, watched,
 };
 use crate::support::{TestDb, command, folder, rouse_in, run_rouse};
 
@@ -283,7 +283,7 @@ async fn a_heartbeat_that_waits_for_the_end_of_its_incarnation_is_refused_and_re
     let stats = Stats::default();
     let beat = store.heartbeat(Some(&capabilities), &stats, false);
     let end = async {
-        until_true(&watcher, SOMEBODY_WAITS).await;
+        until_true(&watcher, SESSION_WAITS).await;
         ending.commit().await.unwrap();
     };
     let (beat, ()) = tokio::join!(beat, end);

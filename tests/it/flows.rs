@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, error, result, settlement};
-use crate::support::worker::{SOMEBODY_WAITS, TestWorker, enqueue, events, until_true};
+use crate::support::worker::{SESSION_WAITS, TestWorker, enqueue, events, until_true};
 
 /// Enqueues a flow.
 async fn enqueue_flow(client: &Client, jobs: Value) -> i64 {
@@ -401,7 +401,7 @@ async fn a_job_that_replaces_another_while_its_flow_is_deleted_is_deleted_too() 
         let row = deleting.query_one(delete, &[&flow]).await.unwrap();
         row.get::<_, i32>(0)
     });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     editing.commit().await.unwrap();
     assert_eq!(deleted.await.unwrap(), 2);
     let live = client.query("SELECT FROM rouse.job", &[]).await.unwrap();
@@ -653,6 +653,6 @@ async fn a_retry_of_a_flow_leaves_out_jobs_that_wait_for_a_failed_job_outside_th
 async fn cancel_until_it_waits(db: &TestDb, flow: i64) -> tokio::task::JoinHandle<i32> {
     let (operator, client) = (db.client().await, db.client().await);
     let cancelled = tokio::spawn(async move { act(&operator, "cancel_flow", flow).await });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     cancelled
 }

@@ -225,10 +225,10 @@ async fn a_bound_job_that_is_committed_late_is_found_by_its_notification() {
     let late = "SELECT rouse.enqueue('producers.own', '{}', source => 'legacy')";
     let late: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
     let worker = TestWorker::start(&db, one_at_a_time(LEGACY)).await;
-    until_true(&client, SOMEBODY_SLEEPS).await;
+    until_true(&client, WORKER_SLEEPS).await;
     let later = enqueue_unserved(&client, ", source => 'legacy'").await;
     ended(&client, later).await;
-    until_true(&client, SOMEBODY_SLEEPS).await;
+    until_true(&client, WORKER_SLEEPS).await;
     transaction.commit().await.unwrap();
     ended(&client, late).await;
     worker.drain().await;
@@ -406,7 +406,7 @@ fn one_at_a_time(sources: &[(&str, &str)]) -> Settings {
 }
 
 /// Whether a worker has found that there is currently nothing to do, for [`until_true`].
-const SOMEBODY_SLEEPS: &str =
+const WORKER_SLEEPS: &str =
     "SELECT EXISTS (SELECT FROM rouse.sleeper WHERE until > clock_timestamp())";
 
 /// Whether a statement has waited for a lock for a second, for [`until_true`].
@@ -454,7 +454,7 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
         let settings = one_at_a_time(&[("legacy", "test.wait-abort")]);
         let worker = TestWorker::start(&db, settings).await;
         until(&client, first, |job| job.state == "running").await;
-        until_true(&client, SOMEBODY_SLEEPS).await;
+        until_true(&client, WORKER_SLEEPS).await;
         assert_eq!(show(&client, next).await.state, "queued");
         assert!(cancel(&client, first).await);
         until(&client, next, |job| job.state == "running").await;
@@ -480,7 +480,7 @@ async fn a_handler_with_little_room_does_not_bound_the_claims_for_others() {
             ..binding(&[("few", "test.race"), ("many", "test.wait-abort")])
         };
         let worker = TestWorker::start(&db, settings).await;
-        until_true(&client, SOMEBODY_SLEEPS).await;
+        until_true(&client, WORKER_SLEEPS).await;
         let running = jobs.min(1);
         let running_of = |source: &str, count: i32| {
             format!(
@@ -512,7 +512,7 @@ async fn a_long_search_for_other_sources_does_not_delay_the_next_job_of_a_full_h
     let settings = one_at_a_time(&[("legacy", "test.wait-abort"), ("other", "test.echo")]);
     let worker = TestWorker::start(&db, settings).await;
     until(&client, first, |job| job.state == "running").await;
-    until_true(&client, SOMEBODY_SLEEPS).await;
+    until_true(&client, WORKER_SLEEPS).await;
     let next = "'producers.own', '{}', source => 'legacy'";
     let next = enqueue_during_a_long_search(&db, next).await;
     assert!(cancel(&client, first).await);
@@ -540,7 +540,7 @@ async fn the_end_of_a_bound_job_during_a_search_for_other_sources_lets_the_next_
         until(&client, id, |job| job.state == "running").await;
     }
     // While the handlers of both sources are full, there is no search.
-    until_true(&client, SOMEBODY_SLEEPS).await;
+    until_true(&client, WORKER_SLEEPS).await;
     let search = proxy.hold("rouse.claim_bound(", Side::Statement);
     assert!(cancel(&client, other).await);
     search.caught().await;
@@ -559,7 +559,7 @@ async fn a_long_search_for_other_sources_does_not_delay_the_jobs_of_a_new_handle
     let (catalog, folder) = watched(&["noop.wasm"]).await;
     let settings = one_at_a_time(&[("legacy", "text.stats"), ("other", "noop")]);
     let worker = TestWorker::start_on(&db, settings, catalog);
-    until_true(&client, SOMEBODY_SLEEPS).await;
+    until_true(&client, WORKER_SLEEPS).await;
     let text = r#"'producers.own', '{"text": "one two"}', source => 'legacy'"#;
     let bound = enqueue_during_a_long_search(&db, text).await;
     assert_eq!(show(&client, bound).await.state, "queued");

@@ -101,7 +101,7 @@ async fn serve(
     Serves::new(&args.host.handlers, args.host.config_file())?.write(private.data_dir())?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     let databases = Databases {
-        listen_at: connector.clone(),
+        listen_connector: connector.clone(),
         connector,
     };
     let (catalog, http) = (host.catalog.clone(), host.http_address());

@@ -157,7 +157,7 @@ pub(super) struct Written {
 /// The addresses of the database.
 pub(super) struct Databases {
     pub(super) connector: Connector,
-    pub(super) listen_at: Connector,
+    pub(super) listen_connector: Connector,
 }
 
 pub(super) fn worker_id(text: &str) -> Result<String, String> {
@@ -409,7 +409,7 @@ impl Host {
                 wait_for_bound(&self.settings, &self.catalog, &stop).await;
                 let parts = Parts {
                     store,
-                    listen_at: databases.listen_at,
+                    listen_connector: databases.listen_connector,
                     sandbox: self.sandbox,
                     catalog: self.catalog,
                     sql_logins: self.sql_logins,

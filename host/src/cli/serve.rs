@@ -88,7 +88,7 @@ async fn databases(args: &Args) -> anyhow::Result<Databases> {
         warn_of_a_password("--listen-url", "ROUSE_LISTEN_URL", url);
     }
     let listen_url = args.listen_url.clone();
-    let listen_at = match listen_url.or_else(|| Environment.listen_url()) {
+    let listen_connector = match listen_url.or_else(|| Environment.listen_url()) {
         Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
             .context("read the address for notifications (--listen-url or ROUSE_LISTEN_URL)")?,
         None => connector.clone(),
@@ -96,6 +96,6 @@ async fn databases(args: &Args) -> anyhow::Result<Databases> {
     migrate::check(&connector.client().await?).await?;
     Ok(Databases {
         connector,
-        listen_at,
+        listen_connector,
     })
 }

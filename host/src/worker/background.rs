@@ -30,7 +30,7 @@ impl Background {
         shared: &Arc<Shared>,
         heartbeat: Duration,
         reported: Reported,
-        listen_at: Connector,
+        listen_connector: Connector,
     ) -> Self {
         let background = Self::default();
         background.stop_after_a_panic(shared.stop.clone());
@@ -54,7 +54,7 @@ impl Background {
         background.spawn(database_metrics::run_forever(shared.clone()));
         background.spawn(heartbeat::run_forever(shared.clone(), heartbeat, reported));
         background.spawn(challenges::answer_forever(shared.clone()));
-        background.spawn(wakeups::listen_forever(shared.clone(), listen_at));
+        background.spawn(wakeups::listen_forever(shared.clone(), listen_connector));
         background
     }
 

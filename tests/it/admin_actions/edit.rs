@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use super::{claim, events, history, is_true, refusal};
 use crate::support::claims::{claim_one, error, settlement};
-use crate::support::worker::{SOMEBODY_WAITS, TestWorker, ended, enqueue, enqueue_sql, until_true};
+use crate::support::worker::{SESSION_WAITS, TestWorker, ended, enqueue, enqueue_sql, until_true};
 use crate::support::{TestDb, rouse_in, scratch};
 
 const SET: &str = "SELECT rouse.set_priority($1, $2)";
@@ -208,7 +208,7 @@ async fn a_change_waits_for_a_claim_that_is_not_committed_and_is_then_refused() 
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&id, &json!(2)];
         refusal(&other, REPLACE, &params).await
     });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     transaction.commit().await.unwrap();
     let (code, text) = waiting.await.unwrap();
     assert!(code == "55000" && text.contains("it is running"), "{text}");

@@ -11,7 +11,7 @@ use super::{claim, is_true};
 use crate::support::claims::orders;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    SOMEBODY_WAITS, TIMEOUT, TestWorker, enqueue, enqueue_sql, show, until, until_true,
+    SESSION_WAITS, TIMEOUT, TestWorker, enqueue, enqueue_sql, show, until, until_true,
 };
 use crate::support::{Host, TestDb, run_rouse};
 
@@ -195,7 +195,7 @@ async fn an_interrupted_purge_finishes_its_batch_and_reports_how_many_jobs_are_c
     let held = holder.transaction().await.unwrap();
     held.batch_execute(LOCK_RECORDS).await.unwrap();
     let host = Host::rouse(PURGE, &[("DATABASE_URL", &db.url())]);
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     host.signal(libc::SIGINT);
     host.until_signal_is_taken(TIMEOUT).await;
     held.rollback().await.unwrap();

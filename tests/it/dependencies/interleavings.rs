@@ -8,7 +8,7 @@ use tokio_postgres::{Client, IsolationLevel, Transaction};
 use super::{enqueue_after, failed, ok, settle_ready, waits_for};
 use crate::support::TestDb;
 use crate::support::claims::{adopt, claim, claim_one, orders, rand, settlement};
-use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, show, until_true};
+use crate::support::worker::{SESSION_WAITS, cancel, enqueue, show, until_true};
 
 /// Settles a claimed job as succeeded in this transaction, as the settlement of another host does.
 async fn settle_in(transaction: &Transaction<'_>, job: &ClaimedJob) {
@@ -121,7 +121,7 @@ async fn a_producer_that_names_a_parent_which_is_being_settled_sees_how_it_ends(
         let producer = db.client().await;
         let child =
             tokio::spawn(async move { enqueue_after(&producer, "x", json!([parent])).await });
-        until_true(&watcher, SOMEBODY_WAITS).await;
+        until_true(&watcher, SESSION_WAITS).await;
         end(settling, commits).await;
         let child = child.await.unwrap();
         let left = if commits { None } else { Some(vec![parent]) };
@@ -152,7 +152,7 @@ async fn a_retry_waits_for_a_producer_whose_job_waits_for_it() {
     let child: i64 = producer.query_one(sql, &[&parent]).await.unwrap().get(0);
     let operator = db.client().await;
     let retried = tokio::spawn(async move { retry(&operator, parent).await });
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    until_true(&watcher, SESSION_WAITS).await;
     producer.commit().await.unwrap();
     let retried = retried.await.unwrap();
     assert_eq!(settle_ready(&store, &[ok()]).await.0, [retried]);
@@ -176,7 +176,7 @@ async fn a_producer_whose_job_waits_for_a_retry_sees_the_one_that_is_being_made(
         let producer = db.client().await;
         let after = json!({"p": {"job": parent, "on_failure": "wait"}});
         let child = tokio::spawn(async move { enqueue_after(&producer, "x", after).await });
-        until_true(&watcher, SOMEBODY_WAITS).await;
+        until_true(&watcher, SESSION_WAITS).await;
         end(operator, commits).await;
         let child = child.await.unwrap();
         assert_eq!(waits_for(&watcher, child).await, Some(vec![parent]));
@@ -350,7 +350,7 @@ async fn deleting_a_chain_waits_for_its_retry_and_deletes_the_retry_too() {
         let row = deleting.query_one(delete, &[&parent]).await.unwrap();
         row.get::<_, bool>(0)
     });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     retrying.commit().await.unwrap();
     assert!(deleted.await.unwrap());
     assert_eq!(show(&client, again).await.state, "cancelled");
@@ -371,7 +371,7 @@ async fn a_job_does_not_wait_for_a_retry_that_succeeds_while_it_is_enqueued() {
         let after = json!({"p": {"job": parent, "on_failure": "wait"}});
         enqueue_after(&enqueuing, "x", after).await
     });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     retrying.commit().await.unwrap();
     let child = enqueued.await.unwrap();
     let ready = "SELECT turn IS NOT NULL AND blockers IS NULL FROM rouse.job WHERE id = $1";

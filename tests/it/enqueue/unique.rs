@@ -4,7 +4,7 @@ use tokio_postgres::IsolationLevel;
 
 use super::live_jobs;
 use crate::support::TestDb;
-use crate::support::worker::{SOMEBODY_WAITS, cancel, until_true};
+use crate::support::worker::{SESSION_WAITS, cancel, until_true};
 
 #[tokio::test]
 async fn a_unique_key_returns_the_live_job_that_holds_it() {
@@ -29,7 +29,7 @@ async fn a_unique_key_returns_the_live_job_that_holds_it() {
     let live: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
     let waiting =
         tokio::spawn(async move { two.query_one(CALL, &[]).await.unwrap().get::<_, i64>(0) });
-    until_true(&db.client().await, SOMEBODY_WAITS).await;
+    until_true(&db.client().await, SESSION_WAITS).await;
     transaction.commit().await.unwrap();
     assert_eq!(waiting.await.unwrap(), live);
 }

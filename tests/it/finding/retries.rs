@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{RETRY, failed, kept, start_behind_lock};
 use crate::commands::run;
 use crate::support::TestDb;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue_sql, until_true};
+use crate::support::worker::{SESSION_WAITS, TIMEOUT, enqueue_sql, until_true};
 
 #[tokio::test]
 async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
@@ -163,7 +163,7 @@ async fn a_concurrent_batch_skips_jobs_that_another_has_retried_even_if_the_retr
             .unwrap();
         row.get::<_, Vec<i64>>(0)
     });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     transaction.commit().await.unwrap();
     assert_eq!(again.await.unwrap(), Vec::<i64>::new());
 }
@@ -289,7 +289,7 @@ async fn a_bulk_retry_leaves_out_a_job_that_deadlocks_and_counts_it_as_locked() 
         other.batch_execute("ROLLBACK").await.unwrap();
         retried.map(|rows| rows.len())
     });
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    until_true(&watcher, SESSION_WAITS).await;
     let sql = "SELECT retried, refused, locked FROM rouse.retry_jobs($1, lock_wait => '1 minute')";
     let row = transaction
         .query_one(sql, &[&json!({"state": "failed"})])

@@ -9,7 +9,7 @@ use super::{act, enqueue_flow, job_of, settle_ready, states};
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, result, settlement};
 use crate::support::database::refusal;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, enqueue, forget, until_true};
+use crate::support::worker::{SESSION_WAITS, TIMEOUT, enqueue, forget, until_true};
 
 /// Jobs that wait for each other, one after another.
 fn chain(length: usize) -> Value {
@@ -317,7 +317,7 @@ async fn a_batch_ends_before_a_job_whose_parent_is_locked_and_waits_only_if_it_i
     );
     let operator = db.client().await;
     let retried = tokio::spawn(async move { retry(&operator, flow, 1000).await });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     settling.rollback().await.unwrap();
     assert_eq!(retried.await.unwrap(), 2);
 }

@@ -416,7 +416,7 @@ async fn a_batch_that_ends_for_a_job_which_it_has_not_lost_runs_one_by_one() {
     let client = db.client().await;
     let parts = Parts {
         store: db.store(),
-        listen_at: db.connector(),
+        listen_connector: db.connector(),
         sandbox: sandbox(),
         catalog: catalog().await,
         sql_logins: BTreeMap::new(),

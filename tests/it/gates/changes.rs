@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::claim;
-use crate::support::worker::{SOMEBODY_WAITS, until_true};
+use crate::support::worker::{SESSION_WAITS, until_true};
 
 use super::{enqueue, gate, number, set_gate};
 
@@ -16,7 +16,7 @@ async fn claim_during(db: &TestDb, client: &Client, change: &str) -> usize {
     changing.batch_execute(change).await.unwrap();
     let store = db.worker().await;
     let claiming = tokio::spawn(async move { claim(&store, 100).await.len() });
-    until_true(client, SOMEBODY_WAITS).await;
+    until_true(client, SESSION_WAITS).await;
     changing.commit().await.unwrap();
     claiming.await.unwrap()
 }

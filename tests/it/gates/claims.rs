@@ -523,7 +523,7 @@ async fn a_claim_that_has_waited_for_a_gate_sees_what_was_paused_or_orphaned_mea
                 ClaimResult::Orphans(_) => usize::MAX,
             }
         });
-        until_true(&client, SOMEBODY_WAITS).await;
+        until_true(&client, SESSION_WAITS).await;
         client.batch_execute(&meanwhile).await.unwrap();
         locker.batch_execute("COMMIT").await.unwrap();
         let claimed = claims.await.unwrap();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::guest_of_wasip1;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, until_true};
+use crate::support::worker::{SESSION_WAITS, TIMEOUT, until_true};
 use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
 
 /// A module with these handlers and their gates.
@@ -191,7 +191,7 @@ async fn a_declaration_locks_its_gates_in_the_order_in_which_claims_do() {
         let handler = handler.clone();
         tokio::spawn(async move { store.declare_gates(&handler, &gates("source")).await })
     };
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     claim
         .batch_execute(&format!("{}; COMMIT", lock("max_concurrent")))
         .await

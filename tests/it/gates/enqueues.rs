@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::support::claims::{claim, claim_one, result, settlement, settlement_with};
 use crate::support::database::refusal;
-use crate::support::worker::{SOMEBODY_WAITS, TIMEOUT, until_true};
+use crate::support::worker::{SESSION_WAITS, TIMEOUT, until_true};
 use crate::support::{Host, command, folder};
 
 use super::{enqueue, gate, number, set_gate};
@@ -507,7 +507,7 @@ async fn a_key_that_is_renewed_during_maintenance_stays() {
         let store = store.clone();
         tokio::spawn(async move { maintain_keys(&store).await })
     };
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     producer.batch_execute("COMMIT").await.unwrap();
     assert_eq!(maintenance.await.unwrap(), 1);
     assert_eq!(

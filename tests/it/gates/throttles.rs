@@ -3,7 +3,7 @@
 use rouse::store::Locked;
 
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{SOMEBODY_WAITS, until_true};
+use crate::support::worker::{SESSION_WAITS, until_true};
 
 use super::claims::{by_tenant, claim_at_once, counts};
 use super::{enqueue, gate, number, set_gate};
@@ -113,7 +113,7 @@ async fn a_claim_during_a_change_of_a_throttle_starts_no_more_than_the_new_one_p
         let store = store.clone();
         tokio::spawn(async move { claim(&store, 9).await.len() })
     };
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     changing.commit().await.unwrap();
     assert_eq!(claiming.await.unwrap(), 0);
     assert_eq!(claim(&store, 9).await.len(), 0);

@@ -95,7 +95,7 @@ impl Shop {
     ) -> Parts {
         Parts {
             store: self.db.store(),
-            listen_at: self.db.connector(),
+            listen_connector: self.db.connector(),
             sandbox,
             catalog,
             sql_logins: [("sql.*".to_owned(), login)].into(),

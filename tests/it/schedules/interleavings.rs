@@ -14,7 +14,7 @@ use super::{
     outcomes, schedule, shown, this_minute, write,
 };
 use crate::support::claims::claim;
-use crate::support::worker::{SOMEBODY_WAITS, TestWorker, until_true};
+use crate::support::worker::{SESSION_WAITS, TestWorker, until_true};
 use crate::support::{TestDb, cut_all_others};
 
 /// Makes `free` the last schedule that is fired: the most overdue ones are listed and fired first.
@@ -146,7 +146,7 @@ async fn a_host_that_dies_while_it_fires_leaves_nothing_behind() {
         };
         host.fire_schedules(&[fired], LOCK_WAIT).await
     });
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    until_true(&watcher, SESSION_WAITS).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     assert_eq!(one::<i64>(&watcher, killed).await, 1);
     assert!(firing.await.unwrap().unwrap_err().is_transient());
@@ -303,7 +303,7 @@ async fn overlap_cancel_cancels_the_job_that_continues_the_previous_one() {
         .get(0);
     let host = store.clone();
     let firing = tokio::spawn(async move { write(&host, &decided(&host).await).await });
-    until_true(&watcher, SOMEBODY_WAITS).await;
+    until_true(&watcher, SESSION_WAITS).await;
     edit.commit().await.unwrap();
     assert_eq!(firing.await.unwrap(), ["a"]);
     assert_eq!(outcomes(&client, "a").await, ["enqueued", "replaced"]);

@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Transaction};
 use super::{enqueue, lease, sharded, shares};
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand};
-use crate::support::worker::{SOMEBODY_WAITS, until_true};
+use crate::support::worker::{SESSION_WAITS, until_true};
 
 const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), 7,
                             ARRAY(SELECT ROW(l.id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane AS l), 100)";
@@ -39,7 +39,7 @@ async fn until(client: &Client) -> i64 {
 }
 
 async fn waits_for_lock(db: &TestDb) {
-    until_true(&db.client().await, SOMEBODY_WAITS).await;
+    until_true(&db.client().await, SESSION_WAITS).await;
 }
 
 #[tokio::test]

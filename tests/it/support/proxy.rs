@@ -202,7 +202,7 @@ impl Proxy {
     pub(crate) fn parts(&self, db: &TestDb, sandbox: Arc<Sandbox>, catalog: Arc<Catalog>) -> Parts {
         Parts {
             store: self.store(),
-            listen_at: db.connector(),
+            listen_connector: db.connector(),
             sandbox,
             catalog,
             sql_logins: BTreeMap::new(),

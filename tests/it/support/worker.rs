@@ -96,24 +96,24 @@ impl TestWorker {
 
     /// Starts a worker with these handlers that listens for notifications through this connector.
     pub(crate) fn start_listening_through(
-        listen_at: Connector,
+        listen_connector: Connector,
         db: &TestDb,
         settings: Settings,
         catalog: Arc<Catalog>,
     ) -> Self {
-        Self::start_through(db.store(), listen_at, settings, catalog)
+        Self::start_through(db.store(), listen_connector, settings, catalog)
     }
 
     /// Starts a worker that uses this store, and listens for notifications through this connector.
     pub(crate) fn start_through(
         store: Store,
-        listen_at: Connector,
+        listen_connector: Connector,
         settings: Settings,
         catalog: Arc<Catalog>,
     ) -> Self {
         let parts = Parts {
             store,
-            listen_at,
+            listen_connector,
             sandbox: sandbox(),
             catalog,
             sql_logins: BTreeMap::new(),
@@ -130,7 +130,7 @@ impl TestWorker {
     ) -> Self {
         let parts = Parts {
             store: db.store(),
-            listen_at: db.connector(),
+            listen_connector: db.connector(),
             sandbox: sandbox(),
             catalog: catalog().await,
             sql_logins: BTreeMap::new(),
@@ -148,7 +148,7 @@ impl TestWorker {
     ) -> Self {
         let parts = Parts {
             store: db.store(),
-            listen_at: db.connector(),
+            listen_connector: db.connector(),
             sandbox,
             catalog,
             sql_logins: BTreeMap::new(),
@@ -368,7 +368,7 @@ pub(crate) async fn until_in_hand(health: &Health, wanted: usize) {
 }
 
 /// Whether some session of the database waits for a lock, for [`until_true`].
-pub(crate) const SOMEBODY_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
+pub(crate) const SESSION_WAITS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
 
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {

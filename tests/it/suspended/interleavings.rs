@@ -10,7 +10,7 @@ use crate::support::claims::{
     adopt, claim, claim_one, make_due, orders, rand, recorded_steps, renewal, result, settlement,
     settlement_with,
 };
-use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, until_true};
+use crate::support::worker::{SESSION_WAITS, cancel, enqueue, until_true};
 
 const SIGNAL: &str = "SELECT rouse.signal($1, 'go', '1')";
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn a_signal_waits_for_a_suspension_that_is_about_to_commit_and_ends_it() {
         .await
         .unwrap();
     let sending = tokio::spawn(async move { sender.query_one(SIGNAL, &[&id]).await.unwrap() });
-    until_true(&observer, SOMEBODY_WAITS).await;
+    until_true(&observer, SESSION_WAITS).await;
     suspension.commit().await.unwrap();
     assert!(sending.await.unwrap().get::<_, bool>(0));
     assert_eq!(claim_one(&store).await.id.0, id);
@@ -67,7 +67,7 @@ async fn two_signals_at_once_wake_the_job_once_even_if_the_first_is_rolled_back(
         let first = client.transaction().await.unwrap();
         first.query_one(SIGNAL, &[&id]).await.unwrap();
         let sending = tokio::spawn(async move { second.query_one(SIGNAL, &[&id]).await.unwrap() });
-        until_true(&observer, SOMEBODY_WAITS).await;
+        until_true(&observer, SESSION_WAITS).await;
         assert!(none(&store).await, "locked");
         match commits {
             true => first.commit().await.unwrap(),

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::{call, promote, settle, suspend, suspended};
 use crate::support::TestDb;
 use crate::support::claims::{claim, claim_one, result};
-use crate::support::worker::{SOMEBODY_WAITS, cancel, enqueue, forget, show, until_true};
+use crate::support::worker::{SESSION_WAITS, cancel, enqueue, forget, show, until_true};
 
 /// Moves ended jobs to a day of 2020.
 async fn make_old(client: &Client, day: u8, ids: &[i64]) {
@@ -205,7 +205,7 @@ async fn an_enqueue_waits_for_maintenance_that_deletes_an_end_and_keeps_it_again
     maintaining.batch_execute(lock).await.unwrap();
     let enqueuing = db.client().await;
     let enqueued = tokio::spawn(async move { enqueuing.query_one(SUM, &[&parent]).await });
-    until_true(&client, SOMEBODY_WAITS).await;
+    until_true(&client, SESSION_WAITS).await;
     maintaining.batch_execute(KEEP_ENDS).await.unwrap();
     maintaining.commit().await.unwrap();
     enqueued.await.unwrap().unwrap();

@@ -116,7 +116,7 @@ async fn a_job_that_ends_on_this_host_ends_its_wait_at_once() {
     tokio::spawn(ends.clone().look_forever(db.store()));
     let parts = Parts {
         store: db.store(),
-        listen_at: db.connector(),
+        listen_connector: db.connector(),
         sandbox: sandbox(),
         catalog: catalog().await,
         sql_logins: Default::default(),

@@ -30,8 +30,9 @@ async fn a_cancellation_missed_by_the_listener_reaches_a_running_attempt_after_t
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
-    let (listen_at, catalog) = (proxy.connector(), catalog().await);
-    let worker = TestWorker::start_listening_through(listen_at, &db, Settings::default(), catalog);
+    let (listen_connector, catalog) = (proxy.connector(), catalog().await);
+    let worker =
+        TestWorker::start_listening_through(listen_connector, &db, Settings::default(), catalog);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;

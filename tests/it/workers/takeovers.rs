@@ -9,7 +9,7 @@ use crate::support::TestDb;
 use crate::support::database::registration;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
-    SOMEBODY_WAITS, TestWorker, backdate_heartbeat, cancel, catalog, ended, enqueue, show, until,
+    SESSION_WAITS, TestWorker, backdate_heartbeat, cancel, catalog, ended, enqueue, show, until,
     until_true,
 };
 
@@ -192,7 +192,7 @@ async fn a_heartbeat_that_has_not_committed_yet_keeps_the_worker_alive() {
         beating.batch_execute(&beat).await.unwrap();
     };
     let commit = async || {
-        until_true(&client, SOMEBODY_WAITS).await;
+        until_true(&client, SESSION_WAITS).await;
         beating.batch_execute("COMMIT").await.unwrap();
     };
 

@@ -259,7 +259,7 @@ impl Work {
         tokio::spawn(signals.stop(stop.clone()));
         let parts = Parts {
             store: self.store.clone(),
-            listen_at: self.connector.clone(),
+            listen_connector: self.connector.clone(),
             sandbox: self.sandbox.clone(),
             catalog: self.catalog.clone(),
             sql_logins: self.sql_logins.clone(),
