@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use crate::sandbox::Catalog;
 use crate::store::Store;
 
-use access::Reader;
+use access::User;
 pub use access::{Access, Proxy, Tokens};
 use bulk::Bulks;
 use live::Streams;
@@ -167,19 +167,19 @@ impl Ui {
     }
 
     /// The frame of a page for this user.
-    fn chrome(&self, reader: &Reader) -> Chrome {
+    fn chrome(&self, user: &User) -> Chrome {
         Chrome {
             base: self.base(),
             instance: self.look.instance.clone(),
             colour: self.look.colour.clone(),
             trace_url: self.look.trace_url.clone(),
-            role: reader.role,
-            reader: reader.name.clone(),
-            csrf: self.access.form_token(reader),
+            role: user.role,
+            user: user.name.clone(),
+            csrf: self.access.form_token(user),
             can_sign_in: self.access.has_tokens(),
-            can_sign_out: reader.has_session,
+            can_sign_out: user.has_session,
             version: asset_version(),
-            notice: reader.notice.clone(),
+            notice: user.notice.clone(),
         }
     }
 }
@@ -191,7 +191,7 @@ async fn to_the_overview(State(ui): State<Ui>) -> Redirect {
 /// The page of the job whose id was entered.
 async fn to_the_job(
     State(ui): State<Ui>,
-    axum::Extension(reader): axum::Extension<Reader>,
+    axum::Extension(user): axum::Extension<User>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = pairs(&query.unwrap_or_default());
@@ -244,18 +244,16 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
     let is_form = !request.method().is_safe();
     match ui
         .access
-        .reader(request.method(), request.headers(), is_sign_in)
+        .user(request.method(), request.headers(), is_sign_in)
     {
-        Ok(reader)
-            if is_form && reader.role < Role::Operator && !is_sign_in && path != "/sign-out" =>
-        {
+        Ok(user) if is_form && user.role < Role::Operator && !is_sign_in && path != "/sign-out" => {
             let why = "You may read this dashboard, but not change anything.";
-            ui.problem_for(&reader, StatusCode::FORBIDDEN, "Not allowed", why)
+            ui.problem_for(&user, StatusCode::FORBIDDEN, "Not allowed", why)
         }
-        Ok(reader) => {
+        Ok(user) => {
             // A notice is shown once. The response to a form sets a new one.
-            let had_notice = reader.notice.is_some() && !is_form;
-            request.extensions_mut().insert(reader);
+            let had_notice = user.notice.is_some() && !is_form;
+            request.extensions_mut().insert(user);
             let mut response = next.run(request).await;
             if had_notice && !path.starts_with("/live") {
                 let gone = ui.access.no_notice(&ui.base());
@@ -288,13 +286,13 @@ async fn admit(State(ui): State<Ui>, mut request: axum::extract::Request, next: 
 impl Ui {
     /// A page with a message, for a user who is not signed in.
     fn problem(&self, status: StatusCode, title: &str, why: &str) -> Response {
-        self.problem_for(&Reader::default(), status, title, why)
+        self.problem_for(&User::default(), status, title, why)
     }
 
     /// The page of a problem. Anonymous users do not see messages from the database, which can name servers and quote
     /// rows.
-    fn problem_page(&self, reader: &Reader, problem: &Problem) -> Response {
-        let is_hidden = problem.is_of_database && reader.role < Role::Viewer;
+    fn problem_page(&self, user: &User, problem: &Problem) -> Response {
+        let is_hidden = problem.is_of_database && user.role < Role::Viewer;
         if problem.is_of_database {
             tracing::warn!(
                 error = problem.why,
@@ -305,14 +303,14 @@ impl Ui {
             true => "The reason is in the log of the host.",
             false => &problem.why,
         };
-        self.problem_for(reader, problem.status, problem.title, why)
+        self.problem_for(user, problem.status, problem.title, why)
     }
 
-    fn problem_for(&self, reader: &Reader, status: StatusCode, title: &str, why: &str) -> Response {
+    fn problem_for(&self, user: &User, status: StatusCode, title: &str, why: &str) -> Response {
         let main = live_main("", &message(title, why));
         html(
             status,
-            page(&self.chrome(reader), None, title, &main).into_string(),
+            page(&self.chrome(user), None, title, &main).into_string(),
         )
     }
 }
@@ -351,15 +349,15 @@ async fn hardened(mut response: Response) -> Response {
 /// A page.
 async fn show(
     State(ui): State<Ui>,
-    axum::Extension(reader): axum::Extension<Reader>,
+    axum::Extension(user): axum::Extension<User>,
     uri: Uri,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = query.unwrap_or_default();
-    let chrome = ui.chrome(&reader);
+    let chrome = ui.chrome(&user);
     let Some(view) = View::from_path(path_of(&uri)) else {
         let why = format!("There is no page {}.", path_of(&uri));
-        return ui.problem_for(&reader, StatusCode::NOT_FOUND, "Not found", &why);
+        return ui.problem_for(&user, StatusCode::NOT_FOUND, "Not found", &why);
     };
     match views::render_once(&ui, &chrome, &view, &pairs(&query)).await {
         Ok(Shown {
@@ -377,7 +375,7 @@ async fn show(
                 page(&chrome, Some(view.nav_page()), &title, &main).into_string(),
             )
         }
-        Err(problem) => ui.problem_page(&reader, &problem),
+        Err(problem) => ui.problem_page(&user, &problem),
     }
 }
 

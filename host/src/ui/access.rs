@@ -67,7 +67,7 @@ pub struct Access {
 
 /// A user of the dashboard.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Reader {
+pub(super) struct User {
     pub(super) role: Role,
     /// The name; empty without a sign-in.
     pub(super) name: String,
@@ -135,12 +135,12 @@ impl Access {
 
     /// The user who sends this request, or the reason why it is refused. `is_sign_in`: the request is for the sign-in
     /// page, which is open to everyone.
-    pub(super) fn reader(
+    pub(super) fn user(
         &self,
         method: &Method,
         headers: &HeaderMap,
         is_sign_in: bool,
-    ) -> Result<Reader, Refused> {
+    ) -> Result<User, Refused> {
         let host = only_value(headers, header::HOST).unwrap_or_default();
         let is_proxied = headers.keys().any(is_from_a_proxy);
         // Any name can be made to resolve to this machine (DNS rebinding).
@@ -167,19 +167,19 @@ impl Access {
         }
         let signed_in = self.session(headers, now()).or(named);
         let tokenless = self.tokenless.filter(|_| is_local || !self.on_loopback);
-        let reader = match (signed_in, tokenless) {
-            (Some(reader), _) => reader,
-            (None, Some(role)) => Reader {
+        let user = match (signed_in, tokenless) {
+            (Some(user), _) => user,
+            (None, Some(role)) => User {
                 role,
-                ..Reader::default()
+                ..User::default()
             },
             (None, None) if !self.has_tokens() => return Err(Refused::Unnamed),
-            (None, None) if is_sign_in => Reader::default(),
+            (None, None) if is_sign_in => User::default(),
             (None, None) => return Err(Refused::SignIn),
         };
-        Ok(Reader {
+        Ok(User {
             notice: self.notice(headers),
-            ..reader
+            ..user
         })
     }
 
@@ -203,16 +203,16 @@ impl Access {
     }
 
     /// The token that forms of this user's pages contain; empty if the user may not change anything.
-    pub(super) fn form_token(&self, reader: &Reader) -> String {
-        match reader.role {
-            Role::Operator => self.signature("form", &reader.name),
+    pub(super) fn form_token(&self, user: &User) -> String {
+        match user.role {
+            Role::Operator => self.signature("form", &user.name),
             Role::Nobody | Role::Anonymous | Role::Viewer => String::new(),
         }
     }
 
     /// True if `shown` is the token of this user's forms.
-    pub(super) fn is_form_of(&self, reader: &Reader, shown: &str) -> bool {
-        reader.role == Role::Operator && self.is_signed("form", &reader.name, shown)
+    pub(super) fn is_form_of(&self, user: &User, shown: &str) -> bool {
+        user.role == Role::Operator && self.is_signed("form", &user.name, shown)
     }
 
     /// The cookie that proves the role of this token in later requests; `None` if the token is wrong. `from`: the
@@ -270,7 +270,7 @@ impl Access {
     }
 
     /// The user of a sign-in that is valid at `now`, in seconds since 1970.
-    fn session(&self, headers: &HeaderMap, now: u64) -> Option<Reader> {
+    fn session(&self, headers: &HeaderMap, now: u64) -> Option<User> {
         let value = find_cookie(headers, SESSION_COOKIE)?;
         let (what, signature) = value.rsplit_once('.')?;
         let mut parts = what.splitn(3, '.');
@@ -278,7 +278,7 @@ impl Access {
         if until.parse::<u64>().ok()? < now || !self.is_signed("session", what, signature) {
             return None;
         }
-        Some(Reader {
+        Some(User {
             role: match role {
                 // Without a token for operators, viewers can derive the key.
                 "operator" if self.tokens.operator.is_some() => Role::Operator,
@@ -291,11 +291,11 @@ impl Access {
         })
     }
 
-    fn named_by_proxy(&self, headers: &HeaderMap) -> Option<Reader> {
+    fn named_by_proxy(&self, headers: &HeaderMap) -> Option<User> {
         let proxy = self.proxy.as_ref()?;
         let name =
             only_value(headers, proxy.user_header.clone()).filter(|name| !name.is_empty())?;
-        Some(Reader {
+        Some(User {
             role: match proxy.operators.iter().any(|operator| operator == name) {
                 true => Role::Operator,
                 false => Role::Viewer,

@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 use rouse_display::pages::{self, JobFilter, Notice, Pairs, Tone, live_main, page};
 use rouse_display::plural::{choose, counted};
 
-use super::access::Reader;
+use super::access::User;
 use super::bulk::{self, BulkAction};
 use super::problem::Problem;
 use super::{Ui, html, pairs, path_of};
@@ -44,21 +44,21 @@ impl Done {
 /// The sign-in page.
 pub(super) async fn sign_in_page(
     State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
+    Extension(user): Extension<User>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = pairs(&query.unwrap_or_default());
     sign_in_again(
         &ui,
-        &reader,
+        &user,
         StatusCode::OK,
         "",
         query.get("next").unwrap_or("/"),
     )
 }
 
-fn sign_in_again(ui: &Ui, reader: &Reader, status: StatusCode, why: &str, next: &str) -> Response {
-    let chrome = ui.chrome(reader);
+fn sign_in_again(ui: &Ui, user: &User, status: StatusCode, why: &str, next: &str) -> Response {
+    let chrome = ui.chrome(user);
     let main = live_main("", &pages::sign_in(&chrome, why, next));
     html(status, page(&chrome, None, "Sign in", &main).into_string())
 }
@@ -66,7 +66,7 @@ fn sign_in_again(ui: &Ui, reader: &Reader, status: StatusCode, why: &str, next: 
 /// Checks a token.
 pub(super) async fn sign_in(
     State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
+    Extension(user): Extension<User>,
     Extension(Peer(peer)): Extension<Peer>,
     headers: HeaderMap,
     body: Bytes,
@@ -89,14 +89,14 @@ pub(super) async fn sign_in(
         }
         Ok(None) => sign_in_again(
             &ui,
-            &reader,
+            &user,
             StatusCode::FORBIDDEN,
             "That is not a token of this installation.",
             next,
         ),
         Err(wait) => {
             let why = format!("Too many tries: wait for {} s.", wait.as_secs() + 1);
-            sign_in_again(&ui, &reader, StatusCode::TOO_MANY_REQUESTS, &why, next)
+            sign_in_again(&ui, &user, StatusCode::TOO_MANY_REQUESTS, &why, next)
         }
     }
 }
@@ -114,7 +114,7 @@ pub(super) async fn sign_out(State(ui): State<Ui>) -> Response {
 /// `POST` of a form of a page.
 pub(super) async fn act(
     State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
+    Extension(user): Extension<User>,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
@@ -122,10 +122,10 @@ pub(super) async fn act(
     let form = pairs(&String::from_utf8_lossy(&body));
     if !ui
         .access
-        .is_form_of(&reader, form.get("csrf").unwrap_or_default())
+        .is_form_of(&user, form.get("csrf").unwrap_or_default())
     {
         let why = "This form is no longer valid, for instance because the host has restarted. Go back, reload the page, and send the form again.";
-        return ui.problem_for(&reader, StatusCode::FORBIDDEN, "Refused", why);
+        return ui.problem_for(&user, StatusCode::FORBIDDEN, "Refused", why);
     }
     let parts: Vec<String> = path_of(&uri)
         .trim_start_matches('/')
@@ -134,9 +134,9 @@ pub(super) async fn act(
         .collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     if parts == ["jobs", "change"] {
-        return change_jobs(&ui, &reader, &form, &headers).await;
+        return change_jobs(&ui, &user, &form, &headers).await;
     }
-    let ended = run_action(&ui.reads.store.on_behalf_of(&reader.name), &parts, &form).await;
+    let ended = run_action(&ui.reads.store.on_behalf_of(&user.name), &parts, &form).await;
     // An action that has failed may have changed something before.
     ui.reads.forget();
     match ended {
@@ -150,7 +150,7 @@ pub(super) async fn act(
             &done.to,
         ),
         Ok(None) => ui.problem_for(
-            &reader,
+            &user,
             StatusCode::NOT_FOUND,
             "Not found",
             "There is no such action.",
@@ -348,8 +348,8 @@ fn of_queue(cancelled: i32, queue: &str) -> String {
 
 /// Changes several jobs: the selected ones at once, or all that match a filter, after a confirmation that shows their
 /// number.
-async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap) -> Response {
-    let problem = |problem: Problem| ui.problem_page(reader, &problem);
+async fn change_jobs(ui: &Ui, user: &User, form: &Pairs, headers: &HeaderMap) -> Response {
+    let problem = |problem: Problem| ui.problem_page(user, &problem);
     let started = |number: Result<u64, Problem>| match number {
         Ok(number) => Redirect::to(&format!("{}/bulk/{number}", ui.base())).into_response(),
         Err(error) => problem(error),
@@ -379,14 +379,14 @@ async fn change_jobs(ui: &Ui, reader: &Reader, form: &Pairs, headers: &HeaderMap
             };
             return back(ui, headers, notice, "");
         }
-        return started(bulk::change_ids(ui, what, ids, &reader.name));
+        return started(bulk::change_ids(ui, what, ids, &user.name));
     }
     let until = form.get("until-now").and_then(|until| until.parse().ok());
     match (form.get("sure"), until) {
         (Some("yes"), Some(until)) => {
-            started(bulk::change_all(ui, what, &filter, until, &reader.name))
+            started(bulk::change_all(ui, what, &filter, until, &user.name))
         }
-        _ => match bulk::confirm(ui, reader, what, &filter).await {
+        _ => match bulk::confirm(ui, user, what, &filter).await {
             Ok(page) => page,
             Err(error) => problem(error),
         },

@@ -9,7 +9,7 @@ use axum::response::Response;
 use rouse_display::pages::{self, Bulk, JobFilter, NavPage, live_main, page};
 use serde_json::Value;
 
-use super::access::Reader;
+use super::access::User;
 use super::problem::Problem;
 use super::{Ui, html};
 use crate::job::JobId;
@@ -209,7 +209,7 @@ impl Drop for Running {
 /// Shows how many jobs match, and asks for confirmation.
 pub(super) async fn confirm(
     ui: &Ui,
-    reader: &Reader,
+    user: &User,
     what: BulkAction,
     filter: &JobFilter,
 ) -> Result<Response, Problem> {
@@ -228,7 +228,7 @@ pub(super) async fn confirm(
         at_least: found.next_before.is_some(),
         ..what.bulk("")
     };
-    let chrome = ui.chrome(reader);
+    let chrome = ui.chrome(user);
     let action = match what {
         BulkAction::Retry => "retry-all",
         BulkAction::Cancel => "cancel-all",

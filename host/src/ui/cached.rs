@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn readers_share_one_read_until_it_is_forgotten() {
+    async fn users_share_one_read_until_it_is_forgotten() {
         let cached = Arc::new(Cached::<u32>::default());
         let reads = Arc::new(AtomicU32::new(0));
         let get = || {

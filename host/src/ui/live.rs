@@ -19,7 +19,7 @@ use rouse_display::pages::{Chrome, Role, live_main};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time;
 
-use super::access::Reader;
+use super::access::User;
 use super::cached::pause;
 use super::view::View;
 use super::views::{self, Shown};
@@ -28,7 +28,7 @@ use super::{Ui, pairs, path_of};
 /// The maximum number of pages that are updated at the same time.
 const PAGES_MAX: usize = 64;
 /// The maximum number of connections of users who have signed in, or are on this machine.
-const READERS_MAX: usize = 80;
+const USERS_MAX: usize = 80;
 /// The maximum number of connections of other users, and of pages that are updated for them.
 const ANONYMOUS_MAX: usize = 16;
 /// The interval at which an empty comment is sent, so that proxies keep the connection open.
@@ -60,7 +60,7 @@ struct Followed {
 #[derive(Clone)]
 pub(super) struct Streams {
     pages: Arc<Mutex<HashMap<String, Followed>>>,
-    readers: Arc<Semaphore>,
+    users: Arc<Semaphore>,
     anonymous: Arc<Semaphore>,
 }
 
@@ -68,7 +68,7 @@ impl Default for Streams {
     fn default() -> Self {
         Self {
             pages: Arc::default(),
-            readers: Arc::new(Semaphore::new(READERS_MAX)),
+            users: Arc::new(Semaphore::new(USERS_MAX)),
             anonymous: Arc::new(Semaphore::new(ANONYMOUS_MAX)),
         }
     }
@@ -84,7 +84,7 @@ impl Streams {
     fn permit(&self, role: Role) -> Option<OwnedSemaphorePermit> {
         let permits = match role {
             Role::Nobody | Role::Anonymous => &self.anonymous,
-            Role::Viewer | Role::Operator => &self.readers,
+            Role::Viewer | Role::Operator => &self.users,
         };
         permits.clone().try_acquire_owned().ok()
     }
@@ -102,7 +102,7 @@ struct Following {
 /// `GET /ui/live/…`: updates of the page at the rest of the path.
 pub(super) async fn stream(
     State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
+    Extension(user): Extension<User>,
     uri: Uri,
     RawQuery(query): RawQuery,
 ) -> Response {
@@ -114,17 +114,17 @@ pub(super) async fn stream(
         StatusCode::SERVICE_UNAVAILABLE,
         "too many pages are being updated\n",
     );
-    let Some(permit) = ui.streams.permit(reader.role) else {
+    let Some(permit) = ui.streams.permit(user.role) else {
         return full.into_response();
     };
     let query = query.unwrap_or_default();
     // Everything that the page depends on: the forms of an operator contain a token for the operator's name.
-    let name = match reader.role {
-        Role::Operator => reader.name.as_str(),
+    let name = match user.role {
+        Role::Operator => user.name.as_str(),
         Role::Nobody | Role::Anonymous | Role::Viewer => "",
     };
-    let key = format!("{:?} {name} {path}?{query}", reader.role);
-    let Some(pages) = follow(&ui, key, view, query, ui.chrome(&reader)) else {
+    let key = format!("{:?} {name} {path}?{query}", user.role);
+    let Some(pages) = follow(&ui, key, view, query, ui.chrome(&user)) else {
         return full.into_response();
     };
     let following = Following {

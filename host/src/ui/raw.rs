@@ -6,36 +6,29 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 
 use super::Ui;
-use super::access::Reader;
+use super::access::User;
 use super::problem::Problem;
 use super::views::job;
 
 /// `GET /ui/jobs/ID/payload`.
-pub(super) async fn payload(
-    ui: State<Ui>,
-    reader: Extension<Reader>,
-    id: Path<String>,
-) -> Response {
-    content(ui, reader, id, true).await
+pub(super) async fn payload(ui: State<Ui>, user: Extension<User>, id: Path<String>) -> Response {
+    content(ui, user, id, true).await
 }
 
 /// `GET /ui/jobs/ID/result`.
-pub(super) async fn result(ui: State<Ui>, reader: Extension<Reader>, id: Path<String>) -> Response {
-    content(ui, reader, id, false).await
+pub(super) async fn result(ui: State<Ui>, user: Extension<User>, id: Path<String>) -> Response {
+    content(ui, user, id, false).await
 }
 
 async fn content(
     State(ui): State<Ui>,
-    Extension(reader): Extension<Reader>,
+    Extension(user): Extension<User>,
     Path(id): Path<String>,
     is_payload: bool,
 ) -> Response {
-    let chrome = ui.chrome(&reader);
+    let chrome = ui.chrome(&user);
     if !chrome.may_read_contents() {
-        return ui.problem_page(
-            &reader,
-            &Problem::needs_sign_in("read payloads and results"),
-        );
+        return ui.problem_page(&user, &Problem::needs_sign_in("read payloads and results"));
     }
     let job = match id.parse() {
         Ok(id) => job(&ui, &chrome, id).await,
@@ -51,6 +44,6 @@ async fn content(
             ];
             (headers, text.unwrap_or_default()).into_response()
         }
-        Err(problem) => ui.problem_page(&reader, &problem),
+        Err(problem) => ui.problem_page(&user, &problem),
     }
 }

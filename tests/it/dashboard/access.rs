@@ -271,7 +271,7 @@ async fn on_loopback_only_this_machine_reads() {
 }
 
 #[tokio::test]
-async fn a_proxy_names_the_reader_and_may_put_a_path_before_it() {
+async fn a_proxy_names_the_user_and_may_put_a_path_before_it() {
     let db = TestDb::new().await;
     let variables = [
         ("ROUSE_UI_USER_HEADER", "X-User"),

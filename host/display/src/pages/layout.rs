@@ -85,7 +85,7 @@ pub struct Chrome {
     /// The permissions of the user.
     pub role: Role,
     /// The name under which the user has signed in; empty on this machine.
-    pub reader: String,
+    pub user: String,
     /// The token that forms send back; empty if the user can change nothing.
     pub csrf: String,
     /// True if users can sign in.
@@ -167,7 +167,7 @@ pub fn page(chrome: &Chrome, current: Option<NavPage>, title: &str, main: &Marku
                     (shown_notice(notice))
                 }
                 (main)
-                footer { (reader(chrome)) }
+                footer { (user(chrome)) }
                 (keys())
             }
         }
@@ -228,7 +228,7 @@ fn shown_notice(notice: &Notice) -> Markup {
     }
 }
 
-fn reader(chrome: &Chrome) -> Markup {
+fn user(chrome: &Chrome) -> Markup {
     html! {
         @match chrome.role {
             Role::Operator => { "You can read and change everything." },
@@ -236,13 +236,13 @@ fn reader(chrome: &Chrome) -> Markup {
             Role::Nobody => {},
             Role::Anonymous => { "You can read everything except payloads, results, errors and logs, and change nothing." },
         }
-        @if !chrome.reader.is_empty() { " Signed in as " (line(&chrome.reader)) ". " }
+        @if !chrome.user.is_empty() { " Signed in as " (line(&chrome.user)) ". " }
         @if chrome.can_sign_out {
             form class="inline" method="post" action={ (chrome.base) "/sign-out" } {
                 (chrome.token())
                 button type="submit" { "Sign out" }
             }
-        } @else if chrome.can_sign_in && chrome.reader.is_empty() {
+        } @else if chrome.can_sign_in && chrome.user.is_empty() {
             " " a href={ (chrome.base) "/sign-in" } { "Sign in" }
         }
         " Press " kbd { "?" } " for keyboard shortcuts."

@@ -23,8 +23,8 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
 }
 
 fn role(access: &Access, pairs: &[(&str, &str)]) -> Result<Role, Refused> {
-    let reader = access.reader(&Method::GET, &headers(pairs), false);
-    reader.map(|reader| reader.role)
+    let user = access.user(&Method::GET, &headers(pairs), false);
+    user.map(|user| user.role)
 }
 
 #[test]
@@ -101,10 +101,10 @@ fn a_viewer_cannot_forge_the_session_or_the_form_of_an_operator() {
         Ok(Role::Viewer)
     );
     assert!(role(&here, &[host, ("cookie", &cookie("operator"))]).is_err());
-    let ada = Reader {
+    let ada = User {
         role: Role::Operator,
         name: "ada".into(),
-        ..Reader::default()
+        ..User::default()
     };
     assert!(here.is_form_of(&ada, &here.form_token(&ada)));
     assert!(!here.is_form_of(&ada, &of_viewer.form_token(&ada)));
@@ -139,8 +139,8 @@ fn sign_ins_of_an_address_are_limited() {
 fn forms_need_their_token_and_the_origin_of_the_page() {
     let access = access(&[], "127.0.0.1:1", true);
     let here = ("host", "localhost:1");
-    let post = |pairs: &[(&str, &str)]| access.reader(&Method::POST, &headers(pairs), false);
-    let reader = post(&[here, ("sec-fetch-site", "same-origin")]).unwrap();
+    let post = |pairs: &[(&str, &str)]| access.user(&Method::POST, &headers(pairs), false);
+    let user = post(&[here, ("sec-fetch-site", "same-origin")]).unwrap();
     assert!(post(&[here, ("origin", "http://localhost:1")]).is_ok());
     for foreign in [
         &[here][..],
@@ -150,17 +150,17 @@ fn forms_need_their_token_and_the_origin_of_the_page() {
     ] {
         assert!(post(foreign).is_err(), "{foreign:?}");
     }
-    assert!(access.is_form_of(&reader, &access.form_token(&reader)));
-    assert!(!access.is_form_of(&reader, "") && !access.is_form_of(&reader, "x"));
-    let viewer = Reader {
+    assert!(access.is_form_of(&user, &access.form_token(&user)));
+    assert!(!access.is_form_of(&user, "") && !access.is_form_of(&user, "x"));
+    let viewer = User {
         role: Role::Viewer,
-        ..Reader::default()
+        ..User::default()
     };
-    assert!(!access.is_form_of(&viewer, &access.form_token(&reader)));
+    assert!(!access.is_form_of(&viewer, &access.form_token(&user)));
 }
 
 #[test]
-fn a_trusted_proxy_names_the_reader() {
+fn a_trusted_proxy_names_the_user() {
     let proxy = Proxy {
         user_header: HeaderName::from_static("x-user"),
         operators: vec!["ada".into()],
