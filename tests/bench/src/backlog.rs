@@ -131,7 +131,7 @@ impl Work {
             jobs: jobs * self.chain,
             first: i64::MAX,
             last: 0,
-            statements: 1,
+            transactions: 1,
         };
         let mut from = 1;
         while from <= jobs {
@@ -173,7 +173,7 @@ impl Work {
             jobs: self.jobs,
             first: i64::MAX,
             last: 0,
-            statements: 1,
+            transactions: 1,
         };
         let mut from = 1;
         while from <= self.jobs {
@@ -197,8 +197,8 @@ pub(super) struct Backlog {
     pub(super) jobs: i64,
     pub(super) first: i64,
     pub(super) last: i64,
-    /// Statements of the commit and of the wait, as the server counts them.
-    pub(super) statements: i64,
+    /// Transactions of the commit and of the wait, as the server counts them.
+    pub(super) transactions: i64,
 }
 
 /// Times from the first claim to the last settlement, according to the database's clock.
@@ -230,17 +230,17 @@ impl Backlog {
         let count = client
             .prepare("SELECT count(*) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
             .await?;
-        self.statements += 2;
+        self.transactions += 2;
         let (mut seen, mut changed) = (0, Instant::now());
         loop {
             let polled = Instant::now();
             let (first, last) = (self.first, self.last);
             let id: i64 = client.query_one(&reached, &[&first, &last]).await?.get(0);
-            self.statements += 1;
+            self.transactions += 1;
             let mut now = id;
             if id - first + 1 >= self.jobs {
                 let finished: i64 = client.query_one(&count, &[&first, &last]).await?.get(0);
-                self.statements += 1;
+                self.transactions += 1;
                 if finished >= self.jobs {
                     return Ok(());
                 }

@@ -1,7 +1,6 @@
-//! The number of statements, as the server counts them.
+//! The number of transactions, as the server counts them: hosts run every statement in its own transaction.
 //!
-//! Hosts run every statement in its own transaction, so the number of commits and rollbacks in their database is the
-//! number of their statements. A session reports its counts when it ends, and at most once a second before that, so
+//! A session reports its counts when it ends, and at most once a second before that, so
 //! exact figures are read only after the hosts' sessions have ended.
 
 use std::time::Duration;
@@ -10,7 +9,7 @@ use anyhow::{Context as _, Result};
 use tokio_postgres::Client;
 
 /// The number of transactions in the jobs' database so far. `observer` is connected to another database.
-pub(super) async fn statements(observer: &Client) -> Result<i64> {
+pub(super) async fn transactions(observer: &Client) -> Result<i64> {
     let row = observer
         .query_one(
             "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database

@@ -136,9 +136,9 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
         Unit::Bytes,
     );
     figure(
-        "statements",
-        "round trips per 1,000 jobs",
-        median_of(|d| d.statements)?,
+        "transactions",
+        "transactions per 1,000 jobs",
+        median_of(|d| d.transactions)?,
         Unit::Count,
     );
     figure(

@@ -27,8 +27,8 @@ pub(super) struct Drained {
     pub(super) wal_enqueue: f64,
     pub(super) wal: f64,
     pub(super) log: [Position; 2],
-    /// Statements per 1,000 jobs.
-    pub(super) statements: f64,
+    /// Transactions per 1,000 jobs.
+    pub(super) transactions: f64,
     /// Peak memory of the largest host, in bytes.
     pub(super) rss_peak: f64,
     /// Memory growth of all hosts together from 10 % of the jobs to the end, in bytes. `None` if the drain was too
@@ -69,7 +69,7 @@ pub(super) async fn drain(
     client.batch_execute("BEGIN").await?;
     let mut backlog = work.enqueue(client, &bench.progress).await?;
     let log_enqueued = Position::now(&server.observer).await?;
-    let statements = counts::statements(&server.observer).await?;
+    let transactions = counts::transactions(&server.observer).await?;
     let (postgres, host) = (server.cpu()?, host::cpu_of(&hosts)?);
 
     client.batch_execute("COMMIT").await?;
@@ -93,7 +93,8 @@ pub(super) async fn drain(
     }
     host::stop_all(hosts).await?;
     counts::report_counts(client).await?;
-    let statements = counts::statements(&server.observer).await? - statements - backlog.statements;
+    let transactions =
+        counts::transactions(&server.observer).await? - transactions - backlog.transactions;
     let times = backlog.times(client).await?;
     let jobs = backlog.jobs as f64;
     Ok(Drained {
@@ -107,7 +108,7 @@ pub(super) async fn drain(
         wal_enqueue: log_enqueued.bytes_since(log_start) as f64 / jobs,
         wal: log_end.bytes_since(log_enqueued) as f64 / jobs,
         log: [log_enqueued, log_end],
-        statements: statements as f64 * 1000.0 / jobs,
+        transactions: transactions as f64 * 1000.0 / jobs,
         rss_peak: rss_peak as f64,
         rss_growth: rss_early.map(|early| rss_end - early),
     })

@@ -225,9 +225,9 @@ async fn graphs(
             Unit::Bytes,
         );
         figure(
-            "statements",
-            "round trips per 1,000 jobs",
-            median_of(runs, |run| run.statements)?,
+            "transactions",
+            "transactions per 1,000 jobs",
+            median_of(runs, |run| run.transactions)?,
             Unit::Count,
         );
     }

@@ -36,7 +36,7 @@ pub(super) struct Idle {
     pub(super) host_percent: f64,
     /// The share of one CPU that Postgres uses beyond its share without hosts, in percent.
     pub(super) postgres_percent: f64,
-    pub(super) statements_per_s: f64,
+    pub(super) transactions_per_s: f64,
 }
 
 pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
@@ -66,12 +66,12 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             .await?;
             let key = |name: &str| format!("idle.{hosts}.{name}");
             let of = format!("of {hosts} idle host(s), per host");
-            let statements = idle.statements_per_s;
+            let transactions = idle.transactions_per_s;
             let (host, postgres) = (idle.host_percent, idle.postgres_percent);
             report.add(
-                key("statements"),
-                format!("statements {of}"),
-                statements,
+                key("transactions"),
+                format!("transactions {of}"),
+                transactions,
                 Unit::PerSecond,
             );
             report.add(
@@ -118,10 +118,10 @@ pub(super) async fn idle(
     };
     host::during(&mut hosts, Box::pin(settling)).await?;
 
-    // The benchmark's own statements during the start of the hosts are counted by now.
+    // The benchmark's own transactions during the start of the hosts are counted by now.
     counts::report_counts(&server.client).await?;
     let (cpu_host, cpu_postgres) = (host::cpu_of(&hosts)?, server.cpu()?);
-    let statements = counts::statements(&server.observer).await?;
+    let transactions = counts::transactions(&server.observer).await?;
     let watching = async {
         wait(bench, &format!("watching {count} idle host(s)"), seconds).await;
         Ok(())
@@ -129,13 +129,13 @@ pub(super) async fn idle(
     host::during(&mut hosts, Box::pin(watching)).await?;
     let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
     let cpu_postgres = server.cpu()? - cpu_postgres;
-    // At the start of the window, a session may not have reported the statements of its last look yet. At the end, all
+    // At the start of the window, a session may not have reported the transactions of its last look yet. At the end, all
     // sessions have reported, and frozen hosts do not add anything.
     for host in &hosts {
         host.freeze()?;
     }
     server.end_other_sessions().await?;
-    let statements = counts::statements(&server.observer).await? - statements;
+    let transactions = counts::transactions(&server.observer).await? - transactions;
     for host in &hosts {
         host.thaw()?;
     }
@@ -145,7 +145,7 @@ pub(super) async fn idle(
     Ok(Idle {
         host_percent: cpu_host * 100.0 / seconds / count,
         postgres_percent: (cpu_postgres * 100.0 / seconds - alone).max(0.0) / count,
-        statements_per_s: statements as f64 / seconds / count,
+        transactions_per_s: transactions as f64 / seconds / count,
     })
 }
 

@@ -85,7 +85,7 @@ enum Part {
     Effects(effects::Options),
     /// Jobs per second with many pending jobs, many finished jobs, an open transaction, or partition maintenance
     Decay(decay::Options),
-    /// CPU time and statements of idle hosts
+    /// CPU time and transactions of idle hosts
     Idle(idle::Options),
     /// More hosts, more lanes, larger payloads, long jobs, late commits
     Scale(scale::Options),

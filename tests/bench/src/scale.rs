@@ -243,9 +243,9 @@ impl Scale<'_> {
         let median_of = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
         let per_s = median_of(Drained::jobs_per_s)?;
         self.figure(&format!("{key}.per_s"), label, per_s, Unit::PerSecond);
-        let (cpu, statements) = (
+        let (cpu, transactions) = (
             median_of(|d| d.cpu_postgres_us)?,
-            median_of(|d| d.statements)?,
+            median_of(|d| d.transactions)?,
         );
         let label = "CPU time per job: Postgres";
         self.figure(
@@ -254,8 +254,13 @@ impl Scale<'_> {
             cpu,
             Unit::Microseconds,
         );
-        let label = "round trips per 1,000 jobs";
-        self.figure(&format!("{key}.statements"), label, statements, Unit::Count);
+        let label = "transactions per 1,000 jobs";
+        self.figure(
+            &format!("{key}.transactions"),
+            label,
+            transactions,
+            Unit::Count,
+        );
         Ok(per_s)
     }
 }

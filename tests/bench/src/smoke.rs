@@ -24,9 +24,9 @@ const ENQUEUE_CONNECTIONS: usize = 8;
 const ENQUEUE_SECONDS: u32 = 1;
 const ENQUEUE_PAIRS: usize = 2;
 const LATENCY_RATE: u32 = 20;
-/// Enough jobs that the statements of the host's start, which are included, are a small part.
+/// Enough jobs that the transactions of the host's start, which are included, are a small part.
 const LATENCY_SECONDS: u32 = 6;
-/// An idle session reports the statements of the host's start after 10 s.
+/// An idle session reports the transactions of the host's start after 10 s.
 const IDLE_SETTLE_SECONDS: u32 = 12;
 const IDLE_SECONDS: u32 = 15;
 
@@ -47,11 +47,11 @@ pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result
         enqueue(bench, server, &mut report).await?;
         wait(bench, server, &mut report).await?;
         let idle = idle::idle(bench, server, 1, IDLE_SETTLE_SECONDS, IDLE_SECONDS, 0.0).await?;
-        let label = "statements of an idle host per minute";
+        let label = "transactions of an idle host per minute";
         report.add(
             "smoke.idle",
             label,
-            idle.statements_per_s * 60.0,
+            idle.transactions_per_s * 60.0,
             Unit::Count,
         );
         Ok(report)
@@ -125,11 +125,11 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
             Unit::Ratio,
         );
     }
-    let statements = min(|drained| drained.statements);
+    let transactions = min(|drained| drained.transactions);
     figure(
-        "drain.statements",
-        "round trips per 1,000 jobs",
-        statements,
+        "drain.transactions",
+        "transactions per 1,000 jobs",
+        transactions,
         Unit::Count,
     );
     let enqueue = min(|drained| drained.wal_enqueue);
@@ -184,17 +184,22 @@ async fn wait(bench: &Bench, server: &Server, report: &mut Report) -> Result<()>
         no_notify: false,
     };
     counts::report_counts(&server.client).await?;
-    let statements = counts::statements(&server.observer).await?;
+    let transactions = counts::transactions(&server.observer).await?;
     let waits = latency::waits_of(bench, server, &options, false).await?;
     counts::report_counts(&server.client).await?;
-    let statements = counts::statements(&server.observer).await? - statements;
+    let transactions = counts::transactions(&server.observer).await? - transactions;
     let jobs = waits.called.len() as f64;
     let ratio = Percentiles::of(probe)?.p50 / Percentiles::of(waits.called)?.p50;
     let label = "the probe's median, divided by the median time until the start";
     report.add("smoke.latency.ratio", label, ratio, Unit::Ratio);
     // Without the statement that enqueues each job.
-    let statements = (statements as f64 - jobs) * 1000.0 / jobs;
-    let label = "round trips per 1,000 jobs enqueued one by one";
-    report.add("smoke.latency.statements", label, statements, Unit::Count);
+    let transactions = (transactions as f64 - jobs) * 1000.0 / jobs;
+    let label = "transactions per 1,000 jobs enqueued one by one";
+    report.add(
+        "smoke.latency.transactions",
+        label,
+        transactions,
+        Unit::Count,
+    );
     Ok(())
 }

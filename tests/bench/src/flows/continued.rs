@@ -73,9 +73,9 @@ pub(super) async fn many(measured: &mut Measured<'_>, chains: i64, runs: u16) ->
             Unit::Bytes,
         ),
         (
-            "statements",
-            "round trips per 1,000 jobs",
-            median_of(&drains, |run| run.statements)?,
+            "transactions",
+            "transactions per 1,000 jobs",
+            median_of(&drains, |run| run.transactions)?,
             Unit::Count,
         ),
     ] {
