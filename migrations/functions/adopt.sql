@@ -28,7 +28,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._adoptable(p_worker bigint, p_key bytea, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
     END IF;
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;

@@ -58,7 +58,7 @@ DECLARE
     -- The lane of each job.
     started   bigint[];
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         lanes := rouse._permitted(p_worker, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality));
     END IF;
     IF p_checked_at IS NOT NULL THEN
@@ -212,7 +212,7 @@ DECLARE
     -- The lane of each job.
     started     bigint[];
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
     END IF;
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
@@ -303,7 +303,7 @@ SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode 
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.uncounted, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
            -- As in rouse._payload: usually in the partition of its day. A large payload is only read when it is sent.

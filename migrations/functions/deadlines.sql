@@ -45,7 +45,7 @@ CREATE OR REPLACE FUNCTION rouse.enforce_deadlines(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    limited  boolean := rouse._known(p_worker, p_key);
+    limited  boolean := rouse._authenticated_as_limited(p_worker, p_key);
     at       timestamptz := clock_timestamp();
     since    timestamptz := coalesce(p_since, '-infinity');
     due      bigint[];

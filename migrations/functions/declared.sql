@@ -13,7 +13,7 @@ CREATE OR REPLACE FUNCTION rouse.module_schedules(p_worker bigint, p_key bytea) 
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     RETURN QUERY
     WITH created AS MATERIALIZED (
         SELECT s.name, jsonb_build_object('version', s.module_version, 'cron', s.cron, 'time_zone', s.time_zone) AS current
@@ -66,7 +66,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_declares(p_worker bigint, p_key bytea, p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_fire('default', p_handler) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_fire('default', p_handler) THEN
         RAISE EXCEPTION 'rouse: login % may not change the schedule of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
             USING ERRCODE = 'RW006', HINT = 'Its handlers and queues are listed in rouse.worker_login.';
     END IF;

@@ -490,7 +490,7 @@ DECLARE
     succeeded boolean[];
     released  record;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     p_max := least(greatest(coalesce(p_max, 0), 1), 10000);
     SELECT array_agg(p.chain), array_agg(p.succeeded) INTO chains, succeeded
     FROM (
@@ -585,7 +585,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 BEGIN
     lost := 0;
     dropped := 0;
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN;
     END IF;
     SELECT s.lost, s.dropped INTO lost, dropped FROM rouse._sweep_dependencies(10000) AS s;

@@ -243,7 +243,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmap
 DECLARE
     inboxes bigint[];
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 10000);
     moved := 0;
     late := 0;

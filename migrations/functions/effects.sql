@@ -21,7 +21,7 @@ DECLARE
     done bigint[];
     lost bigint[];
 BEGIN
-    IF rouse._known(p_worker, p_key, true) AND p_jobs <> '{}' THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key, true) AND p_jobs <> '{}' THEN
         PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
     IF p_lock_wait_ms < 250 THEN
@@ -53,7 +53,7 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqs
 DECLARE
     recorded boolean;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key, true);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key, true);
     recorded := rouse._record_step(p_worker, p_id, p_fence, p_name, p_result);
     IF recorded IS NULL THEN
         RAISE EXCEPTION 'rouse.record_step_with_effects: worker % does not hold job % under this fence', p_worker, p_id USING ERRCODE = 'RW007';
@@ -72,7 +72,7 @@ CREATE OR REPLACE FUNCTION rouse.confirm(p_worker bigint, p_key bytea, p_id bigi
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN 'held';

@@ -138,7 +138,7 @@ CREATE OR REPLACE FUNCTION rouse.declare_fair_share(
     p_default_weight double precision, p_starvation interval, p_max_in_flight integer, p_charge text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    is_limited boolean := rouse._known(p_worker, p_key);
+    is_limited boolean := rouse._authenticated_as_limited(p_worker, p_key);
     most       integer;
 BEGIN
     IF is_limited AND rouse._permitted_queues(p_worker, ARRAY[p_queue]) IS NULL THEN

@@ -53,7 +53,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz;
-    limited boolean := rouse._known(p_worker, p_key);
+    limited boolean := rouse._authenticated_as_limited(p_worker, p_key);
     next    timestamptz;
 BEGIN
     at := clock_timestamp();
@@ -137,7 +137,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at      timestamptz;
-    limited boolean := rouse._known(p_worker, p_key);
+    limited boolean := rouse._authenticated_as_limited(p_worker, p_key);
     names   text[];
     firing  record;
     current text;
@@ -226,7 +226,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at       timestamptz := clock_timestamp();
-    limited  boolean := rouse._known(p_worker, p_key);
+    limited  boolean := rouse._authenticated_as_limited(p_worker, p_key);
     the      rouse.backfill;
     its      rouse.schedule;
     due_at   timestamptz;
@@ -270,7 +270,7 @@ DECLARE
     keep    interval := rouse._default_retention();
     deleted integer;
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN 0;
     END IF;
     DELETE FROM rouse.backfill AS b WHERE b.finished_at < now() - keep;

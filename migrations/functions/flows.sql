@@ -546,7 +546,7 @@ DECLARE
     keep_days integer := least((SELECT l.keep_days FROM rouse.limits AS l WHERE l.only_row), (SELECT min(r.days) FROM rouse._own_retentions() AS r));
 BEGIN
     deleted := 0;
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN;
     END IF;
     ids := ARRAY(SELECT f.id FROM rouse.flow AS f WHERE f.id > p_after ORDER BY f.id LIMIT 1000);

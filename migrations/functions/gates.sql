@@ -1037,7 +1037,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 BEGIN
     -- Such a gate applies to all queues. A login that is limited to some queues may be permitted all handlers, but must
     -- not limit the jobs of other queues.
-    IF rouse._known(p_worker, p_key) AND NOT EXISTS (
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT EXISTS (
         SELECT FROM rouse._limits() AS l
         WHERE rouse._matches_any(p_handler, l.handlers) AND ('*' = ANY (l.queues) OR NOT '*' = ANY (l.handlers))) THEN
         RAISE EXCEPTION 'rouse.declare_gates: login % may not set gates of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
@@ -1079,7 +1079,7 @@ DECLARE
     -- The rows of those that have no effect.
     useless tid[];
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     SELECT array_agg(k.gate), array_agg(k.key) INTO gates, keys
     FROM (SELECT k.gate, k.key FROM rouse.gate_key AS k
           WHERE (k.gate, k.key) > (coalesce(p_after[1], ''), coalesce(p_after[2], ''))

@@ -239,7 +239,7 @@ DECLARE
     at        timestamptz := clock_timestamp();
     kept_from timestamptz;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     closed := 0;
     reopened := 0;
     removed := 0;
@@ -273,7 +273,7 @@ BEGIN
     WHERE l.closed_at IS NULL AND l.id IN (
         SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id
         HAVING max(o.used_at) < at - interval '1 day'
-            -- As in rouse._known.
+            -- As in rouse._authenticated_as_limited.
             OR max(o.used_at) < at - interval '2 hours' AND bool_or(o.worker IS NOT NULL AND NOT EXISTS (
                    SELECT FROM rouse.live_worker AS w WHERE w.worker = o.worker)));
     GET DIAGNOSTICS closed = ROW_COUNT;

@@ -1,8 +1,8 @@
 -- Enforces rouse.worker_login: the limits of workers' logins.
 --
 -- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that
--- registered it, and rouse._known, which every function for workers calls, returns whether that login is limited. For
--- unlimited logins, a claim has no extra cost.
+-- registered it, and rouse._authenticated_as_limited, which every function for workers calls, returns whether that
+-- login is limited. For unlimited logins, a claim has no extra cost.
 --
 --   RW006  the login may not make the call
 

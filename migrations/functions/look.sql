@@ -146,7 +146,7 @@ DECLARE
     at    timestamptz := clock_timestamp();
     since timestamptz := coalesce(p_since, '-infinity');
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     p_max := least(greatest(coalesce(p_max, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH due AS MATERIALIZED (

@@ -334,7 +334,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         dropped := 0;
         in_use := 0;
         RETURN;

@@ -219,7 +219,7 @@ DECLARE
     free bigint[];
     done bigint[];
 BEGIN
-    IF rouse._known(p_worker, p_key) AND p_jobs <> '{}' THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND p_jobs <> '{}' THEN
         PERFORM rouse._check_children(p_worker, p_jobs);
     END IF;
     -- Individual sizes are checked only if the total exceeds the limit for one.
@@ -289,7 +289,7 @@ DECLARE
         SELECT at + least(greatest(l.ms, 1), 86400000) * interval '1 millisecond'
         FROM unnest(p_lease_ms) WITH ORDINALITY AS l(ms, place) ORDER BY l.place);
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     WITH mine AS MATERIALIZED (
         SELECT j.id, asked.until
         FROM unnest(p_ids, p_fences, until) AS asked(id, fence, until)

@@ -148,7 +148,7 @@ DECLARE
     held   CURSOR FOR
         SELECT s.queue, s.serves FROM rouse.shard_lease AS s WHERE s.worker = p_worker AND s.until > at ORDER BY s.until FOR NO KEY UPDATE;
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
         -- The workers of a limited login divide the shards among themselves, because its limits may exclude some lanes.
         p_serves := hashtextextended(session_user, p_serves);

@@ -11,7 +11,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
 DECLARE
     job_tenant text;
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker;
@@ -36,7 +36,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmap
 DECLARE
     job_tenant text;
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker;
@@ -85,7 +85,7 @@ DECLARE
     current_entry record;
     others        record;
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j
@@ -146,7 +146,7 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqs
 DECLARE
     job_tenant text;
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         PERFORM rouse._check_handler(p_handler);
     END IF;
     SELECT coalesce(j.tenant, '') INTO job_tenant FROM rouse.job AS j

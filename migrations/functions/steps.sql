@@ -39,7 +39,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     RETURN QUERY
     SELECT asked.place, asked.refusal, s.known, s.added, s.names, s.bytes, s.results, s.waits, s.until_ms, s.at
     FROM (
@@ -79,7 +79,7 @@ DECLARE
     wanted text;
     total  bigint := 0;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     refusal := rouse._refusal(p_worker, p_id, p_fence);
     IF refusal IS NOT NULL THEN
         RETURN NEXT;
@@ -151,7 +151,7 @@ RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     -- Like rouse._lock_attempt.
     PERFORM FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE NOWAIT;
     IF rouse._record_step(p_worker, p_id, p_fence, p_name, p_result) IS NULL THEN
@@ -178,7 +178,7 @@ DECLARE
     at       timestamptz := clock_timestamp();
     own_jobs bigint[];
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM FROM (
         SELECT s.id, s.fence, true AS is_own FROM unnest(p_reports) AS s
@@ -217,7 +217,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     -- NOT IN is never a join: with one, a plan could read the rows of all workers, in the order of their jobs.
     DELETE FROM rouse.running AS r
@@ -271,7 +271,7 @@ DECLARE
     own_bytes    bigint[];
     kept         integer;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT coalesce(array_agg(reported.id), '{}'), coalesce(array_agg(reported.attempt), '{}'), array_agg(reported.bytes)
     INTO own_jobs, own_attempts, own_bytes

@@ -195,7 +195,7 @@ DECLARE
     attempt integer;
     taken   record;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     attempt := rouse._lock_attempt(p_worker, p_id, p_fence);
     IF attempt IS NULL THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
@@ -244,7 +244,7 @@ DECLARE
     called  record;
     ended   record;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     attempt := rouse._lock_attempt(p_worker, p_id, p_fence);
     IF attempt IS NULL THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
@@ -307,7 +307,7 @@ DECLARE
     ended   record;
     total   bigint := 0;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     refusal := rouse._refusal(p_worker, p_id, p_fence);
     IF refusal IS NOT NULL THEN
         RETURN NEXT;
@@ -352,7 +352,7 @@ DECLARE
     ids bigint[];
 BEGIN
     deleted := 0;
-    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN;
     END IF;
     ids := ARRAY(SELECT s.id FROM rouse.signal AS s WHERE s.id > p_after ORDER BY s.id LIMIT 10000);

@@ -107,7 +107,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
-    IF rouse._known(p_worker, p_key) THEN
+    IF rouse._authenticated_as_limited(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
     END IF;
     IF NOT rouse._are_queue_names(array_remove(p_queues, '*')) THEN
@@ -127,7 +127,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
 END

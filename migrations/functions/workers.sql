@@ -70,7 +70,7 @@ $$;
 
 -- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited
 -- (rouse.worker_login). `p_any_login`: by its key alone. Served by the primary keys.
-CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea, p_any_login boolean DEFAULT false) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse._authenticated_as_limited(p_worker bigint, p_key bytea, p_any_login boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     worker_row record;
@@ -285,8 +285,8 @@ DECLARE
     at     timestamptz := clock_timestamp();
     queues text[];
 BEGIN
-    -- The condition is that of rouse._known. Of its capabilities, which may be megabytes, only the names of its handlers
-    -- are kept (rouse.backlog).
+    -- The condition is that of rouse._authenticated_as_limited. Of its capabilities, which may be megabytes, only the
+    -- names of its handlers are kept (rouse.backlog).
     UPDATE rouse.worker AS w SET dead_at = at, capabilities = '{}'
     WHERE w.incarnation = p_worker AND coalesce(w.stopped_at, w.dead_at) IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.until > at AND s.worker = p_worker;
@@ -451,7 +451,7 @@ DECLARE
     last    record;
 BEGIN
     expired := 0;
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM rouse._check_stats('heartbeat', p_stats);
     SELECT w.ctid INTO own FROM rouse.worker AS w WHERE w.incarnation = p_worker ORDER BY w.seen_at DESC LIMIT 1 FOR UPDATE;
     IF p_changes IS NOT NULL THEN
@@ -506,7 +506,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM rouse._expire_worker(p_worker);
     UPDATE rouse.worker AS w SET stopped_at = w.dead_at, dead_at = NULL WHERE w.incarnation = p_worker;
 END
@@ -690,7 +690,7 @@ CREATE OR REPLACE FUNCTION rouse.challenges(p_worker bigint, p_key bytea) RETURN
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     RETURN QUERY
     SELECT c.nonce, c.handler FROM rouse.challenge AS c
     WHERE c.worker = p_worker AND c.answered_at IS NULL AND c.asked_at > clock_timestamp() - interval '10 minutes'
@@ -702,7 +702,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, p_nonce uuid, p_answer jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._authenticated_as_limited(p_worker, p_key);
     PERFORM rouse._check_size('answer_challenge', pg_column_size(p_answer), 65536);
     UPDATE rouse.challenge AS c SET answer = p_answer, answered_at = clock_timestamp()
     WHERE c.nonce = p_nonce AND c.worker = p_worker AND c.answered_at IS NULL;

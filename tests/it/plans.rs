@@ -207,7 +207,8 @@ async fn function_names(client: &Client, sql: &str) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Functions for workers share others, such as `rouse._known`: a plan that one of them has made is used by all.
+/// Functions for workers share others, such as `rouse._authenticated_as_limited`: a plan that one of them has made is
+/// used by all.
 #[tokio::test]
 async fn every_function_for_workers_and_producers_reads_through_indexes() {
     let db = TestDb::new().await;
