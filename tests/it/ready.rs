@@ -373,7 +373,7 @@ async fn keys_never_appear_in_stored_or_printed_text_and_sign_only_as_granted() 
     let ready = Ready::start().await;
     // Servers that echo everything they received, in responses that become results, and in errors.
     for status in [200, 400] {
-        let url = http(&format!("/status/{status}/told"));
+        let url = http(&format!("/status/{status}/echoed"));
         let payload = json!({"url": url, "body": {"n": status}, "secret": "HOOK_KEY"});
         let job = ready.ends("http.deliver", payload).await;
         let shown = format!("{:?}{:?}", job.result, job.error);
@@ -383,7 +383,7 @@ async fn keys_never_appear_in_stored_or_printed_text_and_sign_only_as_granted() 
         });
         ready.ends("email.send", payload).await;
     }
-    let sent = arrived("/status/200/told");
+    let sent = arrived("/status/200/echoed");
     assert!(
         sent.iter()
             .any(|one| one["headers"]["authorization"] == format!("Bearer {MAIL_KEY}"))

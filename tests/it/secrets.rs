@@ -308,11 +308,10 @@ async fn a_secret_never_appears_in_stored_or_printed_text() {
         "headers": {"authorization": "Bearer {KEY}"},
         "body": "{TOKEN}",
     });
-    let payload =
-        |tell: bool| json!({"secrets": ["KEY", "TOKEN"], "requests": [request], "tell": tell});
+    let payload = |report: bool| json!({"secrets": ["KEY", "TOKEN"], "requests": [request], "report": report});
     // One job whose result contains the echo; one that logs, reports and records it, and then fails with it.
-    for (tell, state) in [(false, "succeeded"), (true, "failed")] {
-        let id = enqueue(&client, "test.http.secret", payload(tell)).await;
+    for (report, state) in [(false, "succeeded"), (true, "failed")] {
+        let id = enqueue(&client, "test.http.secret", payload(report)).await;
         assert_eq!(ended(&client, id).await.state, state);
     }
     let seen = web()

@@ -363,13 +363,13 @@ pub(super) const RULES: [Rule; 51] = [
     },
     Rule {
         name: "suspensions_not_counted",
-        guarantee: "of the attempts of a suspended job, exactly the lost and suspended ones do not count",
+        guarantee: "the attempts of a suspended job that do not count are exactly those that were lost, suspended, or given back after their start",
         needs: Needs::Nothing,
         check: suspensions::not_counted,
     },
     Rule {
         name: "steps_once",
-        guarantee: "a step that is recorded is not done again by any attempt after a suspension",
+        guarantee: "an attempt after a suspension repeats no recorded step",
         needs: Needs::Nothing,
         check: suspensions::steps_once,
     },

@@ -18,9 +18,9 @@ pub(crate) struct Requests {
     /// Continue after a failed request.
     #[serde(default)]
     continue_after_errors: bool,
-    /// Log and report the responses.
+    /// Log, report and record the responses, and fail with them.
     #[serde(default)]
-    tell: bool,
+    report: bool,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -67,15 +67,15 @@ async fn send(ctx: &Ctx, payload: Requests) -> Result<Value> {
         for (name, value) in &request.headers {
             sent = sent.header(name, filled(value));
         }
-        ctx.progress(1, "asks");
+        ctx.progress(1, "sending");
         let response = match sent.send(ctx).await {
             Ok(response) => {
                 let body = String::from_utf8_lossy(&response.body).into_owned();
-                if payload.tell {
+                if payload.report {
                     ctx.info(&body);
                     println!("{body}");
                     ctx.progress(50, &body);
-                    ctx.step("told", || Ok(body.clone()))?;
+                    ctx.step("reported", || Ok(body.clone()))?;
                 }
                 let headers: BTreeMap<_, _> = response.headers.into_iter().collect();
                 json!({"status": response.status, "headers": headers, "body": body, "url": response.url})
@@ -87,7 +87,7 @@ async fn send(ctx: &Ctx, payload: Requests) -> Result<Value> {
         };
         responses.push(response);
     }
-    if payload.tell {
+    if payload.report {
         let error = Error::retryable(serde_json::to_string(&responses)?);
         return Err(error.details(json!(responses)));
     }

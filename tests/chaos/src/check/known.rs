@@ -297,7 +297,7 @@ impl<'a> Known<'a> {
             Event::HostKilled { worker: killed } => {
                 killed == worker && h.from_us <= until_us && h.until_us >= from_us
             }
-            // A host that gives up exits with a status code instead of being killed by a signal.
+            // A host that ends because of an error exits with a status code, and is not killed by a signal.
             Event::HostEnded {
                 worker: ended,
                 status,

@@ -55,8 +55,8 @@ fn stranded(known: &Known<'_>, job: &Job, wait: &Value) -> Option<&'static str> 
     }
 }
 
-/// The uncounted attempts are exactly those that were lost, suspended or stopped by a shutdown. The others do not
-/// exceed the maximum.
+/// The uncounted attempts are exactly those that were lost, suspended, or given back after their start. The others
+/// do not exceed the maximum.
 pub(super) fn not_counted(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in suspended(known) {
@@ -67,16 +67,16 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
         let attempts = known.attempts(job.id).iter();
         let uncounted = attempts.filter(|a| a.lost || a.wait.is_some()).count();
-        let stopped = known.records(job.id).iter();
-        let stopped = stopped
+        let released = known.records(job.id).iter();
+        let released = released
             .filter(|r| r.event == "released" && r.started)
             .count();
-        let uncounted = (uncounted + stopped) as i32 + i32::from(gave_up);
+        let uncounted = (uncounted + released) as i32 + i32::from(gave_up);
         let counted = job.attempt - job.uncounted;
         let wrong = job.uncounted != uncounted || counted > spec.attempts_max();
         found.case(job.id, wrong, || {
             format!(
-                "job {} had {} attempts, of which {uncounted} were lost, suspended or stopped; {} are recorded as uncounted, and at most {} may count",
+                "job {} had {} attempts, of which {uncounted} were lost, suspended or given back; {} are recorded as uncounted, and at most {} may count",
                 job.id,
                 job.attempt,
                 job.uncounted,
