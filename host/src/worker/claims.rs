@@ -365,7 +365,7 @@ impl<'a> Claims<'a> {
         let shared = self.shared;
         let fence = Fence(rand::random());
         let sent = BootTime::now();
-        let under_way = shared.leases.claiming();
+        let in_flight = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
         let requested = limits.as_ref().map_or(&orders, |limits| &limits.orders);
@@ -412,7 +412,7 @@ impl<'a> Claims<'a> {
         self.overdue
             .claimed(&orders, &jobs, !is_filled, Instant::now());
         let jobs = self
-            .dispatch(under_way, jobs, sent, InLine::Queued(&first), batch)
+            .dispatch(in_flight, jobs, sent, InLine::Queued(&first), batch)
             .await;
         Ok(Found {
             jobs,

@@ -49,15 +49,15 @@ struct Inner {
     alive_until: BootTime,
     /// Why all attempts were aborted, including those of claims that arrive later.
     all_aborted: Option<AbortReason>,
-    /// The jobs that were changed while a claim was under way: its response may contain them. `Some(None)` stands for
-    /// any job. `None` if no claim is under way.
+    /// The jobs that were changed while a claim was in flight: its response may contain them. `Some(None)` stands for
+    /// any job. `None` if no claim is in flight.
     changed: Option<HashSet<Option<JobId>>>,
 }
 
 /// A claim that was sent and has no response yet.
-pub(super) struct UnderWay<'a>(&'a Leases);
+pub(super) struct ClaimInFlight<'a>(&'a Leases);
 
-impl UnderWay<'_> {
+impl ClaimInFlight<'_> {
     /// Notes that the response has arrived. Jobs that were changed since the claim was sent are in doubt from the
     /// start.
     pub(super) fn arrived(self, claims: &[Claim]) {
@@ -76,7 +76,7 @@ impl UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for ClaimInFlight<'_> {
     fn drop(&mut self) {
         self.0.lock().changed = None;
     }
@@ -162,10 +162,10 @@ impl Leases {
     }
 
     /// Notes that a claim is about to be sent. After this call, changes to its jobs are noticed. Only one claim may be
-    /// under way at a time.
-    pub(super) fn claiming(&self) -> UnderWay<'_> {
+    /// in flight at a time.
+    pub(super) fn claiming(&self) -> ClaimInFlight<'_> {
         self.lock().changed = Some(HashSet::new());
-        UnderWay(self)
+        ClaimInFlight(self)
     }
 
     /// Starts an attempt of a claim that has arrived. If the job may have changed since its claim, the lease is renewed
@@ -311,7 +311,7 @@ impl Leases {
         self.lock().running().filter_map(usage).collect()
     }
 
-    /// The renewals to send now, in the order in which the leases end. A doubt that arrives while they are under way
+    /// The renewals to send now, in the order in which the leases end. A doubt that arrives while they are in flight
     /// leads to another renewal.
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         let mut inner = self.lock();

@@ -90,7 +90,7 @@ impl Claims<'_> {
             .collect();
         let fence = Fence(rand::random());
         let sent = BootTime::now();
-        let under_way = shared.leases.claiming();
+        let in_flight = shared.leases.claiming();
         let AdoptionResult { claimed, lost } = shared.store.adopt(fence, &adoptions).await?;
         counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
         for adoption in &lost {
@@ -99,7 +99,7 @@ impl Claims<'_> {
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
         let is_cut = is_filled || fills_a_response(claimed.len(), bytes);
         let jobs = self
-            .dispatch(under_way, claimed, sent, InLine::Adopted, None)
+            .dispatch(in_flight, claimed, sent, InLine::Adopted, None)
             .await;
         Ok(Found {
             jobs,

@@ -257,7 +257,7 @@ impl Claims<'_> {
         let fence = Fence(rand::random());
         let sent = BootTime::now();
         let shared = self.shared;
-        let under_way = shared.leases.claiming();
+        let in_flight = shared.leases.claiming();
         let known = &self.lanes;
         self.reached_by_source
             .restart(started, |lane| known.is_served_by_source(lane));
@@ -286,7 +286,7 @@ impl Claims<'_> {
         // The sources take turns going first.
         self.sources.rotate_left(1);
         let jobs = self
-            .dispatch(under_way, jobs, sent, InLine::Queued(&[]), None)
+            .dispatch(in_flight, jobs, sent, InLine::Queued(&[]), None)
             .await;
         Ok(Found {
             jobs,

@@ -10,7 +10,7 @@ use crate::job::{Attempt, LaneId, RunEnd};
 use crate::sandbox::BootTime;
 use crate::store::ClaimedJob;
 use crate::worker::claim::{Claim, HostLimit};
-use crate::worker::leases::UnderWay;
+use crate::worker::leases::ClaimInFlight;
 use crate::worker::unbound::Sorted;
 use crate::worker::{attempt, events, slots};
 
@@ -41,7 +41,7 @@ impl Claims<'_> {
     /// jobs of a batch, if they start in batches. Returns how many jobs, or batches, count as found.
     pub(super) async fn dispatch(
         &mut self,
-        under_way: UnderWay<'_>,
+        in_flight: ClaimInFlight<'_>,
         jobs: Vec<ClaimedJob>,
         sent: BootTime,
         line: InLine<'_>,
@@ -104,7 +104,7 @@ impl Claims<'_> {
                 claim
             })
             .collect();
-        under_way.arrived(&claims);
+        in_flight.arrived(&claims);
         if claims.iter().any(|claim| claim.start_within.is_some()) {
             self.throttled_response = response;
         }

@@ -128,9 +128,9 @@ fn an_attempt_knows_when_its_worker_may_have_been_declared_dead() {
 }
 
 #[test]
-fn a_new_incarnation_trusts_new_claims_and_doubts_those_that_were_under_way() {
+fn a_new_incarnation_trusts_new_claims_and_doubts_those_that_were_in_flight() {
     let leases = Leases::new(ago(SILENCE), SILENCE);
-    let under_way = leases.claiming();
+    let in_flight = leases.claiming();
     assert!(!leases.heartbeat_answered(BootTime::now(), BootTime::now()));
     leases.lose_all(AbortReason::Error);
     leases.registered(BootTime::now());
@@ -140,8 +140,8 @@ fn a_new_incarnation_trusts_new_claims_and_doubts_those_that_were_under_way() {
         started.is_none(),
         "it may be a claim of the old incarnation"
     );
-    drop(under_way);
-    let _under_way = leases.claiming();
+    drop(in_flight);
+    let _in_flight = leases.claiming();
     leases.arrives(JobId(2), FENCE, BootTime::now(), LONG);
     assert!(leases.starts(JobId(2), FENCE, LONG).is_ok());
 }
@@ -158,7 +158,7 @@ fn an_attempt_of_a_changed_job_starts_after_the_database_has_confirmed_it() {
     let due = leases.due(sent);
     let ids: Vec<JobId> = due.iter().map(|renewal| renewal.id).collect();
     assert_eq!(ids, [JOB]);
-    assert!(unknown(), "the renewal is under way");
+    assert!(unknown(), "the renewal is in flight");
     leases.unanswered(&due);
     assert!(unknown(), "the renewal was not answered");
     let due = leases.due(sent);
@@ -207,16 +207,16 @@ fn a_change_notified_before_the_response_to_the_claim_puts_the_lease_in_doubt() 
         (Some(JobId(3)), [false, false]),
     ] {
         let leases = Leases::new_live();
-        let under_way = leases.claiming();
+        let in_flight = leases.claiming();
         leases.doubt(changed);
         for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
             leases.arrives(id, FENCE, sent, LEASE);
             let unknown = leases.try_start(id, FENCE, &attempt(LEASE)).is_none();
             assert_eq!(unknown, doubted, "{changed:?} {id}");
         }
-        drop(under_way);
+        drop(in_flight);
         // The change does not affect the next claim.
-        let _under_way = leases.claiming();
+        let _in_flight = leases.claiming();
         leases.arrives(JobId(3), FENCE, sent, LEASE);
         assert!(leases.starts(JobId(3), FENCE, LEASE).is_ok());
     }
