@@ -59,8 +59,8 @@ $$;
 -- Gives a queued job another payload, as a new job: the old one is cancelled and keeps its payload, its attempts and
 -- its log. Returns the id of the new job, which continues the chain: jobs that wait for the old job then wait for the
 -- new one. The new job has the same queue, priority, tags, tenant, source, unique key, limits, deadline and signals,
--- waits for the same jobs, and starts no earlier. If the old one was suspended, it is ready at once, because its steps
--- start over.
+-- waits for the same jobs, and does not start before the time that was set for the old one. If the old one was
+-- suspended, the new one is ready at once, because its steps start over.
 CREATE OR REPLACE FUNCTION rouse.replace_payload(id bigint, payload jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -33,7 +33,7 @@ use rouse_workbench::workspace::Workspace;
     bin_name = "cargo xtask",
     about = "The commands for developing Rouse: run it, test it, check it, measure it",
     after_help = "New here? `cargo xtask demo` shows a complete run in half a minute, plus the build. `cargo xtask test` runs\n\
-                  all tests. Both start a private Postgres and leave nothing running. The first build takes 10 to 20\n\
+                  all tests. Both start a private Postgres and leave nothing running. The first build takes about 10\n\
                   minutes on two cores. CONTRIBUTING.md lists what has to be installed."
 )]
 struct Cli {
