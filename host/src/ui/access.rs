@@ -156,8 +156,8 @@ impl Access {
             self.check_origin(headers, host)?;
         }
         let named = self.named_by_proxy(headers);
-        // A web page in a browser on this machine can send the header of the proxy, if its name resolves to this machine
-        // (DNS rebinding). Its requests name this port; those that come through the proxy name that of the proxy.
+        // A web page in a browser on this machine can send the header of the proxy if its name resolves to this
+        // machine (DNS rebinding). Its requests name this port; those through the proxy name that of the proxy.
         let is_direct = self.on_loopback && port_of(host) == Some(self.port);
         if named.is_some() && is_direct && !is_this_machine(host) {
             return Err(Refused::Foreign(format!(

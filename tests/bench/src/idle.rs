@@ -129,8 +129,8 @@ pub(super) async fn idle(
     host::during(&mut hosts, Box::pin(watching)).await?;
     let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
     let cpu_postgres = server.cpu()? - cpu_postgres;
-    // At the start of the window, a session may not have reported the transactions of its last look yet. At the end, all
-    // sessions have reported, and frozen hosts do not add anything.
+    // At the start of the window, a session may not have reported the transactions of its last look yet. At the end,
+    // all sessions have reported, and frozen hosts do not add anything.
     for host in &hosts {
         host.freeze()?;
     }
