@@ -601,7 +601,7 @@ async fn a_retry_is_refused_if_it_would_wait_for_a_job_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_retry_at_a_time_of_the_handler_is_not_a_wait() {
+async fn a_retry_at_a_time_that_the_handler_chose_is_not_a_wait() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!(1)).await;

@@ -528,7 +528,7 @@ fn a_compiler_that_ends_before_it_has_read_its_module_does_not_end_the_command()
 }
 
 #[test]
-fn the_list_of_handlers_ends_quietly_with_its_reader() {
+fn the_list_of_handlers_ends_quietly_if_its_reader_has_gone() {
     let folder = folder_of("", &[("echo.wasm", &echo("test.echo", "1"))]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

@@ -125,7 +125,7 @@ async fn a_long_open_transaction_is_reported() {
 }
 
 #[tokio::test]
-async fn the_operations_page_explains_each_column_of_a_job() {
+async fn the_page_about_job_rows_explains_each_column() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let page = include_str!("../../docs/reference/job-rows.md");

@@ -377,7 +377,7 @@ async fn the_retry_of_a_job_and_the_next_job_of_its_chain_have_no_deadline() {
 }
 
 #[tokio::test]
-async fn a_duration_is_printed_as_text() {
+async fn a_job_timeout_is_printed_in_words() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (ms, words) in [

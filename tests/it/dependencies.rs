@@ -168,7 +168,7 @@ async fn a_released_job_still_waits_for_its_run_at() {
 }
 
 #[tokio::test]
-async fn a_failed_parent_cancels_releases_or_keeps_its_children_by_their_on_failure() {
+async fn a_failed_parent_cancels_releases_or_keeps_its_children_according_to_their_on_failure() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;
@@ -340,7 +340,7 @@ async fn a_waiting_job_can_be_cancelled_completed_deleted_and_rescheduled() {
 }
 
 #[tokio::test]
-async fn a_retry_of_a_job_that_never_ran_waits_again_and_refuses_while_its_parent_has_failed() {
+async fn a_retry_of_a_job_that_never_ran_waits_again_and_is_refused_while_its_parent_has_failed() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let parent = enqueue(&client, "x", json!(1)).await;

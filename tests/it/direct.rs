@@ -96,7 +96,7 @@ async fn tenants(client: &Client) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn round_robin_gives_each_worker_as_many_jobs() {
+async fn round_robin_gives_each_worker_the_same_number_of_jobs() {
     let (db, client) = direct("'round-robin'").await;
     workers(&db, &["a", "b", "c"]).await;
     let mut chosen = Vec::new();
@@ -248,7 +248,7 @@ async fn a_hash_keeps_keys_on_their_workers_and_moves_only_those_of_a_worker_tha
 }
 
 #[tokio::test]
-async fn a_hash_is_of_the_values_that_the_queue_names() {
+async fn a_hash_is_computed_from_the_values_that_the_queue_names() {
     let (db, client) = direct("'hash', '{source,$.customer.id}'").await;
     workers(&db, &["a", "b", "c", "d"]).await;
     let payload = |id: i32, other: i32| {

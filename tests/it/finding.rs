@@ -170,7 +170,7 @@ async fn each_key_of_a_filter_restricts_a_search() {
 }
 
 #[tokio::test]
-async fn a_kind_of_the_host_and_one_of_the_handler_are_found() {
+async fn failed_jobs_are_found_by_the_error_kinds_of_the_host_and_of_the_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     kept(&client, 0, "failed", 1_000_001..=1_000_001).await;

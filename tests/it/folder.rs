@@ -190,7 +190,7 @@ async fn a_later_module_that_shares_one_handler_name_is_refused_as_a_whole() {
 }
 
 #[tokio::test]
-async fn changes_of_the_folder_are_noticed_within_a_second() {
+async fn changes_to_the_folder_are_noticed_within_a_second() {
     let handlers = Handlers::watched(&[]).await;
     let noticed = async |condition: &str, is: &dyn Fn(&HandlerSet) -> bool| {
         let started = Instant::now();

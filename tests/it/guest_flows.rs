@@ -314,7 +314,7 @@ async fn short_sleeps_keep_their_slot_and_are_not_repeated() {
 }
 
 #[tokio::test]
-async fn signals_end_waits_before_and_after_they_start() {
+async fn signals_sent_before_or_after_a_wait_starts_end_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "flow.signals", json!({"name": "go", "times": 3})).await;

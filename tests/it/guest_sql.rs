@@ -181,7 +181,7 @@ async fn a_step_commits_its_effects_once_and_a_failed_one_commits_neither() {
 }
 
 #[tokio::test]
-async fn steps_suspensions_and_effects_go_together_in_any_order() {
+async fn steps_suspensions_and_effects_can_be_combined_in_any_order() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     let line = |amount: i64| call("add_line", json!([7, amount]));

@@ -82,7 +82,7 @@ async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
 }
 
 #[tokio::test]
-async fn the_order_and_the_bounds_of_an_array_of_tags_make_no_other_lane() {
+async fn the_order_and_the_bounds_of_an_array_of_tags_do_not_make_another_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for tags in ["[0:0]={gpu}", "{gpu}", "[-3:-3]={gpu}", "{gpu,gpu}"] {

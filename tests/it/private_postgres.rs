@@ -49,7 +49,7 @@ fn as_root_the_server_runs_as_another_user() {
 }
 
 #[test]
-fn an_ordinary_user_runs_it_directly() {
+fn an_ordinary_user_runs_the_server_directly() {
     // As root, the test runs its child as an ordinary user; otherwise it already is one.
     let data_dir = scratch("user").join("pg");
     let mut command = entry(&data_dir);

@@ -145,7 +145,7 @@ async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
 }
 
 #[tokio::test]
-async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the_longest() {
+async fn old_partitions_are_dropped_by_their_retention_and_records_stay_for_the_longest_one() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client

@@ -465,7 +465,7 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
 
 /// The other handler runs at most one or two jobs at a time, and has none, or runs one, and another one is queued.
 #[tokio::test]
-async fn a_handler_with_little_room_does_not_bound_the_claims_for_others() {
+async fn a_handler_with_little_room_does_not_limit_the_claims_for_others() {
     let few = r#"'producers.own', '{"ms": 600000}', source => 'few'"#;
     for (concurrency, jobs) in [(1_u32, 0), (1, 2), (2, 1)] {
         let db = TestDb::new().await;

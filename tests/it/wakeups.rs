@@ -492,7 +492,7 @@ async fn a_released_claim_wakes_sleeping_workers() {
 }
 
 #[tokio::test]
-async fn a_worker_hears_its_echo_only_if_its_notifications_arrive() {
+async fn a_worker_receives_its_echo_only_if_its_notifications_arrive() {
     let (db, other) = (TestDb::new().await, TestDb::new().await);
     let mut here = listen(&db).await;
     let mut elsewhere = listen(&other).await;

@@ -161,7 +161,8 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
 
 /// The worker sends heartbeats after the loss, but by the clock that was set back they seem to be earlier.
 #[tokio::test]
-async fn a_loss_before_the_clock_was_set_back_does_not_count_as_a_crash_until_it_has_caught_up() {
+async fn a_loss_before_the_clock_was_set_back_does_not_count_as_a_crash_until_the_clock_has_caught_up()
+ {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (survivor, next, last) = (db.worker().await, db.worker().await, db.worker().await);

@@ -279,7 +279,7 @@ async fn enqueue_for_a_full_pipe(client: &Client) {
 }
 
 #[tokio::test]
-async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers() {
+async fn a_host_whose_log_is_not_read_keeps_its_leases_and_answers_requests() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");

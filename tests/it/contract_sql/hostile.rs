@@ -115,7 +115,7 @@ async fn names_of_a_handler_and_of_its_properties_cannot_be_ambiguous() {
 }
 
 #[tokio::test]
-async fn handlers_whose_functions_would_have_one_name_get_two() {
+async fn handlers_whose_functions_would_have_the_same_name_get_different_ones() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let long = format!("{}.{}", "a".repeat(60), "b".repeat(60));

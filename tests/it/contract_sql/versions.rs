@@ -108,7 +108,7 @@ async fn the_function_of_a_removed_handler_raises_an_error_until_it_is_deleted()
 }
 
 #[tokio::test]
-async fn a_function_in_a_schema_with_an_odd_name_is_closed_too() {
+async fn the_function_of_a_removed_handler_raises_an_error_even_in_a_schema_with_an_odd_name() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let create = r#"CREATE SCHEMA "100% ""j" AUTHORIZATION rouse_owner"#;

@@ -107,7 +107,7 @@ async fn hosts_log_the_end_as_an_event() {
 }
 
 #[tokio::test]
-async fn a_worker_of_a_limited_login_ends_all_jobs_but_sees_only_its_own() {
+async fn a_worker_of_a_limited_login_enforces_all_deadlines_but_sees_only_its_own_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let role = "CREATE ROLE late_worker LOGIN IN ROLE rouse_worker; SET ROLE rouse_owner;

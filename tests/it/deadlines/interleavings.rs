@@ -184,7 +184,7 @@ async fn a_host_that_dies_while_it_enforces_leaves_the_deadline_to_others() {
 }
 
 #[tokio::test]
-async fn an_end_that_is_not_committed_comes_before_the_deadline() {
+async fn an_uncommitted_end_of_a_job_takes_precedence_over_its_deadline() {
     for commits in [true, false] {
         let db = TestDb::new().await;
         let (mut client, observer, store) =

@@ -295,7 +295,7 @@ async fn an_adoption_does_not_wait_for_a_producer_that_has_named_the_job() {
 }
 
 #[tokio::test]
-async fn a_retry_of_any_job_of_a_live_chain_is_its_live_job() {
+async fn retrying_any_job_of_a_live_chain_returns_its_live_job() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let first = enqueue(&client, "x", json!(1)).await;

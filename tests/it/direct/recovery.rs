@@ -185,7 +185,7 @@ async fn an_inbox_that_another_worker_recovers_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn a_worker_gives_its_inbox_back_when_it_drains_and_stops_and_is_replaced() {
+async fn a_worker_gives_its_inbox_back_when_it_drains_or_stops_or_is_replaced() {
     let (db, client) = direct("'random'").await;
     let key = WorkerKey::new([7; 32]);
     let pinned = Registration {

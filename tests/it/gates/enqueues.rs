@@ -26,7 +26,7 @@ async fn maintain_keys(store: &Store) -> i32 {
 }
 
 #[tokio::test]
-async fn a_singleton_keeps_the_earlier_job_as_long_as_it_lasts() {
+async fn a_singleton_keeps_the_earlier_job_while_it_is_closed() {
     for (during, while_running, after) in [
         ("queued", false, false),
         ("running", true, false),

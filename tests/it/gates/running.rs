@@ -80,7 +80,7 @@ async fn an_orphan_that_stays_behind_still_counts_however_old_it_is() {
 
 /// An old orphan in another queue does not count, and does not keep the jobs that have ended from being passed over.
 #[tokio::test]
-async fn an_orphan_in_front_of_another_gate_does_not_matter() {
+async fn an_orphan_that_is_not_behind_the_gate_does_not_matter() {
     let (db, client) = gate("'one', 'max_concurrent', queue => 'mail', max => 1").await;
     enqueue(&client, "a", "").await;
     let (_dead, store) = (db.worker().await, db.worker().await);

@@ -290,7 +290,7 @@ async fn a_cancelled_job_opens_the_gate_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_change_of_a_gate_opens_lanes_that_it_had_closed_for_long() {
+async fn a_change_to_a_gate_opens_lanes_that_it_had_closed_for_a_long_time() {
     let (db, client) = gate("'rate', 'throttle', max => 1, period => '1 hour'").await;
     for _ in 0..5 {
         enqueue(&client, "test.sleep", SLEEP).await;

@@ -134,7 +134,7 @@ async fn wrong_parameters_are_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_free_soon_costs_no_attempt() {
+async fn a_lock_that_is_released_soon_costs_no_attempt() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     shop.sql("INSERT INTO orders VALUES (1)").await;

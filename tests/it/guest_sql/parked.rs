@@ -180,7 +180,7 @@ async fn a_handler_whose_statements_no_longer_fit_is_checked_again_until_they_do
 }
 
 #[tokio::test]
-async fn a_parked_query_and_a_parked_step_end_their_attempts_unspent() {
+async fn an_attempt_whose_query_or_step_parks_its_handler_is_not_counted() {
     let shop = Shop::open().await;
     let worker = shop.start().await;
     let warm = shop

@@ -336,7 +336,7 @@ async fn jobs_that_stay_locked_take_no_slots_of_others_however_long_their_leases
 
 /// The tries of so many jobs would keep all connections of the login busy for longer than others wait for one.
 #[tokio::test]
-async fn hundreds_of_jobs_that_another_transaction_names_do_not_hold_up_others_either() {
+async fn hundreds_of_jobs_that_another_transaction_names_do_not_hold_up_others() {
     let shop = Shop::open().await;
     for number in 0..300 {
         shop.enqueue(json!([line(number)])).await;

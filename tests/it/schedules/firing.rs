@@ -113,7 +113,7 @@ async fn nothing_is_enqueued_while_a_schedule_is_paused_and_nothing_is_caught_up
 }
 
 #[tokio::test]
-async fn a_paused_schedule_whose_pause_meets_a_firing_enqueues_nothing() {
+async fn a_schedule_that_is_paused_between_listing_and_firing_enqueues_nothing() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let cron = this_minute(&client).await;

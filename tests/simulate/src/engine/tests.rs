@@ -127,7 +127,7 @@ fn a_new_tenant_need_not_wait_for_the_backlog_of_another() {
 }
 
 #[test]
-fn starts_are_as_many_as_their_limit_permits() {
+fn as_many_jobs_start_as_their_limit_permits() {
     for (burst, least_s, most_s) in [(None, 9.0, 9.2), (Some(5), 9.7, 9.9)] {
         let report = simulate(&gated(rate(20, burst), true, 3, 200));
         assert_eq!(report.exceeded, 0, "{report}");

@@ -54,7 +54,7 @@ fn a_host_that_was_cut_off_may_start_a_cancelled_claim() {
 }
 
 #[test]
-fn a_job_that_had_started_when_it_was_cancelled_is_not_a_case_of_the_line() {
+fn a_job_that_had_started_when_it_was_cancelled_is_not_a_case_of_ended_in_line() {
     let mut world = healthy();
     starts_late(&mut world, "host-1", -200_000);
     breaks_nothing(&world);

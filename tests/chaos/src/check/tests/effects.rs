@@ -17,7 +17,7 @@ fn pay_again(world: &mut World, job: i64, attempt: i32, part: &str) {
 }
 
 #[test]
-fn effects_of_a_success_that_are_missing_or_there_twice_are_found() {
+fn missing_and_duplicate_effects_of_a_success_are_found() {
     breaks("effects_once", |world| {
         let of_step = |line: &BankLine| line.job == STAGED && line.part == "end";
         world.lines.retain(|line| !of_step(line));

@@ -239,7 +239,7 @@ fn jobs_that_a_retry_without_a_response_may_have_made_are_not_certainly_live() {
 }
 
 #[test]
-fn a_job_that_waits_for_no_retry_is_found() {
+fn a_job_that_waits_but_not_for_a_retry_is_found() {
     breaks("flow_not_stranded", |world| {
         spec(world, FLOWS[3]).nodes[1].after[0].on_failure = OnFailure::Run;
     });

@@ -84,7 +84,7 @@ fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
 }
 
 #[test]
-fn a_host_that_does_not_stop_in_order_is_found() {
+fn a_host_that_does_not_stop_cleanly_is_found() {
     breaks("hosts_stay_up", |world| {
         for happened in &mut world.happened {
             if let Event::HostStopped { clean, .. } = &mut happened.event {

@@ -73,7 +73,7 @@ fn an_orphan_that_waits_too_long_is_found() {
 }
 
 #[test]
-fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
+fn an_attempt_lost_with_a_host_that_was_stopped_cleanly_is_found() {
     breaks("stop_loses_nothing", |world| {
         world.records.retain(|record| record.job != Some(STOPPED));
         world.attempts.push(Attempt {

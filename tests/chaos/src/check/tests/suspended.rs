@@ -139,7 +139,7 @@ fn an_old_signal_to_a_job_that_has_ended_may_be_deleted() {
 }
 
 #[test]
-fn a_signal_that_was_refused_and_is_there_is_found() {
+fn a_signal_that_was_refused_but_exists_is_found() {
     for response in [Response::Ok(0), Response::Refused("no".into())] {
         breaks("signals_not_lost", |world| {
             for call in &mut world.calls {
