@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 enum Does {
     #[default]
     Succeeds,
-    /// Its own outcome.
+    /// From here to `ReturnsTooMuch`: the outcome of this job only.
     Fails,
     FailsForNow,
     FailsForAMinute,
     RetriesInAMinute,
     ReturnsTooMuch,
-    /// The end of the whole attempt.
+    /// From here to `LeavesOneOut`: the whole attempt.
     Panics,
     Spins,
     Sleeps,
     FailsAll,
     LeavesOneOut,
-    /// What an attempt at several jobs cannot do.
+    /// From here on: calls that an attempt at several jobs must not make.
     RunsAStep,
     Waits,
     ReadsResults,
@@ -35,12 +35,12 @@ enum Does {
 struct Payload {
     #[serde(default)]
     does: Does,
-    /// How long the attempt takes, for `sleeps`, milliseconds.
+    /// How long the attempt takes, for `sleeps`, in milliseconds.
     #[serde(default)]
     ms: u64,
 }
 
-/// Returns the size of its batch, and the first job of it.
+/// Returns the size and the first job of its batch, and its own attempt and tenant.
 #[handler(
     name = "batch.any",
     batch(max = 4, period = "400ms"),

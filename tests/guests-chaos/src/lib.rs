@@ -1,4 +1,4 @@
-//! A handler that leaves evidence of each of its attempts outside the database.
+//! Handlers that leave evidence of each of their attempts outside the database.
 //!
 //! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….did`, `….step`, `….tick` and
 //! `….end`. One system call creates a file, so a kill cannot leave half of it.
@@ -26,7 +26,7 @@ const EVIDENCE: &str = "/evidence";
 struct Work {
     /// The job's number in the ledger.
     n: i64,
-    /// How long it sleeps first.
+    /// How long it sleeps before it ends.
     #[serde(default)]
     sleep_ms: u64,
     /// Attempts up to this one fail.
@@ -91,7 +91,7 @@ async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
-/// Like `chaos.work`, with a lease so long that it is not renewed during the attempt.
+/// Like `chaos.work`; the run sets a lease so long that it is not renewed during the attempt.
 #[handler(name = "chaos.patient", capabilities = ["dirs"])]
 async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await

@@ -24,7 +24,7 @@ pub(crate) struct Payment {
     fail_attempts: u32,
 }
 
-/// Moves an amount, and leaves a line for each of its transactions.
+/// Moves an amount between two accounts, and writes a line in each of its transactions.
 #[handler(
     name = "chaos.pay",
     capabilities = ["dirs"],

@@ -1,4 +1,4 @@
-//! A handler whose attempts are suspended, and which ties jobs together.
+//! A handler whose attempts are suspended, and which enqueues and calls other jobs.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct Task {
     nap_ms: u64,
     /// How many signals it waits for.
     waits: u32,
-    /// How long it waits for each of them; null: until it comes.
+    /// How long it waits for each of them; null: until it arrives.
     timeout_ms: Option<u64>,
     /// The first attempt that gets there fails before the sleep.
     stumbles: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Task {
     next: Option<Value>,
 }
 
-/// Enqueues jobs, does a step, sleeps, waits for signals and calls a job. The result says what it has enqueued and
+/// Enqueues jobs, does a step, sleeps, waits for signals and calls a job. The result lists what it has enqueued and
 /// received.
 #[handler(name = "chaos.suspending", capabilities = ["dirs", "enqueue:chaos.work"])]
 pub(crate) fn suspending(ctx: &Ctx, task: Task) -> Result<Value, Error> {

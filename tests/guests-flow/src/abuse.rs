@@ -37,12 +37,12 @@ pub(crate) fn in_step(ctx: &Ctx, what: What) -> Value {
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Many {
     count: u32,
-    /// Of each payload.
+    /// The size of each payload.
     #[serde(default)]
     bytes: usize,
 }
 
-/// Enqueues jobs until one is refused. Returns how many were not, and the error.
+/// Enqueues jobs until one is refused. Returns how many were accepted, and the error.
 #[handler(name = "flow.many-children", max_attempts = 1, capabilities = ["enqueue:flow.*"])]
 pub(crate) fn many_children(ctx: &Ctx, payload: Many) -> Value {
     let text = "x".repeat(payload.bytes);
@@ -52,7 +52,7 @@ pub(crate) fn many_children(ctx: &Ctx, payload: Many) -> Value {
     })
 }
 
-/// Sleeps for no time until that is refused. Returns how often it was not, and the error.
+/// Sleeps for zero time until a sleep is refused. Returns how many were accepted, and the error.
 #[handler(name = "flow.many-waits", max_attempts = 1)]
 pub(crate) fn many_waits(ctx: &Ctx, payload: Many) -> Value {
     until_refused(payload.count, || ctx.sleep("nap", Duration::ZERO))

@@ -16,10 +16,10 @@ pub(crate) fn call(ctx: &Ctx, job: Spec) -> Result<Value> {
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct CallAll {
     jobs: Vec<Spec>,
-    /// All of them so many times, in one wait.
+    /// Calls all of them this many times, in one wait.
     #[serde(default = "once")]
     times: u32,
-    /// Square this number with a call of its own at the end.
+    /// Squares this number with a call of its own at the end.
     square: Option<u32>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Fails {
     message: String,
 }
 
-/// Fails permanently, like this.
+/// Fails permanently, with this kind and message.
 #[handler(name = "flow.fails", max_attempts = 1)]
 pub(crate) fn fails(payload: Fails) -> Result<()> {
     Err(Error::permanent(payload.message).kind(payload.kind))

@@ -10,7 +10,7 @@ use crate::spec::{Spec, once};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Next {
     next: Spec,
-    /// So many times, which is refused from the second on.
+    /// Continues this many times; the second and later ones are refused.
     #[serde(default = "once")]
     times: u32,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Hop {
     n: u32,
     #[serde(default)]
     done: u32,
-    /// Fails once, with this number of hops to come.
+    /// Fails once, when this number of hops is to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fail_at: Option<u32>,
 }

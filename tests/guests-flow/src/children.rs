@@ -27,14 +27,14 @@ enum Then {
 
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Children {
-    /// In this order.
+    /// Enqueued in this order.
     jobs: Vec<Spec>,
-    /// All of them so many times.
+    /// Enqueues all of them this many times.
     #[serde(default = "once")]
     times: u32,
-    /// Sleep durably for this long after that.
+    /// Then sleeps durably for this long.
     nap_ms: Option<u64>,
-    /// Continue the chain with this one.
+    /// Continues the chain with this one, before the sleep.
     next: Option<Spec>,
     #[serde(default)]
     then: Then,
@@ -89,7 +89,7 @@ pub(crate) struct Tree {
     width: u32,
 }
 
-/// Enqueues itself: a tree of jobs, this deep and wide.
+/// Enqueues itself again and again: a tree of jobs of this depth and width.
 #[handler(name = "flow.tree", max_attempts = 1, capabilities = ["enqueue:flow.tree"])]
 pub(crate) fn tree(ctx: &Ctx, payload: Tree) -> Result<()> {
     if let Some(depth) = payload.depth.checked_sub(1) {

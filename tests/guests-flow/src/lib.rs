@@ -1,4 +1,4 @@
-//! Handlers that tie jobs together, one behaviour each, for the tests of the host.
+//! Handlers that enqueue and call jobs, wait, and run SQL statements, one behaviour each, for the tests of the host.
 
 mod abuse;
 mod calls;

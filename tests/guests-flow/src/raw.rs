@@ -1,5 +1,5 @@
-//! A guest that calls the host in ways that the SDK does not: with invalid options, foreign ids, and steps of its
-//! own choice.
+//! A guest that calls the host in ways that the SDK does not: with invalid options, ids of other jobs, and steps
+//! of its own choice.
 
 use rouse_sdk::{Ctx, Result, handler};
 use schemars::JsonSchema;
@@ -24,7 +24,7 @@ pub(crate) enum HostCall {
     Signal(String, String, Option<u64>),
     /// Jobs with their steps.
     Call(Vec<(String, NewJob)>),
-    /// Starts a step, and records it with this text.
+    /// Starts a step, and records it with this text, if there is one.
     Step(String, Option<Bytes>),
 }
 
@@ -51,8 +51,8 @@ pub(crate) enum Bytes {
     Bytes(Vec<u8>),
 }
 
-/// Makes these calls, one after the other. Returns what the host has answered: `{"ok": …}`, or `{"refused": why}`,
-/// `{"not-granted": why}`, `{"aborted": null}`.
+/// Makes these calls, one after the other. Returns the responses of the host: `{"ok": …}`, `{"refused": why}`,
+/// `{"not-granted": why}` or `{"aborted": null}`.
 #[handler(name = "flow.raw", max_attempts = 1, capabilities = ["enqueue"])]
 pub(crate) fn raw(_ctx: &Ctx, calls: Vec<HostCall>) -> Result<Vec<Value>> {
     Ok(calls.into_iter().map(answer).collect())

@@ -3,7 +3,7 @@
 use rouse_sdk::{Ctx, Result, handler};
 use serde_json::{Value, json};
 
-/// Returns all ends, in order.
+/// Returns all ends, in the order in which the host lists them.
 #[handler(name = "flow.results", max_attempts = 1)]
 pub(crate) fn results(ctx: &Ctx, _payload: Value) -> Result<Vec<Value>> {
     let results = ctx.results()?;

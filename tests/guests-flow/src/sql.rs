@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::spec::Spec;
 
-/// A call of a statement.
+/// A call to a statement.
 #[derive(Deserialize, JsonSchema)]
 struct Call {
     statement: String,
@@ -25,14 +25,14 @@ enum Do {
     Sql(Call),
     /// Run a query; the rows are part of the result.
     Query(Call),
-    /// The same, and go on if it fails; the kind and the details of the error are part of the result.
+    /// The same, and continue if it fails; the error is part of the result.
     TryQuery(Call),
     /// A step with effects; its result is the number of the attempt.
     Step {
         name: String,
         effects: Vec<Call>,
     },
-    /// The same, and go on if it fails.
+    /// The same, and continue if it fails; the error is part of the result.
     TryStep {
         name: String,
         effects: Vec<Call>,

@@ -12,7 +12,7 @@ use crate::spec::once;
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Sleeps {
     ms: Vec<u64>,
-    /// All of them so many times.
+    /// Repeats all of them this many times.
     #[serde(default = "once")]
     times: u32,
     /// Fails once after the sleeps.
@@ -58,8 +58,8 @@ pub(crate) struct Naps {
     ms: u64,
 }
 
-/// A step before each of n sleeps. Each step logs a line, and returns how many steps its attempt has done: 1, if an
-/// attempt does not do recorded steps again and each sleep suspends it.
+/// Does a step before each of n sleeps. Each step logs a line, and returns how many steps its attempt has done: 1 if
+/// recorded steps are not repeated and each sleep suspends the attempt.
 #[handler(name = "flow.naps", max_attempts = 1)]
 pub(crate) fn naps(ctx: &Ctx, payload: Naps) -> Result<Vec<u32>> {
     let mut done = 0;
@@ -83,7 +83,7 @@ pub(crate) struct Signals {
     times: u32,
 }
 
-/// Waits for a signal so many times, and returns the payloads: `{"got": …}`, or null after a timeout.
+/// Waits for a signal this many times, and returns the payloads: `{"got": …}`, or null after a timeout.
 #[handler(name = "flow.signals", max_attempts = 1)]
 pub(crate) fn signals(ctx: &Ctx, payload: Signals) -> Result<Vec<Value>> {
     let timeout = payload.timeout_ms.map(Duration::from_millis);

@@ -58,7 +58,7 @@ static bool run_steps(const job_t *job, module_list_u8_t *result, failure_t *fai
     rouse_handler_steps_step_error_t error;
     char json[64];
     if (!rouse_handler_steps_start(&name, &recorded, &error))
-        return failed(failure, "step", "the step cannot be begun", false);
+        return failed(failure, "step", "the step cannot be started", false);
     if (recorded.is_some) {
         snprintf(json, sizeof json, "{\"recorded\":%.*s,\"attempt\":%u}", (int)recorded.val.len, recorded.val.ptr,
                  (unsigned)job->attempt);

@@ -1,4 +1,4 @@
-//! Handlers that the SDK does not allow: malformed results, misused host calls.
+//! Handlers that cannot be written with the SDK: malformed results, misused host calls.
 //!
 //! On native targets this crate is empty.
 #![cfg(target_family = "wasm")]

@@ -20,7 +20,7 @@ pub(crate) fn invalid_utf8(_: Vec<u8>) -> Answer {
     Ok(vec![b'"', 0xff, 0xfe, b'"'])
 }
 
-/// 100,000 nested arrays: more than most stacks can follow.
+/// 100,000 nested arrays: too deep for most recursive parsers.
 pub(crate) fn deep(_: Vec<u8>) -> Answer {
     Ok(["[".repeat(100_000), "]".repeat(100_000)].concat().into())
 }

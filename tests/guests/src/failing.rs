@@ -24,7 +24,7 @@ pub(crate) struct Fail {
     r#as: As,
 }
 
-/// Fails with an error of each kind.
+/// Fails with the error that its payload selects.
 #[handler(name = "test.fail", retry_initial = "10ms", retry_max = "10ms")]
 pub(crate) fn fail(payload: Fail) -> Result<Value, Error> {
     Err(match payload.r#as {

@@ -40,10 +40,10 @@ pub(crate) struct Alloc {
     gently: bool,
 }
 
-/// The step in which `test.alloc` grows.
+/// The size of one allocation of `test.alloc`.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Allocates this many bytes, and returns how many it has.
+/// Allocates at least this many bytes, and returns how many it holds.
 #[handler(name = "test.alloc", max_attempts = 1)]
 pub(crate) fn alloc(payload: Alloc) -> Result<usize, Error> {
     let mut held: Vec<Vec<u8>> = Vec::new();
@@ -95,7 +95,7 @@ pub(crate) fn nul_result(_payload: Value) -> &'static str {
     "\0"
 }
 
-/// Counts its calls; its instances may serve many.
+/// Counts its calls; its instances may serve many jobs.
 #[handler(name = "test.reuse.state", instances = "reuse")]
 pub(crate) fn reuse_state(_payload: Value) -> u32 {
     static CALLS: AtomicU32 = AtomicU32::new(0);

@@ -17,12 +17,12 @@ pub(crate) struct Calls {
 #[serde(rename_all = "kebab-case")]
 enum Call {
     Get(String),
-    /// The bytes of a value.
+    /// Gets the bytes of a value.
     Bytes(String),
     Set(String, Value),
-    /// This many keys with this prefix, with values of this many bytes.
+    /// Sets this many keys with this prefix, to values of this many bytes.
     Fill(String, u32, usize),
-    /// A key of this many characters.
+    /// Sets a key of this many characters.
     SetLong(usize),
     Delete(String),
     Keys(String),
@@ -65,7 +65,7 @@ async fn answer(ctx: &Ctx, call: Call) -> Result<Value> {
             ctx.progress(50, "waiting");
             json!(ctx.abort().wait().await.as_str())
         }
-        Call::Fail => return Err(Error::permanent("it was told to")),
+        Call::Fail => return Err(Error::permanent("as the payload requests")),
     })
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
     Ok(fs::read_to_string(payload.path)?)
 }
 
-/// Probes for a file that may be missing, and fails for another reason.
+/// Checks whether a file exists, and then fails for another reason.
 #[handler(
     name = "test.probe-file",
     max_attempts = 2,

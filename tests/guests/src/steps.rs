@@ -28,8 +28,8 @@ pub(crate) struct Steps {
     between: Between,
 }
 
-/// Two steps, each of which returns the number of the attempt that did it; one in a loop; the result contains all of
-/// them.
+/// Does two steps, and between them one in a loop. Each returns the number of the attempt that did it, and the result
+/// contains all of them.
 #[handler(
     name = "test.steps",
     max_attempts = 3,
@@ -70,7 +70,7 @@ pub(crate) struct Open {
     steps: u32,
 }
 
-/// Steps `1`, `2` and so on, all of which are open before the first ends; the result is their number.
+/// Does the steps `1`, `2` and so on, all of which are open before the first ends. Returns their number.
 #[handler(name = "test.open-steps")]
 pub(crate) async fn open_steps(ctx: &Ctx, payload: Open) -> Result<u32, Error> {
     let all_open = Cell::new(false);
@@ -87,7 +87,7 @@ pub(crate) async fn open_steps(ctx: &Ctx, payload: Open) -> Result<u32, Error> {
         let ended = steps
             .iter_mut()
             .any(|step| step.as_mut().poll(context).is_ready());
-        assert!(!ended, "a step waits for the others");
+        assert!(!ended, "no step ends before all are open");
         Poll::Ready(())
     })
     .await;
@@ -105,7 +105,7 @@ pub(crate) struct BadSteps {
     count: u32,
 }
 
-/// Makes this many steps of this name and size, and returns the error of the one that was refused.
+/// Does this many steps of this name and size, and returns the error of the first that was refused.
 #[handler(name = "test.bad-steps", max_attempts = 1)]
 pub(crate) fn bad_steps(ctx: &Ctx, payload: BadSteps) -> Value {
     for _ in 0..payload.count {

@@ -63,7 +63,7 @@ pub(crate) fn ignore_abort(ctx: &Ctx, _payload: Value) -> Value {
     }
 }
 
-/// Waits for something that never comes.
+/// Waits for something that never happens.
 #[handler(name = "test.deadlock", max_attempts = 1)]
 pub(crate) async fn deadlock(_payload: Value) -> Value {
     std::future::pending().await
