@@ -1,4 +1,4 @@
-//! Attenuation: jobs that drop some of the grants and limits of their handlers.
+//! Attenuation: jobs that drop some of the grants of their handlers, and lower their limits.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use crate::support::page::blocks_of;
 use crate::support::worker::{TestWorker, ended, enqueue, enqueue_sql};
 use crate::support::{TestDb, scratch, skip};
 
-/// The block of this kind on a page that contains this text.
+/// The first block of this kind, on this page, that contains this text.
 fn block(page: &str, kind: &str, text: &str) -> String {
     let mut blocks = blocks_of(page, kind).into_iter();
     let found = blocks.find(|block| block.contains(text));

@@ -218,8 +218,8 @@ async fn a_claim_by_source_stops_at_eight_mebibytes() {
     }
 }
 
-/// The jobs of the sources `a` and `b` are those of one handler, which has little room. It does not bound those of the
-/// source `c`.
+/// The jobs of the sources `a` and `b` are those of one handler, which has little room. This does not limit the jobs of
+/// the source `c`.
 #[tokio::test]
 async fn a_claim_by_source_takes_as_many_jobs_of_each_handler_as_it_has_room_for() {
     let db = TestDb::new().await;

@@ -12,7 +12,7 @@ use crate::support::{Host, TestDb, rouse, scratch, skip};
 /// Debian's `faketime`, which CI installs.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
-/// Starts a host whose calendar is off by this much.
+/// Starts a host whose wall clock is off by this much.
 fn serve(db: &TestDb, off_by: &str) -> Host {
     let config = scratch("clocks").join("rouse.toml");
     std::fs::write(&config, "[handlers.\"test.*\"]\nlease = \"2s\"\n").unwrap();

@@ -72,13 +72,13 @@ async fn intact_code_that_wasmtime_rejects_is_compiled_again() {
     let entry = entries(&cache).remove(0);
     // Framed like a cache entry, but with contents that are not machine code.
     let name = entry.file_name().unwrap().to_str().unwrap();
-    let digest = Digest::compute(format!("{name}\0of a wasmtime to come").as_bytes()).to_string();
+    let digest = Digest::compute(format!("{name}\0from a later wasmtime").as_bytes()).to_string();
     let digest = (0..64)
         .step_by(2)
         .map(|at| u8::from_str_radix(&digest[at..at + 2], 16).unwrap());
     let mut bytes = fs::read(&entry).unwrap()[..16].to_vec();
     bytes.extend(digest);
-    bytes.extend(b"of a wasmtime to come");
+    bytes.extend(b"from a later wasmtime");
     fs::write(&entry, bytes).unwrap();
     assert_eq!(start(&cache, &module).await, CodeFrom::Compiler);
     assert_eq!(start(&cache, &module).await, CodeFrom::Cache);

@@ -51,13 +51,13 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     wat::parse_str(text).expect("the bomb is WebAssembly text")
 }
 
-/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s
-/// on one machine and less than 5 s on another.
+/// A module whose compilation takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of
+/// these functions took 13 s on one machine and less than 5 s on another.
 pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(240, 1, 150)
 }
 
-/// 80 KB whose compilation takes more than 12 GiB.
+/// A module of 80 KB whose compilation takes more than 12 GiB.
 fn bomb_of_memory() -> Vec<u8> {
     bomb(1, 40, 400)
 }

@@ -167,7 +167,7 @@ async fn read_until(stream: &mut TcpStream, seen: &mut String, wanted: &str) {
         }
     };
     if timeout(TIMEOUT, reading).await.is_err() {
-        panic!("{wanted:?} did not come in {seen}");
+        panic!("{wanted:?} did not arrive; received: {seen}");
     }
 }
 

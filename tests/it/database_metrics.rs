@@ -64,8 +64,8 @@ async fn a_count_that_takes_too_long_is_cancelled_in_the_database() {
     store.depths().await.unwrap();
 }
 
-/// Asserts that this transaction is reported, and is no longer reported once it has ended; three transactions came
-/// after it.
+/// Asserts that this transaction is reported, and is no longer reported once it has ended. At least three transactions
+/// have started since it did.
 async fn assert_reported_until_its_end(store: &Store, open: Transaction<'_>) {
     let database_metrics = store.database_metrics().await.unwrap();
     assert!(
@@ -78,7 +78,8 @@ async fn assert_reported_until_its_end(store: &Store, open: Transaction<'_>) {
         "{database_metrics:?}"
     );
     open.rollback().await.unwrap();
-    // Processes of the server without a database, such as the autovacuum launcher, have transactions of milliseconds.
+    // Processes of the server without a database, such as the autovacuum launcher, have transactions that last
+    // milliseconds.
     let until_none = async {
         while let Some(age) = store.database_metrics().await.unwrap().oldest_transaction_s {
             assert!(age < 1.0, "{age}");

@@ -413,7 +413,8 @@ async fn an_enqueue_reads_no_old_versions_of_workers() {
     old.batch_execute("COMMIT").await.unwrap();
 }
 
-/// The settings of producers forbid a scan, so its plan would be so expensive that Postgres would compile it each time.
+/// The functions for producers disable sequential scans, so the plan of a scan would seem so expensive that Postgres
+/// would compile it by JIT each time.
 #[tokio::test]
 async fn an_enqueue_finds_the_workers_by_an_index() {
     let (db, client) = direct("'round-robin'").await;

@@ -1,4 +1,4 @@
-//! Migrations of schema `rouse`, from an empty database to the present.
+//! Migrations of schema `rouse`, from an empty database to the current version.
 
 mod definitions;
 mod locks;

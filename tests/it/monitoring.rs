@@ -54,7 +54,7 @@ fn promtool_accepts_the_configuration_and_each_alert_fires_in_its_tests() {
             let mut fires = tested.map(|rest| rest.lines().nth(1).unwrap_or_default());
             assert!(
                 fires.any(|line| line.trim() == "exp_alerts:"),
-                "no test in which {name} fires"
+                "there is no test in which {name} fires"
             );
         }
     }

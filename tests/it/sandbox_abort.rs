@@ -170,7 +170,7 @@ async fn a_guest_of_rust_that_sleeps_or_waits_for_the_host_is_stopped() {
         .expect("a catalog");
     let set = catalog.current();
     let handler = |name: &str| set.get(name).expect("a served handler").clone();
-    // Blocked in a call of the host; and in a step whose record never gets a response.
+    // Blocked in a host call; and in a step whose record never gets a response.
     stop_for_every_reason("sleeping", handler("test.ignore-abort"), "{}", true).await;
     let step = r#"{"between": "nothing"}"#;
     stop_for_every_reason("in a step", handler("test.steps"), step, false).await;

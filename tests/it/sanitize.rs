@@ -19,7 +19,7 @@ const NASTY: &str =
 /// The same text as shown where several lines are allowed.
 const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2028}x";
 
-/// A coin does not land on the same side this often.
+/// A coin does not land on the same side this many times in a row.
 const TOSSES_MAX: usize = 64;
 
 /// True for characters that must not appear in printed text; line breaks are checked separately.

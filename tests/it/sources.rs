@@ -463,7 +463,8 @@ async fn the_end_of_a_bound_job_lets_the_next_one_of_its_handler_start() {
     }
 }
 
-/// The other handler runs at most one or two jobs at a time, and has none, or runs one, and another one is queued.
+/// The other handler may run one job and has none; may run one, and one runs while another is queued; or may run two,
+/// and one runs.
 #[tokio::test]
 async fn a_handler_with_little_room_does_not_limit_the_claims_for_others() {
     let few = r#"'producers.own', '{"ms": 600000}', source => 'few'"#;

@@ -91,8 +91,8 @@ fn print_the_cost_of_a_start() {
         }
         println!("{count} modules of {size} bytes");
         // This start brings the files into memory.
-        start(&folder, "without kept code");
-        start(&folder, "with kept code");
+        start(&folder, "without cached code");
+        start(&folder, "with cached code");
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -159,7 +159,7 @@ async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// The worker sends heartbeats after the loss, but by the clock that was set back they seem to be earlier.
+/// The worker sends heartbeats after the loss, but the clock was set back, so they seem to be earlier.
 #[tokio::test]
 async fn a_loss_before_the_clock_was_set_back_does_not_count_as_a_crash_until_the_clock_has_caught_up()
  {
@@ -283,7 +283,7 @@ async fn a_job_whose_last_loss_is_not_judged_yet_does_not_hold_up_others() {
     };
     expire(&client, orphaned.id).await;
     let worker = TestWorker::start(&db, settings).await;
-    // Until the others have ended, the silence of the worker starts again and again, however slow this machine is.
+    // Until the others have ended, the silence of the worker starts anew again and again, however slow this machine is.
     let others_have_ended = format!(
         "WITH again AS (UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = {orphan})
          SELECT count(*) = 100 FROM rouse.finished"

@@ -174,7 +174,7 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let successor = serve(&db, &config, &["--worker-id", "successor"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
-    // According to its own clock, its leases have ended while it was frozen, and the guest's sleep may also have ended:
+    // According to its own clock, its leases ended while it was frozen, and the guest's sleep may also have ended:
     // either the host stops the attempt first, or the database refuses the outcome.
     frozen.line(TIMEOUT, |line| {
         // The guest, the check of the leases or the database may notice it first.

@@ -1,4 +1,4 @@
-//! Open pages.
+//! Open pages: their updates, and how many of them there may be.
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ async fn try_again(client: &Client) {
 async fn a_locked_job_does_not_hold_up_others_and_ends_once_it_is_free() {
     for lock in [
         "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
-        // A producer that names the job, or sends it a signal, until it commits.
+        // As long as a producer that names the job, or sends it a signal, has not committed.
         "SELECT rouse.enqueue('y', after => jsonb_build_array($1::bigint))",
     ] {
         let db = TestDb::new().await;

@@ -17,8 +17,8 @@ use crate::support::database::{migrate, registration};
 use crate::support::worker::{TIMEOUT, enqueue, show, until_true};
 use crate::support::{connect, postgres_settings, scratch};
 
-/// Each statement that changes a table of Rouse counts; the transaction waits after number `at` (0: never) for the lock
-/// that the test holds. The counter is a setting of the transaction.
+/// Counts the statements that change a table of Rouse. After statement number `at` (0: never), the transaction waits
+/// for the lock that the test holds. The counter is a setting of the transaction.
 const HALT: &str = "
     CREATE TABLE public.halt (at integer);
     INSERT INTO public.halt VALUES (0);
@@ -47,7 +47,7 @@ const HALTED: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_eve
 struct Crashing {
     url: String,
     store: Store,
-    /// Removed with its files.
+    /// Stopped when dropped; the next run removes its files.
     _server: Server,
 }
 
@@ -121,7 +121,7 @@ impl Crashing {
             let sql = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory'";
             let pid: i32 = watcher.query_one(sql, &[]).await.unwrap().get(0);
             let kill = Command::new("kill").args(["-9", &pid.to_string()]).status();
-            assert!(kill.unwrap().success(), "kill a session of this server");
+            assert!(kill.unwrap().success(), "a session of this server is killed");
             let started = Instant::now();
             while !watcher.is_closed() {
                 assert!(started.elapsed() < TIMEOUT, "the server ends all sessions");

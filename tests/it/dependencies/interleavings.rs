@@ -357,7 +357,7 @@ async fn deleting_a_chain_waits_for_its_retry_and_deletes_the_retry_too() {
     assert_eq!(show(&client, child).await.state, "cancelled");
 }
 
-/// The enqueue waits for a retry, which has succeeded when it commits.
+/// The enqueue waits for the transaction that makes the retry, and in which the retry already succeeds.
 #[tokio::test]
 async fn a_job_does_not_wait_for_a_retry_that_succeeds_while_it_is_enqueued() {
     let db = TestDb::new().await;

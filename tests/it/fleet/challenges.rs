@@ -133,7 +133,7 @@ async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer()
         .await
         .exits(0)
         .prints("proves that it has the module of noop");
-    std::fs::write(&served, "a newer file that is no module").unwrap();
+    std::fs::write(&served, "a newer file that is not a module").unwrap();
     let changed = "worker mail-1 does not prove that it has the module: its file has changed since it was loaded";
     run_rouse(&db, &args).await.exits(4).prints(changed);
     std::fs::remove_file(&served).unwrap();

@@ -10,7 +10,8 @@ use crate::support::claims::{claim, orders, rand};
 
 use super::{enqueue, gate, number, set_gate};
 
-/// Inserted as it is: the claim was made before there was a gate, or by a release without `rouse.lease_floor`.
+/// Makes the jobs run as if they had been claimed before there was a gate: no claim has considered their leases for
+/// `rouse.lease_floor`.
 const OLD_RUNNING: &str = "UPDATE rouse.job AS j
     SET state = 'running', attempt = 1, fence = 1, worker = (SELECT min(incarnation) FROM rouse.worker), claimed_at = now() - interval '1 hour',
         lease_until = now() - interval '50 minutes'";
@@ -60,7 +61,7 @@ async fn jobs_that_ended_long_ago_are_read_once_while_a_transaction_is_open() {
     }
 }
 
-/// Its worker is dead, and those that are left may not adopt it.
+/// Its worker is dead, and the remaining workers may not adopt it.
 #[tokio::test]
 async fn an_orphan_that_stays_behind_still_counts_however_old_it_is() {
     let (db, client) = gate("'one', 'max_concurrent', key => '{tenant}', max => 1").await;
@@ -78,7 +79,7 @@ async fn an_orphan_that_stays_behind_still_counts_however_old_it_is() {
     assert_eq!(claimed(&store).await, 1);
 }
 
-/// An old orphan in another queue does not count, and does not keep the jobs that have ended from being passed over.
+/// An old orphan in another queue does not count, and claims behind the gate still pass over the jobs that have ended.
 #[tokio::test]
 async fn an_orphan_that_is_not_behind_the_gate_does_not_matter() {
     let (db, client) = gate("'one', 'max_concurrent', queue => 'mail', max => 1").await;

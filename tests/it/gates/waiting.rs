@@ -129,7 +129,7 @@ async fn a_gate_that_another_worker_has_opened_is_found_by_the_sweep() {
     worker.drain().await;
 }
 
-/// Jobs of other lanes were cancelled. Each sweep opens a few lanes, and all empty lanes make way at once.
+/// The jobs of the other lanes were cancelled. A sweep opens a few lanes, and passes over all empty ones at once.
 #[tokio::test]
 async fn a_sweep_passes_over_hundreds_of_lanes_that_are_empty_by_now() {
     let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
@@ -229,7 +229,7 @@ async fn a_job_behind_lanes_that_are_empty_by_now_starts_when_its_limit_has_room
     assert_eq!(number(&client, ran).await, 1);
 }
 
-/// No matter how many of the other lanes a claim finds closed.
+/// This holds no matter how many of the other lanes a claim finds closed.
 #[tokio::test]
 async fn a_tenant_below_its_rate_does_not_wait_behind_hundreds_that_have_used_theirs_up() {
     let (db, client) =

@@ -31,7 +31,7 @@ async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
     run(vec![
         body(
             "a log line of 20 MB",
-            "a call carries 8 MiB",
+            "a call carries at most 8 MiB",
             "(drop (memory.grow (i32.const 400)))
              (call $log (i32.const 2) (i32.const 0) (i32.const 20000000)) unreachable",
             Ends::Trap("too much data to the host in one call"),

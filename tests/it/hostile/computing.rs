@@ -23,7 +23,7 @@ async fn guests_that_compute_forever_are_stopped_in_every_phase() {
         ),
         body(
             "endless filling",
-            "the same of memory.fill",
+            "the same holds for memory.fill",
             "(drop (memory.grow (i32.const 400)))
              (loop $ever (memory.fill (i32.const 200000) (i32.const 7) (i32.const 16000000)) (br $ever))
              unreachable",
@@ -135,7 +135,7 @@ async fn each_trap_ends_only_its_own_attempt() {
         ),
         with(
             "ending the process",
-            "it is the guest's own that ends",
+            "only the guest ends, not the host",
             "(import \"wasi_snapshot_preview1\" \"proc_exit\" (func $exit (param i32)))",
             "(call $exit (i32.const 0)) unreachable",
             Ends::Trap("ended its process"),

@@ -65,13 +65,13 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "five memories",
-            "so is it",
+            "it is refused permanently",
             with(&"(memory 1)".repeat(4)),
             "it exceeds what this host allows for one module: defined memories count of 5",
         ),
         (
             "a table of a million elements",
-            "so is it",
+            "it is refused permanently",
             with("(table 1000000 funcref)"),
             "it exceeds what this host allows for one module: table index 0",
         ),
@@ -141,7 +141,7 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "a manifest without handlers",
-            "it is useless",
+            "it is useless, so it is refused",
             described(r#"{"handlers":[]}"#),
             "no handlers",
         ),

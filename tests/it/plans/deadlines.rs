@@ -45,7 +45,7 @@ async fn deadlines_handled_long_ago_are_not_read_again_while_a_transaction_is_op
     client.query(REGISTER, &[]).await.unwrap();
     client
         .batch_execute(
-            // Inserted as they are: an update would leave entries that a concurrent test can also keep.
+            // Inserted with these times: an update would leave old index entries, which a concurrent test may keep.
             "INSERT INTO rouse.deadline (job, deadline_at, try_at, timeout_ms)
              SELECT n, p.passed_at, p.passed_at, 1000
              FROM generate_series(1, 1000) AS n, (SELECT clock_timestamp() - interval '1 hour') AS p(passed_at)",

@@ -141,7 +141,7 @@ pub(crate) async fn recorded_steps(
     read.remove(0).map(|read| Arc::unwrap_or_clone(read.steps))
 }
 
-/// A number that no other caller draws.
+/// A random number, large enough that no two callers get the same one.
 pub(crate) fn rand() -> i64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0) as i64

@@ -1,4 +1,4 @@
-//! A receiver of OTLP over HTTP, as a collector of OpenTelemetry has one.
+//! A receiver of OTLP over HTTP, which stands in for an OpenTelemetry collector.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};

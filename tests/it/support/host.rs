@@ -145,7 +145,7 @@ impl Host {
     /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not appear in time.
     pub(crate) fn line(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> String {
         self.output
-            .wait_for(timeout, "the line did not come", |lines| {
+            .wait_for(timeout, "the line did not appear", |lines| {
                 lines.all.iter().find(|line| wanted(line)).cloned()
             })
     }
@@ -153,7 +153,7 @@ impl Host {
     /// Waits until this many lines have appeared on stdout and stderr together, and returns them; panics with all
     /// output if they do not appear in time.
     pub(crate) fn first_lines(&self, timeout: Duration, count: usize) -> Vec<String> {
-        let missing = format!("{count} lines did not come");
+        let missing = format!("{count} lines did not appear");
         self.output.wait_for(timeout, &missing, |lines| {
             lines.all.get(..count).map(<[String]>::to_vec)
         })

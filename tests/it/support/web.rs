@@ -151,7 +151,7 @@ impl Web {
         self.note(&seen);
         let body = match body.collect().await {
             Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
-            Err(error) => format!("broken off: {error}"),
+            Err(error) => format!("incomplete: {error}"),
         };
         seen["body"] = body.into();
         // Recorded a second time, with the body.
