@@ -121,7 +121,10 @@ impl Crashing {
             let sql = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory'";
             let pid: i32 = watcher.query_one(sql, &[]).await.unwrap().get(0);
             let kill = Command::new("kill").args(["-9", &pid.to_string()]).status();
-            assert!(kill.unwrap().success(), "a session of this server is killed");
+            assert!(
+                kill.unwrap().success(),
+                "a session of this server is killed"
+            );
             let started = Instant::now();
             while !watcher.is_closed() {
                 assert!(started.elapsed() < TIMEOUT, "the server ends all sessions");
