@@ -13,7 +13,7 @@ use crate::support::database::refusal;
 use crate::support::worker::{TestWorker, cancel, ended, enqueue, enqueue_sql, retries};
 use crate::support::{TestDb, run_rouse};
 
-/// Inserts a row into each of the four tables.
+/// Runs jobs that leave a row in each of the four tables of the history.
 async fn history(db: &TestDb) -> Client {
     let client = db.client().await;
     let overrides = retries("test.*", 2, Duration::from_millis(1));

@@ -10,7 +10,7 @@ use crate::support::worker::{TIMEOUT, TestWorker, cancel, enqueue, enqueue_sql, 
 
 /// Marks every lane as unused for two days.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
-/// Also marks the lanes as closed two days ago.
+/// Marks every lane as closed two days ago.
 const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
 
 /// The numbers of rows of the catalog that were closed, opened again, and removed.

@@ -175,7 +175,7 @@ async fn a_user_without_createrole_gets_the_statements_for_an_administrator_and_
         "GRANT rouse_owner TO plain; GRANT CREATE ON DATABASE app TO plain, rouse_owner;"
     );
     admin.batch_execute(grants).await.unwrap();
-    let report = run(&url).await.expect("the user has the rights now");
+    let report = run(&url).await.expect("the user has the privileges now");
     assert_eq!(report.applied, all());
     drop(admin);
     tokio::task::spawn_blocking(move || server.stop())
@@ -212,7 +212,7 @@ async fn a_user_who_may_not_upgrade_gets_the_statements_for_an_administrator_and
         assert!(!refusal.contains("GRANT"), "{refusal}");
     }
     admin.batch_execute(&wanted).await.unwrap();
-    let report = upgrade().await.expect("the user has the rights now");
+    let report = upgrade().await.expect("the user has the privileges now");
     assert_eq!(report.applied, ["0099_adds_a_table", "functions"]);
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 /// CPU time, user and system.
 pub(super) type Seconds = f64;
 
-/// USER_HZ, the unit of /proc/*/stat: 100 on every architecture that Rust and wasmtime serve.
+/// USER_HZ, the unit of /proc/*/stat: 100 on every architecture that Rust and wasmtime support.
 const TICKS_PER_S: f64 = 100.0;
 
 /// Name prefix of guest threads; see `host/src/sandbox/engine.rs`.

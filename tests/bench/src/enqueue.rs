@@ -227,12 +227,12 @@ impl Measure<'_> {
         for (key, label, ratios) in [
             (
                 "enqueue.contract.ratio",
-                "with a contract, to without: 1 connection",
+                "1 connection: ratio to enqueues without a contract",
                 singles,
             ),
             (
                 "enqueue.contract.many.ratio",
-                "with a contract, to without: enqueue_many",
+                "enqueue_many: ratio to enqueues without a contract",
                 many,
             ),
         ] {

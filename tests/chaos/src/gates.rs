@@ -17,7 +17,7 @@ pub(super) const RUNNING_MAX: usize = 2;
 /// that, so that jobs wait for this gate as well as for the other gate.
 pub(super) const STARTS_MAX: usize = 6;
 pub(super) const STARTS_PERIOD_US: i64 = 4_000_000;
-/// A burst ends when no job was enqueued for the first of these times, or has lasted for the second.
+/// A burst ends when no job has been enqueued for the first of these times, or when it has lasted for the second.
 pub(super) const BURST_PERIOD_US: i64 = 2_000_000;
 pub(super) const BURST_MAX_WAIT_US: i64 = 5_000_000;
 /// Less than `keyed_lanes_max` with three queues and two priorities, so that no two keys share a lane.

@@ -98,7 +98,8 @@ impl Hosts {
         self.lock().iter().filter(|s| s.process.is_some()).count()
     }
 
-    /// The seats of hosts that have settled and are available for faults. Empty if a fault would leave no other host.
+    /// The seats of hosts that have settled and are available for faults. Empty if a fault would leave no other settled
+    /// host, unless the run has only one.
     fn settled(seats: &[Seat]) -> Vec<usize> {
         let is_main = |seat: &Seat| matches!(seat.role, Role::Main(_));
         let settled: Vec<usize> = (0..seats.len())
@@ -191,7 +192,8 @@ impl Hosts {
         Ok(true)
     }
 
-    /// Sends SIGSTOP to this host, or to any host without a name. `None` if it is not available.
+    /// Sends SIGSTOP to the host named `worker`, or to any host if that is `None`. Returns `None` if no such host is
+    /// available.
     pub(super) fn freeze_now(&self, worker: Option<&str>, draw: u64) -> Result<Option<Frozen>> {
         match self.try_take(worker, draw) {
             Some(taken) => self.suspend(taken).map(Some),

@@ -53,7 +53,7 @@ pub(super) struct Run {
 /// A request to the database.
 #[expect(
     clippy::large_enum_variant,
-    reason = "a request is written once and kept nowhere"
+    reason = "a request is written once, and not kept in memory"
 )]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

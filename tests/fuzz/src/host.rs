@@ -21,7 +21,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// A payload with fields for most of the tests' handlers.
 const PAYLOAD: &str = r#"{"text": "a b", "name": "a", "n": 7, "as": "details", "bytes": 1000, "depth": 100, "fail_until": 1, "line": "a", "ms": 1, "path": "/a"}"#;
 
-/// The end of a module that is not loaded.
+/// What [`Host::run`] returns for a module that is not loaded.
 pub(crate) const REFUSED: &str = "refused";
 
 /// A sandbox like that of a host.

@@ -16,7 +16,8 @@ use wasmparser::{CustomSectionReader, Parser};
 /// other kinds of code.
 const BYTES_MAX: usize = 512 << 10;
 
-/// The small modules in this folder, sorted by name, without sections for debuggers.
+/// The small modules in this folder, sorted by name, without the custom sections (such as debug information) of their
+/// core modules.
 pub(crate) fn guests(folder: &Path) -> Result<Vec<Vec<u8>>> {
     let list = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
     let paths = list.map(|entry| Ok(entry?.path()));

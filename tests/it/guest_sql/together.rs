@@ -83,7 +83,7 @@ async fn are_shared(shop: &Shop, count: usize) {
     let sql = format!("SELECT count(*) = {count} AND count(DISTINCT job) = {count} FROM ledger");
     assert!(shop.holds(&sql).await);
     let sql = "SELECT count(DISTINCT xmin::text) < count(*) FROM ledger";
-    assert!(shop.holds(sql).await, "each has a transaction of its own");
+    assert!(shop.holds(sql).await, "lines share transactions");
 }
 
 #[tokio::test]

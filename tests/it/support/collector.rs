@@ -76,7 +76,7 @@ impl Collector {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// All spans so far, with their names.
+    /// All spans so far.
     pub(crate) fn spans(&self) -> Vec<Span> {
         self.lock().spans.clone()
     }

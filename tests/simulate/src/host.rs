@@ -11,7 +11,7 @@ use crate::lanes::Lane;
 use crate::server::{Job, Response, Server};
 use crate::{Nanos, Sabotage, Scenario};
 
-/// The sizes of `rouse.claim`, for jobs without a payload.
+/// The maximum size of a claim, and the size of a job without its payload, as in `rouse.claim`.
 const CLAIM_BYTES_MAX: usize = 8 << 20;
 const COLUMNS_BYTES: usize = 120;
 

@@ -24,11 +24,11 @@ pub struct Scenario {
     pub classes: Vec<Class>,
     /// The gates.
     pub gates: Vec<Gate>,
-    /// What happens to hosts.
+    /// The deaths and freezes of hosts.
     pub faults: Vec<Fault>,
     /// The lease of claims.
     pub lease: Nanos,
-    /// What the server costs.
+    /// What the server and the network cost.
     pub costs: Costs,
     /// The windows in which shares are compared.
     pub window: Nanos,
@@ -86,11 +86,11 @@ pub struct Gate {
 /// Something that happens to a host.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
-    /// When.
+    /// When it happens.
     pub at: Nanos,
-    /// To which host.
+    /// The host to which it happens.
     pub host: usize,
-    /// What.
+    /// What happens.
     pub kind: FaultKind,
 }
 

@@ -14,7 +14,7 @@ use crate::report::Unit;
 use crate::server::Server;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
-/// Time between the commits, so that they meet the host in different states.
+/// Time between the commits, so that they reach the host in different states.
 const APART: Duration = Duration::from_millis(330);
 /// Time between two jobs of the producer that keeps the worker busy.
 const BUSY_EVERY: Duration = Duration::from_millis(10);

@@ -10,7 +10,7 @@ use super::{A, B, Builder, S, nonce};
 
 /// A diamond, of which the second job failed and the last job was cancelled because of that.
 pub(crate) const DIAMOND: [i64; 4] = [70, 71, 72, 73];
-/// The retries of these two.
+/// The retries of the second and the last job of [`DIAMOND`].
 pub(crate) const REPEATED: [i64; 2] = [74, 75];
 /// The first one ran when its flow was cancelled, and the second one waited for it.
 pub(crate) const STOPPED_FLOW: [i64; 2] = [80, 81];
