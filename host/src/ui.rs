@@ -199,7 +199,7 @@ async fn to_the_job(
         Some(id) => Redirect::to(&format!("{}/jobs/{id}", ui.base())).into_response(),
         None => {
             let why = "The id of a job is a number, such as 42.";
-            ui.problem_for(&reader, StatusCode::BAD_REQUEST, "Invalid request", why)
+            ui.problem_for(&user, StatusCode::BAD_REQUEST, "Invalid request", why)
         }
     }
 }

@@ -109,7 +109,7 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT j.id, j.fence, j.lane, j.attempt, j.uncounted, rouse._crashes(j.id, j.worker, j.claimed_at, j.lease_until),
-           (extract(epoch FROM at - j.claimed_at) * 1000)::bigint
+           (extract(epoch FROM at - j.claimed_at) * 1000)::bigint, j.source
     FROM unnest(free) AS o(id) CROSS JOIN LATERAL (SELECT * FROM rouse.job AS j WHERE j.id = ANY (ARRAY[o.id])) AS j;
 END
 $$;

@@ -471,7 +471,7 @@ BEGIN
     RETURNING w.timeouts, w.changes INTO timeouts, changes;
     IF NOT FOUND THEN
         -- The incarnation has ended while the call waited for its row.
-        PERFORM rouse._known(p_worker, p_key);
+        PERFORM rouse._authenticated_as_limited(p_worker, p_key);
         -- Or only rouse.live_worker still has it, because somebody has deleted its row with the triggers disabled.
         RAISE EXCEPTION 'rouse: no worker has incarnation % and this key', p_worker USING ERRCODE = 'RW004';
     END IF;

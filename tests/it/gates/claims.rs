@@ -8,7 +8,7 @@ use rouse::store::{BoundSearch, ClaimResult, ClaimedJob, ClosedGate, ClosedLane,
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, orders, rand, result, settlement};
-use crate::support::worker::{SOMEBODY_WAITS, until_true};
+use crate::support::worker::{SESSION_WAITS, until_true};
 
 use super::{enqueue, gate, number, on_eight_workers, set_gate};
 
