@@ -418,6 +418,23 @@ async fn a_guest_continues_after_a_request_timeout() {
 }
 
 #[tokio::test]
+#[ignore = "takes 72 s"]
+async fn a_response_may_start_as_late_as_the_timeout_of_its_request_permits() {
+    let request = json!([{"url": http("localhost", "/late"), "timeout_ms": 100_000}]);
+    let guests = guests().await;
+    let set = guests.catalog.current();
+    let handler = set.get("test.http.private").expect("it is served");
+    let payload = json!({"requests": request, "continue_after_errors": true}).to_string();
+    let run = attempt(&guests.sandbox, handler, job(&payload), AbortHandle::new()).await;
+    let RunEnd::Returned(bytes) = run.end else {
+        panic!("{:?}", run.end);
+    };
+    let result: Value = serde_json::from_slice(&bytes).expect("JSON");
+    assert!(result.to_string().contains("late"), "{result}");
+    assert!(!result.to_string().contains("http_timeout"), "{result}");
+}
+
+#[tokio::test]
 async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
     let guests = guests().await;
     let closed_port = crate::support::free_port();

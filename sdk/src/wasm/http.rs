@@ -3,7 +3,7 @@
 use super::Source;
 use super::bindings::wasi::http::outgoing_handler;
 use super::bindings::wasi::http::types::{
-    ErrorCode, Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, Scheme,
+    ErrorCode, Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, RequestOptions, Scheme,
 };
 use super::bindings::wasi::io::poll::Pollable;
 use super::bindings::wasi::io::streams::{OutputStream, StreamError};
@@ -17,8 +17,8 @@ const READ_BYTES: u64 = 64 << 10;
 /// Sends a request, and reads the whole response.
 pub(super) async fn send(request: &Request) -> Result<Response> {
     let (outgoing, body) = outgoing(request)?;
-    let pending =
-        outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.label(), code))?;
+    let pending = outgoing_handler::handle(outgoing, options(request))
+        .map_err(|code| failed(&request.label(), code))?;
     // A server may respond before it has read the whole body. The rest of the body is kept until the response has
     // arrived, because dropping it would end the connection.
     let mut rest = None;
@@ -48,6 +48,19 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     (answered.body, answered.is_truncated) = read(&body, request).await?;
     drop(rest);
     Ok(answered)
+}
+
+/// Lets the response start as late as the timeout of the request permits, and pause for as long. Without it, the
+/// defaults of the host apply. The host's limit for a whole request applies in any case.
+fn options(request: &Request) -> Option<RequestOptions> {
+    let timeout = request.timeout?;
+    let nanoseconds = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+    let options = RequestOptions::new();
+    options
+        .set_first_byte_timeout(Some(nanoseconds))
+        .and_then(|()| options.set_between_bytes_timeout(Some(nanoseconds)))
+        .expect("the host supports both timeouts");
+    Some(options)
 }
 
 fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)> {

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -232,6 +233,11 @@ impl Web {
                 hangs: true,
             })),
             "silence" => std::future::pending().await,
+            // Longer than the host waits for the first byte by default.
+            "late" => {
+                tokio::time::sleep(Duration::from_secs(72)).await;
+                whole("late".to_owned())
+            }
             _ => whole(seen.to_string()),
         };
         Ok(response.expect("a response"))
