@@ -105,7 +105,7 @@ BEGIN
                 wrong := 'a list of strings';
             ELSIF entry.key = 'http' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS host WHERE NOT rouse._is_host_pattern(host)) THEN
-                wrong := 'a list of hosts such as api.example.com or *.example.com, without scheme and port';
+                wrong := 'a list of hosts such as api.example.com or *.example.com, without a scheme or port';
             ELSIF entry.key = 'dirs' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS dir WHERE dir !~ '^(/|(/[^/:]+)+)(:read|:read-write)?$') THEN
                 wrong := 'a list of paths as the handler sees them, such as /photos or /out:read';

@@ -1,4 +1,4 @@
-//! Three flows: an order that is undone if a part of it fails, a fan-out over photographs with one summary, and an
+//! Three workflows: an order that is undone if a part of it fails, a fan-out over photographs with one summary, and an
 //! approval that waits for days.
 
 mod approval;

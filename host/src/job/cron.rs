@@ -58,7 +58,7 @@ impl DueTimes {
             .build();
         let cron = parser
             .parse(&fields.join(" "))
-            .map_err(|why| format!("the cron expression is wrong: {why}"))?;
+            .map_err(|why| format!("the cron expression is invalid: {why}"))?;
         let zone = TimeZone::get(time_zone)
             .map_err(|_| format!("the time zone {time_zone:?} is unknown to this host; use a name such as Europe/Berlin or UTC"))?;
         let times_of_day = &fields[..fields.len() - 3];
@@ -365,8 +365,8 @@ mod tests {
             ("0 0 3 * * * 2026", "UTC", "has 7 fields"),
             ("", "UTC", "has 0 fields"),
             ("@daily", "UTC", "letters, digits"),
-            ("0 25 * * *", "UTC", "the cron expression is wrong"),
-            ("0 3 * * FOO", "UTC", "the cron expression is wrong"),
+            ("0 25 * * *", "UTC", "the cron expression is invalid"),
+            ("0 3 * * FOO", "UTC", "the cron expression is invalid"),
             (
                 "0 3 * * *",
                 "Europe/Atlantis",

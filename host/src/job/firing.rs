@@ -236,7 +236,7 @@ fn jittered(name: &str, due_at: Timestamp, jitter: SignedDuration) -> Option<Tim
 /// up to, but not including, `before`; those up to `handled_until` have already been handled.
 ///
 /// # Errors
-/// If there are too many, or the expression is wrong.
+/// If there are too many, or the expression is invalid.
 pub fn backfill(
     due: &Result<DueTimes, String>,
     since: Timestamp,

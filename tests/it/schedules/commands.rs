@@ -33,7 +33,7 @@ fn due_times_are_printed_without_a_database() {
     assert_eq!(next(&["*/5 * * * * *"]).exits(0).stdout.lines().count(), 5);
     next(&["0 25 * * *"])
         .exits(1)
-        .prints("the cron expression is wrong");
+        .prints("the cron expression is invalid");
     next(&["0 3 * *"]).exits(1).prints("has 4 fields");
     next(&["0 3 * * *", "--time-zone", "Mars"])
         .exits(1)
@@ -89,7 +89,7 @@ async fn a_schedule_is_set_listed_shown_and_deleted() {
     run(&["set", "bad", "x", "0 25 * * *"])
         .await
         .exits(1)
-        .prints("the cron expression is wrong");
+        .prints("the cron expression is invalid");
     run(&["set", "b a d", "x", "0 2 * * *"])
         .await
         .exits(1)

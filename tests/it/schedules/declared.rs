@@ -176,5 +176,7 @@ fn a_module_with_a_wrong_schedule_is_refused() {
     let folder = folder_of("", &[("report.wasm", module("1.0.0", "0 25 * * *"))]);
     rouse_without_database(&["handlers"], &folder)
         .exits(1)
-        .prints("is invalid for the handler `report.make`: schedule: the cron expression is wrong");
+        .prints(
+            "is invalid for the handler `report.make`: schedule: the cron expression is invalid",
+        );
 }

@@ -193,7 +193,7 @@ async fn an_expression_that_only_a_host_can_check_shows_its_error() {
     schedule(&client, "'never', 'x', cron => '0 0 30 2 *'").await;
     fire_due(&store).await;
     for (name, why) in [
-        ("wrong", "the cron expression is wrong"),
+        ("wrong", "the cron expression is invalid"),
         ("never", "never due again"),
     ] {
         let row = shown(&client, name).await;

@@ -25,7 +25,7 @@ the clock goes forward, and a time that is repeated is due once, the first time.
 skipped is not due, and what is repeated is due both times.\n\
   rouse schedule next '30 2 * * *' --time-zone Europe/Berlin\n\
   rouse schedule next nightly\n\
-Exit codes: 0 done · 1 the expression is wrong · 3 no such schedule")]
+Exit codes: 0 done · 1 the expression is invalid · 3 no such schedule")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,

@@ -49,7 +49,7 @@ fn check(capability: &str) -> Result<(), String> {
     }
     let expected = match (word, detail) {
         ("http", Some(host)) if !is_host(host) => {
-            "a host without scheme and port such as `api.example.com` or `*.example.com`"
+            "a host without a scheme or port such as `api.example.com` or `*.example.com`"
         }
         ("secrets" | "sign" | "env" | "settings" | "sql", Some(name)) if !is_key(name) => {
             "a name of letters, digits, - and _"

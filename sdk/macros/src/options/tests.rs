@@ -451,9 +451,9 @@ fn capabilities_are_those_that_the_host_can_read() {
     for (wrong, part) in [
         (
             "http:https://a.example",
-            "a host without scheme and port such as `api.example.com` or",
+            "a host without a scheme or port such as `api.example.com` or",
         ),
-        ("http:a.example:8080", "without scheme and port"),
+        ("http:a.example:8080", "without a scheme or port"),
         ("secrets:a b", "a name of letters, digits, - and _"),
         ("env:A=B", "a name of letters, digits, - and _"),
         (

@@ -284,7 +284,7 @@ fn a_schedule_is_checked_and_requests_permission() {
     for (schedule, why) in [
         (
             json!({"cron": "0 25 * * *"}),
-            "schedule: the cron expression is wrong",
+            "schedule: the cron expression is invalid",
         ),
         (
             json!({"cron": "0 3 * * *", "time_zone": "Mars"}),
