@@ -84,7 +84,7 @@ BEGIN
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
-        FROM rouse._within_gates(p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
+        FROM rouse._within_gates(p_worker, p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
         -- rouse._within_gates may have waited for other claims. In the meantime, leases may have ended, and queues may
         -- have been paused.
         IF p_checked_at IS NOT NULL THEN
@@ -103,7 +103,8 @@ BEGIN
                 lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
         END IF;
     END IF;
-    -- After the waits for other claims, so that no lease is locked during these.
+    -- After the waits for other claims, so that no lease is locked during these. If gates act, rouse._within_gates has
+    -- locked the leases already.
     PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
     IF FOUND THEN
         lanes := rouse._in_own_shards(p_worker, coalesce(
@@ -230,6 +231,7 @@ BEGIN
                ARRAY(SELECT o.max FROM unnest(w.orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place) ORDER BY o.place)
         INTO gated, at, mosts
         FROM rouse._within_gates(
+            p_worker,
             ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
             NULL, p_sources, p_wanted, false) AS w;
         -- rouse._within_gates may have waited for other claims. In the meantime, queues may have been paused.
@@ -238,7 +240,8 @@ BEGIN
             p_lanes := rouse._not_paused(p_lanes);
         END IF;
     END IF;
-    -- After the waits for other claims, so that no lease is locked during these.
+    -- After the waits for other claims, so that no lease is locked during these. If gates act, rouse._within_gates has
+    -- locked the leases already.
     PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
     IF FOUND THEN
         p_lanes := rouse._in_own_shards(p_worker, p_lanes);

@@ -149,6 +149,38 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     assert_eq!(jobs + claim(&other, 100).await.len(), 40);
 }
 
+/// The transaction that changes them would otherwise wait for the claim, and the claim for the transaction.
+#[tokio::test]
+async fn a_claim_through_a_gate_that_waits_for_a_change_to_the_shards_has_locked_no_jobs() {
+    let (db, client) = sharded(8).await;
+    client
+        .batch_execute("SELECT rouse.set_gate('few', 'max_concurrent', queue => 'q', max => 2)")
+        .await
+        .unwrap();
+    enqueue(&client, "noop", 3).await;
+    let mut claiming = db.client().await;
+    register(&claiming).await;
+    let mut operator = db.client().await;
+    let changing = operator.transaction().await.unwrap();
+    changing
+        .batch_execute("SELECT rouse.set_shards('q', 4)")
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move {
+        let waiting = claiming.transaction().await.unwrap();
+        let jobs = claimed(&waiting).await;
+        waiting.commit().await.unwrap();
+        jobs
+    });
+    waits_for_lock(&db).await;
+    changing
+        .batch_execute("SELECT rouse.cancel(id) FROM rouse.job")
+        .await
+        .unwrap();
+    changing.commit().await.unwrap();
+    assert_eq!(waiting.await.unwrap(), 0, "nothing is leased any more");
+}
+
 /// While a transaction is open, each second leaves an old version of a lease.
 #[tokio::test]
 async fn leases_and_claims_read_no_old_versions_of_leases() {
