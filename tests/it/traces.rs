@@ -5,7 +5,7 @@ mod producers;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
@@ -540,7 +540,26 @@ async fn an_attempt_that_fails_before_its_start_has_a_span_below_the_enqueue() {
     let unreadable = query_number(&client, &unreadable).await;
     let damage = DAMAGE.replace("$1", &unreadable.to_string());
     client.batch_execute(&damage).await.unwrap();
+    // Its settlement takes until `holder` lets it continue.
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN new; END $$;
+             CREATE TRIGGER wait BEFORE INSERT ON rouse.attempt FOR EACH ROW EXECUTE FUNCTION public.wait()",
+        )
+        .await
+        .unwrap();
+    let holder = db.client().await;
+    let lock = "SELECT pg_advisory_lock(1)";
+    holder.batch_execute(lock).await.unwrap();
     let traced = Traced::start(&db, Behaviour::Accept, &[]).await;
+    let settling = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')";
+    until_true(&client, settling).await;
+    let before_settlement = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let unlock = "SELECT pg_advisory_unlock(1)";
+    holder.batch_execute(unlock).await.unwrap();
     let failed =
         format!("SELECT EXISTS (SELECT FROM rouse.attempt WHERE job = {unreadable} AND NOT lost)");
     until_true(&client, &failed).await;
@@ -551,6 +570,8 @@ async fn an_attempt_that_fails_before_its_start_has_a_span_below_the_enqueue() {
     let spans = traced.stop().spans();
     let enqueued = one(spans_of_job(&spans, "enqueue noop", unreadable));
     let attempts = spans_of_job(&spans, "process noop", unreadable);
+    let ended_at = u128::from(attempts[0].end_time_unix_nano);
+    assert!(ended_at <= before_settlement.as_nanos(), "{spans:#?}");
     let mut ends: Vec<_> = attempts
         .iter()
         .map(|span| {

@@ -57,7 +57,7 @@ struct Inner {
     context: SpanContext,
     /// The attempt's span; `None` if it is not recorded.
     span: Option<Context>,
-    /// When the guest ended: the settlement comes later.
+    /// When the guest ended, or the attempt without it: the settlement comes later.
     ran_at: OnceLock<SystemTime>,
     /// The job, the attempt and the handler, for lines of its log.
     job: (i64, i32, String),
@@ -171,7 +171,8 @@ impl AttemptTrace {
         logger.emit(record);
     }
 
-    /// Notes that the guest has ended: the settlement is not part of the span.
+    /// Notes that the guest has ended, or the attempt without it: the settlement is not part of the span. Only the first
+    /// call counts.
     pub fn ran(&self) {
         if let Some(inner) = &self.0 {
             inner.ran_at.get_or_init(SystemTime::now);

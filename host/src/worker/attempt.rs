@@ -530,6 +530,8 @@ async fn settle(
     outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
+    // If no guest ran, the span ends here.
+    trace.ran();
     match outcome {
         Ok(outcome) => {
             settler::send(shared, unsettled(claim, meters, trace, details, outcome)).await;
