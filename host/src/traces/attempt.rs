@@ -171,8 +171,8 @@ impl AttemptTrace {
         logger.emit(record);
     }
 
-    /// Notes that the guest has ended, or the attempt without it: the settlement is not part of the span. Only the first
-    /// call counts.
+    /// Notes that the guest has ended, or the attempt without it: the settlement is not part of the span. Only the
+    /// first call counts.
     pub fn ran(&self) {
         if let Some(inner) = &self.0 {
             inner.ran_at.get_or_init(SystemTime::now);
