@@ -1,5 +1,5 @@
-//! The limits and quotas that an operator can set. Their defaults are next to their fields, with the reasons; the
-//! reasons for bounds are here.
+//! The limits and quotas that an operator can set. Their defaults are next to their fields (`attempt/limits.rs`,
+//! `grants/`, `job/sql.rs`), with the reasons; the reasons for bounds are here.
 
 use super::{Limits, Quota, StateQuota};
 use crate::job::SqlLimits;

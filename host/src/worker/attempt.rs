@@ -5,11 +5,12 @@
 //! 1. [`start`] finds the handler, checks that its statements fit the database and that the payload was read, resolves
 //!    the policy, attenuates the grants and starts renewing the lease.
 //! 2. [`run_in_sandbox`] runs the guest within the middlewares, and returns a `RunReport`, which says how the run
-//!    ended: a `RunEnd`.
-//! 3. [`decide`] turns the `RunEnd` into an `Outcome`.
+//!    ended: a `RunEnd`. After an abort (a cancellation, a lost lease, the run timeout, a shutdown), that is
+//!    `RunEnd::Aborted`, whatever the guest returns.
+//! 3. [`decide`] turns the `RunEnd` into an `Outcome`, or returns the reason why the attempt has lost its job.
 //! 4. [`settle`] passes the `Outcome` to the settler, which writes it behind the fence. The slot does not wait for
 //!    that, unless it has to wait for space. A success with effects goes to a task that commits several at a time
-//!    (`effects/together.rs`).
+//!    (`effects/together.rs`). If the attempt has lost its job, nothing is written.
 //!
 //! If step 1 fails, [`end_unstarted`] replaces step 2: the reason is a `RunEnd` too, and is decided and settled in the
 //! same way. A batch ([`batch::run`]) takes several jobs through step 2 together; if the guest dies, the jobs that
@@ -328,7 +329,7 @@ async fn start_lease(
     Ok((Arc::new(journal), abort))
 }
 
-/// Runs the guest within the middlewares and the run timeout.
+/// Runs the guest within its run timeout, and both within the middlewares, whose own time does not count towards it.
 async fn run_in_sandbox(
     shared: &Shared,
     claim: &Claim,
