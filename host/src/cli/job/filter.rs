@@ -55,12 +55,12 @@ pub(super) struct Filter {
     #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
     payload: Vec<(String, Value)>,
 
-    /// Only jobs that ended since this time (live jobs: were enqueued since it): a time such as 2027-01-31T08:00Z, or
-    /// an age such as 2h
+    /// Only jobs that ended or, if live, were enqueued since this time: a time such as 2027-01-31T08:00Z, or an age
+    /// such as 2h
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     since: Option<Since>,
 
-    /// Only jobs that ended before this time (live jobs: were enqueued before it), in the same form
+    /// Only jobs that ended or, if live, were enqueued before this time, in the same form
     #[arg(long, value_name = "TIME", value_parser = Since::read)]
     until: Option<Since>,
 }
@@ -108,7 +108,7 @@ fn pointer(text: &str) -> Result<(String, Value), String> {
 }
 
 impl Filter {
-    /// True without any condition.
+    /// True if it has no conditions.
     pub(super) fn is_empty(&self) -> bool {
         self.json(Duration::ZERO) == json!({})
     }
@@ -142,7 +142,7 @@ impl Filter {
         self.json(Duration::try_from_secs_f64(now_secs).unwrap_or_default())
     }
 
-    /// The filter for a fixed set of jobs, those that have ended by now, and live ones that were enqueued by now.
+    /// The filter for a fixed set of jobs: those that have ended by now, and live ones that were enqueued by now.
     pub(super) fn until_now(&self, now_secs: f64) -> Value {
         let now = Duration::try_from_secs_f64(now_secs).unwrap_or_default();
         let mut filter = self.json(now);
@@ -183,7 +183,7 @@ impl Filter {
         filter.into()
     }
 
-    /// Warns of names that no lane has; for searches that find nothing.
+    /// Warns about names that no lane has; for searches that find nothing.
     pub(super) async fn warn_of_unused_names(&self, store: &Store) -> Result<(), StoreError> {
         if let Some(queue) = &self.queue {
             warn_of_unused_queue(store, queue).await?;
