@@ -106,7 +106,7 @@ impl Claimer<'_> {
 
     /// After a long silence, waits until a heartbeat is answered: until then, no claimed job would be started.
     async fn wait_for_heartbeat(&self) {
-        while self.shared.leases.are_silent(BootTime::now()) {
+        while self.shared.leases.are_distrusted(BootTime::now()) {
             self.shared.presence.heartbeat_now.notify_one();
             tokio::time::sleep(HEARTBEAT_CHECK_EVERY).await;
         }

@@ -1,7 +1,7 @@
 //! The leases of claims and running attempts.
 //!
 //! A lease is held as soon as its claim arrives, so that a change to the job is noticed while the claim waits for a
-//! slot. An attempt whose job may have changed starts only after the database has confirmed it.
+//! slot. An attempt whose job may have changed starts only after the database has renewed its lease.
 //!
 //! The worker counts from just before it sent a claim or a renewal, so that it stops trusting a lease before the
 //! database does. In the same way it counts from just before it sent its last heartbeat: without another one it is
@@ -33,7 +33,7 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The leases of all claims, from their arrival to their settlement.
 pub(super) struct Leases {
-    /// The time after its last heartbeat after which the worker may be declared dead.
+    /// The worker may be declared dead this long after its last heartbeat.
     silence_max: Duration,
     inner: Mutex<Inner>,
     /// Notified when some leases are in doubt.
@@ -83,7 +83,7 @@ impl Drop for ClaimInFlight<'_> {
 }
 
 impl Inner {
-    /// True if the lease is in doubt.
+    /// Holds the lease from now on. True if it is in doubt.
     fn hold(&mut self, id: JobId, mut lease: Lease) -> bool {
         let doubted = self
             .changed
@@ -93,8 +93,8 @@ impl Inner {
         if let Some(reason) = self.all_aborted {
             lease.abort.abort(reason, lease.grace());
         }
-        // This worker has adopted its own job before it noticed that it had lost it, for instance after the machine was
-        // suspended. This is the last chance to stop the earlier attempt.
+        // This worker adopted its own job before it noticed that it had lost the lease, for instance after the machine
+        // was suspended. This is the last chance to stop the earlier attempt.
         if let Some(before) = self.held.insert(id, lease) {
             before
                 .abort
@@ -118,8 +118,8 @@ impl Inner {
 }
 
 impl Leases {
-    /// `registered`: the time just before the registration was sent. `silence_max`: the time after its last heartbeat
-    /// after which the worker may be declared dead.
+    /// `registered`: the time just before the registration was sent. `silence_max`: the worker may be declared
+    /// dead this long after its last heartbeat.
     pub(super) fn new(registered: BootTime, silence_max: Duration) -> Self {
         Self {
             silence_max,
@@ -198,7 +198,7 @@ impl Leases {
     }
 
     /// True if no lease is trusted, because no heartbeat has got a response for too long.
-    pub(super) fn are_silent(&self, now: BootTime) -> bool {
+    pub(super) fn are_distrusted(&self, now: BootTime) -> bool {
         self.lock().alive_until <= now
     }
 
@@ -403,8 +403,8 @@ impl Leases {
     }
 
     /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted.
-    /// While the worker is stopping, a claim is trusted only for the shortest lease after `claim_sent`, so that a stop
-    /// in an outage does not wait for leases of attempts that never started.
+    /// While the worker is stopping, the lease of a claim whose attempt never started is trusted for only [`LEASE_MIN`]
+    /// after `claim_sent`, so that a stop during an outage does not wait for it.
     pub(super) fn is_lost(
         &self,
         id: JobId,
