@@ -10,20 +10,21 @@ use crate::sandbox::bindings::rouse::handler::steps::StepError;
 use crate::sandbox::capability::batch::NO_STEPS;
 use crate::sandbox::{Journal, Limits, WaitStore};
 
-/// The maximum length of a step's name, which people read.
+/// The maximum length of a step's name, which is meant for people.
 const NAME_CHARS_MAX: usize = 200;
 
-/// How often an attempt may read or record each step of its job.
+/// The number of calls to the database that an attempt may make for each step that the limit on steps allows. It need
+/// not divide them evenly among the steps.
 const CALLS_PER_STEP: usize = 10;
 
 /// The number of calls that an attempt may make even if the limit on steps is low. A job may wait for 10,000 others,
 /// whose results may take a page each.
 const CALLS_MIN: usize = 20_000;
 
-/// How often an attempt may read as many bytes as the results of all steps of a job may have: 1 GiB in total by
-/// default. A handler that is resumed reads each result once, and the results of calls together may exceed the limit on
-/// those of steps.
-const READS_OF_ALL: usize = 128;
+/// An attempt may read this many times the bytes that the results of all steps of a job may have: 1 GiB by default. A
+/// handler that is resumed reads each result once, and the results of calls together may exceed the limit on those of
+/// steps.
+const BYTES_READ_FACTOR: usize = 128;
 
 /// The limits on what an attempt may record.
 #[derive(Default, Clone, Copy)]
@@ -77,7 +78,7 @@ impl Steps {
             limits: StepLimits {
                 count: limits.steps,
                 calls: limits.steps.saturating_mul(CALLS_PER_STEP).max(CALLS_MIN),
-                bytes_read: limits.steps_bytes.saturating_mul(READS_OF_ALL),
+                bytes_read: limits.steps_bytes.saturating_mul(BYTES_READ_FACTOR),
                 bytes: limits.step_bytes,
                 bytes_total: limits.steps_bytes,
             },
@@ -126,7 +127,7 @@ impl Steps {
         let bytes_max = self.limits.bytes_read;
         if self.bytes_read >= bytes_max {
             return Err(format!(
-                "an attempt may read at most {bytes_max} bytes of the results of steps and calls ({READS_OF_ALL} times limits.steps_bytes in rouse.toml); keep results instead of reading them again"
+                "an attempt may read at most {bytes_max} bytes of the results of steps and calls ({BYTES_READ_FACTOR} times limits.steps_bytes in rouse.toml); keep results instead of reading them again"
             ));
         }
         self.calls += more;
@@ -143,7 +144,7 @@ impl Steps {
         self.limits.count
     }
 
-    /// The limit on all results together, bytes.
+    /// The limit on the size of all results together, in bytes.
     pub(in crate::sandbox::capability) fn bytes_max(&self) -> usize {
         self.limits.bytes_total
     }
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_reads_a_limited_number_of_bytes_of_its_steps() {
+    async fn an_attempt_reads_a_limited_number_of_bytes_of_results() {
         let journal = Arc::new(Recorder::default());
         let result = format!("\"{}\"", "x".repeat(62));
         journal.record("large", result.as_bytes()).await.unwrap();
@@ -433,7 +434,7 @@ mod tests {
             ..Limits::default()
         };
         let mut steps = Steps::new(Some(journal.clone()), &limits);
-        for _ in 0..READS_OF_ALL {
+        for _ in 0..BYTES_READ_FACTOR {
             steps.start("large").await.unwrap();
         }
         let refused = steps.start("large").await;
@@ -441,7 +442,7 @@ mod tests {
             matches!(&refused, Err(StepError::Refused(why)) if why.contains("limits.steps_bytes")),
             "{refused:?}"
         );
-        assert_eq!(journal.calls.lock().unwrap().len(), 1 + READS_OF_ALL);
+        assert_eq!(journal.calls.lock().unwrap().len(), 1 + BYTES_READ_FACTOR);
     }
 
     #[tokio::test]
