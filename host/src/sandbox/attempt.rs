@@ -1,4 +1,4 @@
-//! One attempt at one job, from the call to the end.
+//! One attempt at a job or a batch, from the call to the end.
 
 pub(super) mod run;
 
