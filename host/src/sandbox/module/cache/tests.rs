@@ -102,7 +102,7 @@ fn remove_links_pipes_and_files_that_others_may_write() {
 }
 
 #[test]
-fn never_take_the_code_of_one_module_for_another() {
+fn never_return_the_code_of_one_module_for_another() {
     let cached = Cached::new();
     let another = Digest::compute(b"another");
     fs::copy(

@@ -82,7 +82,7 @@ fn a_long_initial_wait_raises_the_maximum() {
 }
 
 #[test]
-fn refuse_bad_values_with_the_handler_and_the_field() {
+fn errors_about_bad_values_name_the_handler() {
     for (field, value) in [
         ("lease_ms", json!(0)),
         ("lease_ms", json!(-1)),
@@ -150,7 +150,7 @@ fn errors_about_a_schema_are_safe_to_print() {
 }
 
 #[test]
-fn names_are_words_with_dots_between_them() {
+fn names_are_words_separated_by_dots() {
     let long = "a".repeat(128);
     for good in ["a", "text.stats", "a-b_c.d0", "0.1", long.as_str()] {
         assert!(one(json!({ "name": good })).is_ok(), "{good}");
@@ -189,7 +189,7 @@ fn limit_the_manifest_as_a_whole() {
 }
 
 #[test]
-fn refuse_gates_with_the_handler_and_the_gate() {
+fn errors_about_gates_name_the_handler_and_the_gate() {
     let gates = json!([{ "kind": "singleton" }, { "kind": "throttle", "max": 0, "period_ms": 1 }]);
     let why = refused(json!({ "name": "a", "gates": gates }));
     assert_eq!(
@@ -298,7 +298,7 @@ fn a_schedule_is_checked_and_requests_permission() {
 }
 
 #[test]
-fn a_job_has_the_same_limits() {
+fn the_options_of_a_job_have_the_same_limits() {
     let sql = include_str!("../../../../../migrations/functions/enqueue.sql");
     let limits = format!(
         "CASE p_name WHEN 'lease' THEN {} WHEN 'timeout' THEN {} ELSE",
