@@ -1,8 +1,8 @@
 //! Parses connection strings and `PG*` variables.
 //!
-//! tokio-postgres also parses both kinds of string, but rejects settings that it does not know, `sslmode=verify-full`
-//! among them. The strings are therefore parsed here, Rouse's own settings are removed, and the rest is passed on to
-//! it.
+//! A connection string is a URL or a list of key-value pairs. tokio-postgres also parses both, but rejects settings that
+//! it does not know, `sslmode=verify-full` among them. The strings are therefore parsed here, the settings that Rouse
+//! handles itself are removed, and the rest is passed on to it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -69,8 +69,8 @@ const UNSUPPORTED: &[&str] = &[
     "gssencmode",
 ];
 
-/// Values of these settings that request the default behaviour.
-const AS_BY_DEFAULT: &[(&str, &str)] = &[
+/// Values of [`UNSUPPORTED`] settings that are accepted, because they request what Rouse does anyway.
+const ACCEPTED_VALUES: &[(&str, &str)] = &[
     ("gssencmode", "disable"),
     ("gssencmode", "prefer"),
     ("sslcertmode", "disable"),
@@ -126,7 +126,7 @@ impl Params {
             self.0.remove(name);
         }
         self.0
-            .retain(|name, value| !AS_BY_DEFAULT.contains(&(name, value)));
+            .retain(|name, value| !ACCEPTED_VALUES.contains(&(name, value)));
         let Some(name) = UNSUPPORTED.iter().find(|name| self.has(name)) else {
             return Ok(());
         };
@@ -190,7 +190,7 @@ impl Params {
     }
 }
 
-/// Parses a connection string of either kind.
+/// Parses a connection string: a URL or key-value pairs.
 pub(super) fn parse(text: &str) -> Result<Params, ConnectError> {
     let text = text.trim();
     let url = ["postgres://", "postgresql://"]
@@ -277,7 +277,7 @@ fn parse_pairs(text: &str) -> Result<Params, ConnectError> {
                 Some((at, '\'')) if quoted => break at + 1,
                 Some((at, space)) if !quoted && space.is_whitespace() => break at,
                 Some((_, other)) => value.push(other),
-                None if quoted => return Err(unreadable("a quoted value does not end")),
+                None if quoted => return Err(unreadable("a quoted value has no closing quote")),
                 None => break after.len(),
             }
         };
