@@ -37,7 +37,7 @@ pub struct Settlement {
 
 impl Settlement {
     /// Replaces the outcome. The jobs are dropped if the new outcome does not enqueue them: Postgres checks them
-    /// regardless of the outcome, and might refuse the new outcome because of them, too.
+    /// regardless of the outcome, and might otherwise refuse the new outcome, too.
     pub fn replace(&mut self, outcome: Outcome) {
         if !outcome.enqueues() {
             self.jobs.clear();
@@ -47,7 +47,7 @@ impl Settlement {
     }
 }
 
-/// The guest that ran, or whose schema the payload does not match.
+/// The guest that ran, or that did not run because the payload does not match its schema.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestRun {
     /// The resources that it used.
