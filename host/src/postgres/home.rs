@@ -1,8 +1,8 @@
 //! The data directory: its layout, its permissions, and its lock.
 //!
 //! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`.
-//! When running as root, the directory itself stays owned by root, so that the server's user cannot replace these files
-//! with links.
+//! If the host runs as root, the directory itself stays owned by root, so that the server's user cannot replace these
+//! files with links.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -120,8 +120,8 @@ pub(super) fn fallback(wanted: &Path) -> PathBuf {
 }
 
 impl Account {
-    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options
-    /// count too.
+    /// True if this account can enter a directory. This is tried, not computed, so that access control lists and mount
+    /// options count too.
     fn can_enter(&self, dir: &Path) -> bool {
         let mut command = Command::new("/bin/sh");
         command

@@ -24,8 +24,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server and returns when it accepts connections. Blocks: about a second the first time, 0.1 s later,
-    /// and up to 15 s while the server of a crashed host is still ending.
+    /// Starts the server and returns when it accepts connections. Blocks for about a second the first time and for
+    /// about 0.1 s at later starts; also for up to 15 s while the server of a crashed host is still shutting down.
     ///
     /// # Errors
     /// See [`StartError`]: each message explains what to do next.
@@ -101,8 +101,8 @@ impl Server {
         self.process.wait(Duration::ZERO).is_none()
     }
 
-    /// Stops the server: connections are cut, committed data is written. Blocks until it has ended; after 30 s it is
-    /// stopped without the checkpoint.
+    /// Stops the server: connections are cut, and a checkpoint is written. Blocks until it has ended; after 30 s it is
+    /// stopped without a checkpoint.
     pub fn stop(self) {
         drop(self);
     }
@@ -117,7 +117,7 @@ impl Drop for Server {
     }
 }
 
-/// Percent-encodes characters with a meaning in connection strings.
+/// Percent-encodes characters that have a special meaning in connection strings.
 pub(super) fn encode(name: &str) -> String {
     name.bytes()
         .map(|byte| match byte {
@@ -134,7 +134,7 @@ mod tests {
     use super::encode;
 
     #[test]
-    fn database_names_survive_a_connection_string() {
+    fn percent_encode_database_names() {
         assert_eq!(encode("rouse_1-a.b"), "rouse_1-a.b");
         assert_eq!(encode("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
     }
