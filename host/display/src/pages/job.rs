@@ -1,4 +1,4 @@
-//! One job: its page.
+//! The page of a job.
 
 use maud::{Markup, html};
 use serde_json::Value;
@@ -95,7 +95,7 @@ fn progress(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-/// The newest job that retried it.
+/// The newest job that was enqueued to retry this one.
 fn last_retry(history: &[Value]) -> Option<&Value> {
     let retried = |event: &&Value| event["event"] == "retried";
     Some(&history.iter().rev().find(retried)?["detail"]["as"])
@@ -155,7 +155,7 @@ fn error(chrome: &Chrome, record: &Value) -> Markup {
     }
 }
 
-/// A part of an error that is closed at first; nothing if it is empty.
+/// A part of an error, collapsed at first; nothing if the part is empty.
 fn more_of_error(id: &str, title: &str, text: &str) -> Markup {
     html! {
         @if !text.is_empty() {
@@ -164,7 +164,7 @@ fn more_of_error(id: &str, title: &str, text: &str) -> Markup {
     }
 }
 
-/// The details of an error as JSON, and apart from them the stack, which JavaScript and Python write as text with line
+/// The details of an error as JSON, and separately the stack, which JavaScript and Python write as text with line
 /// breaks. Each is empty if there is none.
 fn without_stack(details: &Value) -> (String, String) {
     let mut rest = details.clone();
@@ -250,7 +250,7 @@ fn after(chrome: &Chrome, named: &Value) -> Markup {
     }
 }
 
-/// The id of a trace, as a link if it may be recorded and there is an address for it.
+/// The id of a trace; a link if the trace is sampled and `trace_url` is set.
 fn trace(chrome: &Chrome, traceparent: &str) -> Markup {
     let id = traceparent.split('-').nth(1).unwrap_or_default();
     html! {
@@ -384,8 +384,8 @@ fn content(chrome: &Chrome, record: &Value, title: &str, name: &str, text: Optio
     }
 }
 
-/// JSON with line breaks and indents. The text may be cut anywhere; nothing but white space between values changes, so
-/// numbers keep all their digits.
+/// JSON with line breaks and indentation. The text may be cut anywhere; nothing but white space between values changes,
+/// so numbers keep all their digits.
 pub(super) fn indented(json: &str) -> String {
     let mut out = String::with_capacity(json.len() * 2);
     let mut depth = 0_usize;
@@ -471,13 +471,13 @@ fn more(chrome: &Chrome, record: &Value) -> Markup {
         (
             "complete",
             "Complete",
-            "End this job as succeeded, with this result?",
+            "End this job and record it as succeeded, with this result?",
             &[("result", "Result (JSON)", "null")],
         ),
         (
             "fail",
             "Fail",
-            "End this job as failed, with this message?",
+            "End this job and record it as failed, with this message?",
             &[("message", "Message", "")],
         ),
     ];
@@ -502,7 +502,7 @@ fn more(chrome: &Chrome, record: &Value) -> Markup {
 /// Forms for the priority and the payload of a queued job. A payload that is too large for the page has no form.
 fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
     let path = |action: &str| format!("{}/jobs/{}/{action}", chrome.base, record["id"]);
-    let now = cells::text(record, "priority");
+    let current = cells::text(record, "priority");
     html! {
         @if chrome.may_act() {
             details class="card" id="edit" {
@@ -511,7 +511,7 @@ fn edit(chrome: &Chrome, record: &Value, payload: Option<&str>) -> Markup {
                     (chrome.token())
                     label { "Priority"
                         select name="priority" {
-                            @for one in ["high", "normal", "low"] { option value=(one) selected[one == now] { (one) } }
+                            @for one in ["high", "normal", "low"] { option value=(one) selected[one == current] { (one) } }
                         }
                     }
                     button type="submit" { "Set the priority" }

@@ -1,6 +1,7 @@
 use super::*;
 
-/// One of each kind: escape, delete, a one-character control sequence, bidirectional marks, line separators.
+/// Characters of every kind: escape, delete, the one-character form of `ESC [`, bidirectional controls, the line and
+/// paragraph separators, NUL.
 const UNSAFE: &str =
     "\u{1b}\u{7f}\u{9b}\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\0";
 
@@ -32,7 +33,7 @@ fn escape_line_breaks_in_file_names() {
 }
 
 #[test]
-fn escaping_twice_changes_nothing() {
+fn escaping_is_idempotent() {
     let once = paragraphs(UNSAFE, 999);
     assert_eq!(paragraphs(&once, 999), once);
     assert_eq!(printable(&once, 999), once);
