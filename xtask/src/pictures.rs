@@ -1,4 +1,4 @@
-//! `cargo xtask pictures`: the screenshots in the README, taken from a dashboard with the jobs of the demo.
+//! `cargo xtask pictures`: takes the screenshots in `docs/images`, of a dashboard with the jobs of the demo.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use tokio_postgres::Client;
 
 use crate::demo::{dev, jobs};
 
-/// The folder of the pictures, from the root of the clone.
+/// The folder of the pictures, relative to the root of the clone.
 const FOLDER: &str = "docs/images";
 
 /// The size of a picture, in pixels.
@@ -33,10 +33,9 @@ const FLOW: &str = include_str!("pictures/flow.json");
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let has = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
-    let browser = BROWSERS
-        .iter()
-        .find(has)
-        .context("there is no chromium on this machine (in Debian: apt-get install chromium)")?;
+    let browser = BROWSERS.iter().find(has).context(
+        "neither Chromium nor Chrome is installed (on Debian: apt-get install chromium)",
+    )?;
     let rouse = workspace.build_rouse()?;
     let handlers = workspace.root.join("handlers-wasm");
     guests::build_handlers(workspace, &handlers)?;
@@ -85,7 +84,7 @@ async fn take(workspace: &Workspace, rouse: &Path, handlers: &Path, browser: &st
     Ok(())
 }
 
-/// Enqueues jobs in rounds, so that there is a throughput to see. Returns the flow.
+/// Enqueues jobs in rounds, so that the chart shows a throughput. Returns the flow.
 async fn fill(client: &Client, workspace: &Workspace) -> Result<i64> {
     for round in 0..ROUNDS {
         let count = 200 + 60 * i32::try_from(round % 5)?;
@@ -116,7 +115,7 @@ async fn fill(client: &Client, workspace: &Workspace) -> Result<i64> {
 
 /// Takes a picture of a page.
 fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
-    let status = Command::new(browser)
+    let output = Command::new(browser)
         .args([
             "--headless",
             "--no-sandbox",
@@ -133,9 +132,9 @@ fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
         .output()
         .with_context(|| format!("run {browser}"))?;
     ensure!(
-        status.status.success() && file.is_file(),
+        output.status.success() && file.is_file(),
         "{browser} did not take a picture of {page}:\n{}",
-        String::from_utf8_lossy(&status.stderr)
+        String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
 }
