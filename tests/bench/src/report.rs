@@ -234,7 +234,7 @@ impl Unit {
     }
 }
 
-/// Groups digits by thousands, separated by commas.
+/// Separates thousands with commas.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
@@ -251,7 +251,7 @@ fn grouped(value: f64) -> String {
     }
 }
 
-/// Rounds to five digits: more would suggest a false precision.
+/// Rounds to five significant digits: more would suggest false precision.
 fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }

@@ -15,17 +15,17 @@ use crate::round_trip;
 
 /// Jobs in each of many chains.
 const CHAIN: i64 = 10;
-/// The number of rounds of the probe of a single chain, and the pause between two rounds.
+/// The number of rounds of the probe of a single chain, and the interval between their starts.
 const PROBE_ROUNDS: u32 = 200;
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
 /// Measures many chains, alternating with the probe.
 pub(super) async fn many(measured: &mut Measured<'_>, chains: i64, runs: u16) -> Result<()> {
     let jobs = chains * CHAIN;
-    let works = [Work::hops(jobs, 1), Work::hops(jobs, CHAIN)];
+    let workloads = [Work::hops(jobs, 1), Work::hops(jobs, CHAIN)];
     let mut drains: [Vec<Drained>; 2] = Default::default();
     for run in 1..=runs {
-        for (work, drains) in works.iter().zip(&mut drains) {
+        for (work, drains) in workloads.iter().zip(&mut drains) {
             let (bench, server) = (measured.bench, measured.server);
             let drained = drained::drain(bench, server, &measured.host, 1, work).await?;
             let jobs_per_s = drained.jobs_per_s();
@@ -109,7 +109,7 @@ pub(super) async fn single(measured: &mut Measured<'_>, hops: i64) -> Result<()>
         let rows = client.query(GAPS, &[&first]).await?;
         ensure!(
             rows.len() as i64 == hops,
-            "{} of {hops} hops have succeeded",
+            "only {} of {hops} hops have succeeded",
             rows.len()
         );
         Ok(rows
