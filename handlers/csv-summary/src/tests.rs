@@ -47,7 +47,7 @@ fn quoted_fields_may_hold_commas_quotes_and_line_breaks() {
 }
 
 #[test]
-fn one_word_makes_a_column_text() {
+fn one_value_that_is_not_a_number_makes_a_column_text() {
     let column = &summary_from("v\n1\n2\nn/a\n").columns[0];
     assert_eq!((column.kind, column.mean), (Kind::Text, None));
     assert_eq!(column.min, Some(Scalar::Text("1".to_owned())));
@@ -87,7 +87,7 @@ fn a_missing_file_is_named_and_not_retried() {
 }
 
 #[test]
-fn an_invalid_csv_is_not_retried_and_its_line_is_named() {
+fn invalid_csv_is_not_retried_and_the_line_is_named() {
     for (csv, why) in [("a,b\n1,2\n3\n", "line: 3"), ("", "no header")] {
         let error = refused(Input {
             csv: Some(csv.to_owned()),
@@ -99,7 +99,7 @@ fn an_invalid_csv_is_not_retried_and_its_line_is_named() {
 }
 
 #[test]
-fn either_a_text_or_a_path_is_needed() {
+fn require_either_csv_or_path_and_an_ascii_delimiter() {
     assert!(
         refused(Input::default())
             .message
@@ -120,7 +120,7 @@ fn either_a_text_or_a_path_is_needed() {
 }
 
 #[test]
-fn an_abort_stops_a_long_table() {
+fn an_abort_stops_the_summary_of_a_long_table() {
     let ctx = TestCtx::new();
     ctx.fire_abort(AbortReason::Cancelled);
     let input = Input {

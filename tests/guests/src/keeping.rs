@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Calls {
     calls: Vec<Call>,
-    /// Continue after a failed call, and return its kind and message as the response.
+    /// Continue after a failed call, and return the kind and message of its error as the response.
     #[serde(default)]
     continue_after_errors: bool,
 }
