@@ -1,6 +1,5 @@
-//! The host's rules for the handlers and the options of jobs, as far as it checks them when a job is passed to it. A
-//! test of the host (`host/src/sandbox/capability/jobs/options.rs`) includes this file and compares it with its own
-//! rules.
+//! The rules for the handlers and the options of jobs that the host checks when an attempt passes a job to it. A test
+//! of the host (`host/src/sandbox/capability/jobs/options.rs`) includes this file and compares it with its own rules.
 
 use serde_json::Value;
 
@@ -49,18 +48,18 @@ pub(super) fn check_options(options: &Value) -> Result<(), String> {
             ));
         }
     }
-    check_time(options, "lease", 2_000, 86_400_000)?;
-    check_time(options, "timeout", 1, 2_592_000_000)?;
-    check_time(options, "job_timeout", 1, 316_224_000_000)
+    check_duration(options, "lease", 2_000, 86_400_000)?;
+    check_duration(options, "timeout", 1, 2_592_000_000)?;
+    check_duration(options, "job_timeout", 1, 316_224_000_000)
 }
 
 /// Checks a duration in the form that the SDK writes.
-fn check_time(options: &Value, option: &str, least_ms: u64, most_ms: u64) -> Result<(), String> {
+fn check_duration(options: &Value, option: &str, ms_min: u64, ms_max: u64) -> Result<(), String> {
     let time = options[option].as_str();
     let ms = time.and_then(|time| time.strip_suffix(" milliseconds"));
     match ms.and_then(|ms| ms.parse::<u64>().ok()) {
-        Some(ms) if !(least_ms..=most_ms).contains(&ms) => Err(format!(
-            "{option} must be between {least_ms} and {most_ms} milliseconds, not {ms}"
+        Some(ms) if !(ms_min..=ms_max).contains(&ms) => Err(format!(
+            "{option} must be between {ms_min} and {ms_max} milliseconds, not {ms}"
         )),
         Some(_) | None => Ok(()),
     }
