@@ -1,8 +1,8 @@
 //! Parses connection strings and `PG*` variables.
 //!
-//! A connection string is a URL or a list of key-value pairs. tokio-postgres also parses both, but rejects settings that
-//! it does not know, `sslmode=verify-full` among them. The strings are therefore parsed here, the settings that Rouse
-//! handles itself are removed, and the rest is passed on to it.
+//! A connection string is a URL or a list of key-value pairs. tokio-postgres also parses both, but rejects settings
+//! that it does not know, `sslmode=verify-full` among them. The strings are therefore parsed here, the settings that
+//! Rouse handles itself are removed, and the rest is passed on to it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
