@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_its_backtrace_and_all_other_parts() {
+    fn an_error_is_shown_with_its_backtrace_and_all_other_parts() {
         let mut chrome = Chrome {
             role: Role::Viewer,
             ..Chrome::default()
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn each_job_that_it_waits_for_is_a_link() {
+    fn each_job_that_a_job_waits_for_is_a_link() {
         let named = json!({"paid": 17, "packed": {"job": 18, "on_failure": "run"}});
         let shown = after(&Chrome::default(), &named).into_string();
         for part in [
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn another_job_like_it_has_the_same_tags_and_the_same_time_in_the_future() {
+    fn the_call_that_repeats_a_job_has_its_tags_and_its_time_in_the_future() {
         let due = "1970-01-01T02:00:00+00:00";
         let mut record = json!({
             "handler": "a.b", "queue": "default", "tenant": "o'hara", "source": null, "priority": "high",
