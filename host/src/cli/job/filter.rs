@@ -57,23 +57,23 @@ pub(super) struct Filter {
 
     /// Only jobs that ended or, if live, were enqueued since this time: a time such as 2027-01-31T08:00Z, or an age
     /// such as 2h
-    #[arg(long, value_name = "TIME", value_parser = Since::read)]
-    since: Option<Since>,
+    #[arg(long, value_name = "TIME", value_parser = TimeOrAge::read)]
+    since: Option<TimeOrAge>,
 
     /// Only jobs that ended or, if live, were enqueued before this time, in the same form
-    #[arg(long, value_name = "TIME", value_parser = Since::read)]
-    until: Option<Since>,
+    #[arg(long, value_name = "TIME", value_parser = TimeOrAge::read)]
+    until: Option<TimeOrAge>,
 }
 
-/// A point in time.
+/// A point in time, or an age.
 #[derive(Debug, Clone)]
-enum Since {
+enum TimeOrAge {
     Ago(Duration),
     /// As Postgres parses it.
     At(String),
 }
 
-impl Since {
+impl TimeOrAge {
     /// Never fails: the database refuses an invalid time, and it accepts more forms.
     #[expect(clippy::unnecessary_wraps, reason = "clap wants a Result")]
     fn read(text: &str) -> Result<Self, String> {
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn a_duration_is_an_age_and_the_database_parses_other_times() {
         let filter = Filter {
-            since: Since::read("2h").ok(),
-            until: Since::read("yesterday").ok(),
+            since: TimeOrAge::read("2h").ok(),
+            until: TimeOrAge::read("yesterday").ok(),
             ..Filter::default()
         };
         let expected = json!({"since": "1970-01-01T01:00:00.000000Z", "until": "yesterday"});
