@@ -34,7 +34,7 @@ impl Cached {
 
     /// Asserts that an entry is unusable, and is removed, after `act` has changed it.
     #[track_caller]
-    fn is_unusable_after(act: impl Fn(&Path)) {
+    fn assert_unusable_after(act: impl Fn(&Path)) {
         let cached = Self::new();
         act(&cached.entry());
         assert_eq!(cached.get(), None);
@@ -72,31 +72,31 @@ fn an_engine_with_other_settings_does_not_find_an_entry() {
 
 #[test]
 fn remove_damaged_truncated_and_empty_entries() {
-    Cached::is_unusable_after(|entry| {
+    Cached::assert_unusable_after(|entry| {
         let mut bytes = fs::read(entry).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(entry, bytes).unwrap();
     });
-    Cached::is_unusable_after(|entry| {
+    Cached::assert_unusable_after(|entry| {
         let bytes = fs::read(entry).unwrap();
         fs::write(entry, &bytes[..bytes.len() - 1]).unwrap();
     });
-    Cached::is_unusable_after(|entry| fs::write(entry, &MAGIC[..5]).unwrap());
-    Cached::is_unusable_after(|entry| fs::write(entry, b"").unwrap());
+    Cached::assert_unusable_after(|entry| fs::write(entry, &MAGIC[..5]).unwrap());
+    Cached::assert_unusable_after(|entry| fs::write(entry, b"").unwrap());
 }
 
 #[test]
 fn remove_links_pipes_and_files_that_others_may_write() {
-    Cached::is_unusable_after(|entry| {
+    Cached::assert_unusable_after(|entry| {
         let elsewhere = entry.with_extension("elsewhere");
         fs::rename(entry, &elsewhere).unwrap();
         symlink(elsewhere, entry).unwrap();
     });
-    Cached::is_unusable_after(|entry| {
+    Cached::assert_unusable_after(|entry| {
         fs::remove_file(entry).unwrap();
         rustix::fs::mknodat(CWD, entry, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     });
-    Cached::is_unusable_after(|entry| {
+    Cached::assert_unusable_after(|entry| {
         fs::set_permissions(entry, fs::Permissions::from_mode(0o622)).unwrap();
     });
 }
