@@ -66,7 +66,7 @@ struct Ls {
 /// Options that name gates.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-A gate that a module declares comes back when a worker starts with the module.\n\
+A gate that a module declares comes back when a worker that has the module starts.\n\
 Needs the role rouse_operator. A refused gate does not stop the others, and a summary follows.\n\
 Exit codes: 0 all done · 3 no such gate · 6 another transaction has locked a gate; \
 with several gates, the highest code")]

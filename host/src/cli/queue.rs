@@ -68,7 +68,7 @@ enum Operation {
     /// Resume paused queues
     Resume(Named),
     /// Set how long finished jobs of queues are kept, how their keys share the workers, how workers are chosen for jobs, the shards, or
-    /// the size of payloads
+    /// the maximum size of payloads
     Set(Set),
 }
 
@@ -89,8 +89,8 @@ struct Ls {
 /// Options of `rouse queue purge`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each batch is a separate transaction and leaves a record. In the history, the jobs are cancelled. It can be stopped \
-at any time: the same command continues.\n\
+Each batch is a separate transaction and leaves a record. The history shows the jobs as cancelled. The command \
+can be stopped at any time: running it again continues.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing · 6 another transaction holds a lock that it needs: \
 run the command again · 130 stopped by a signal")]
 struct Purge {
@@ -138,8 +138,9 @@ struct Named {
     group = ArgGroup::new("dispatching").multiple(true).conflicts_with_all(["share", "retention"]),
     group = ArgGroup::new("retention").multiple(true).conflicts_with("share"),
     after_help = "\
-Retention applies to jobs that end after the change; ended jobs keep theirs. Attempts and records (rouse audit) are kept as long as any job \
-that ended before them; steps and log lines as long as the default of all queues.\n\
+The retention of a queue applies to jobs that end after the change; a new default also applies to jobs that have already \
+ended. Attempts and records (rouse audit) are kept as long as any job that ended before them; steps and log lines are \
+kept for the default retention of all queues.\n\
 Jobs with a retention over 31 days are dropped a month at a time, so they may be kept up to a month longer. All queues \
 together may have 4 different retentions.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\

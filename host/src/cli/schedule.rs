@@ -31,14 +31,14 @@ Exit codes: 0 done · 3 no such schedule · 6 the schedule belongs to another lo
 has locked it";
 
 const PAUSE_HELP: &str = "\
-Producers change the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
-others, and a summary follows.\n\
+Producers may change the schedules that their login has created, and operators may change all schedules. A refused \
+schedule does not stop the others, and a summary follows.\n\
 Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, or another transaction has \
 locked it; with several schedules, the highest code";
 
 const DELETE_HELP: &str = "\
-Producers delete the schedules that their login has created; rouse_operator all of them. A refused schedule does not stop the \
-others, and a summary follows.\n\
+Producers may delete the schedules that their login has created, and operators may delete all schedules. A refused \
+schedule does not stop the others, and a summary follows.\n\
 Exit codes: 0 all done · 3 no such schedule · 6 a schedule belongs to another login, a module declares it, or another \
 transaction has locked it; with several schedules, the highest code";
 
@@ -77,7 +77,7 @@ enum Operation {
     /// Pause schedules: nothing is enqueued until they are resumed
     #[command(after_help = PAUSE_HELP)]
     Pause(NamedMany),
-    /// Resume paused schedules; what was due in between is not caught up
+    /// Resume paused schedules; due times during the pause get no jobs
     #[command(after_help = PAUSE_HELP)]
     Resume(NamedMany),
     /// Enqueue jobs for due times of the past that have none

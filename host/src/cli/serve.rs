@@ -24,8 +24,8 @@ pub(super) struct Args {
     #[command(flatten)]
     host: HostArgs,
 
-    /// The address for notifications if DATABASE_URL leads through a transaction pooler: a direct address of the same
-    /// database; default: $ROUSE_LISTEN_URL, else the database's own
+    /// The address for notifications if DATABASE_URL points to a transaction pooler: a direct address of the same
+    /// database; default: $ROUSE_LISTEN_URL, else that of the database
     #[arg(long, value_name = "URL")]
     listen_url: Option<String>,
 

@@ -75,7 +75,7 @@ struct Ls {
     /// The handler; default: all handlers, with the size of their state
     handler: Option<String>,
 
-    /// The tenant; default: jobs without a tenant
+    /// The tenant; default: the state of jobs without a tenant
     #[arg(long, requires = "handler", value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
@@ -100,7 +100,7 @@ struct Get {
     /// The key
     key: String,
 
-    /// The tenant; default: jobs without a tenant
+    /// The tenant; default: the state of jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
@@ -133,7 +133,7 @@ struct Set {
     #[arg(long)]
     raw: bool,
 
-    /// The tenant; default: jobs without a tenant
+    /// The tenant; default: the state of jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
@@ -158,7 +158,7 @@ struct Delete {
     /// The key; default: all keys of the handler for this tenant
     key: Option<String>,
 
-    /// The tenant; default: jobs without a tenant
+    /// The tenant; default: the state of jobs without a tenant
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 

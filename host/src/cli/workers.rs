@@ -41,7 +41,7 @@ enum Operation {
     Ls(list::Args),
     /// Show one worker with its handlers
     Show(show::Args),
-    /// Remove ended workers from the list; the history of their jobs still names them
+    /// Remove dead and stopped workers from the list; the history of their jobs still names them
     #[command(after_help = "\
 Exit codes: 0 all done · 3 no such worker · 6 a worker is alive, or another transaction has locked it; \
 with several workers, the highest code")]

@@ -32,7 +32,7 @@ impl Environment {
             "ROUSE_LISTEN_URL",
             "a URL",
             "the database's own",
-            "The address for notifications, if `DATABASE_URL` leads through a transaction pooler",
+            "The address for notifications, if `DATABASE_URL` points to a transaction pooler",
         )
         .overridden_by(&["--listen-url"]),
         Entry::new(

@@ -137,7 +137,8 @@ impl Table for File {
             "worker_key_file",
             "a path",
             "a new key for each start, and the id is free after 90 s",
-            "The file with this worker's key, created if missing: with it, a host that was killed takes its id over at once",
+            "The file with this worker's key, created if missing: with it, a host that was killed can start again under its id at \
+             once",
         )
         .overridden_by(&["--worker-key-file"]),
         Entry::new(

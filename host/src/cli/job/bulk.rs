@@ -39,11 +39,11 @@ With ids: retries each ended job as a new job, and prints its id. It waits up to
 locked. A refused job does not stop the others.\n\
 With filters: retries each job that matches and was never retried. For instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
-counts them, and --confirm retries them, newest first, 60 in each transaction. Refused jobs are tried again at the end, because \
-they may wait for jobs that were retried after them. Jobs that another transaction has locked are tried again at the end, for 3 s \
-in all. It can be stopped at any time: the same command \
-with the --until that it prints continues, because jobs that were retried are skipped. Each retry leaves a record with the login. \
-Jobs that end while it runs are skipped.\n\
+counts them, and --confirm retries them, newest first, 60 in each transaction. Refused jobs are tried again at the end, \
+because they may wait for jobs that were retried after them. Jobs that another transaction has locked are tried again \
+at the end, for 3 s in all. The command can be stopped at any time: running it again with the --until that it prints \
+continues, because jobs that were retried are skipped. Each retry leaves a record with the login. Jobs that end while \
+it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · 6 a job \
 is not in a state that allows it, its unique key belongs to a live job, its payload was removed, it waits for a job \
 that has failed, or another transaction has locked it: run the command again · 130 stopped by a signal")]
@@ -59,10 +59,10 @@ With ids: cancels one job after the other, and waits up to 3 s for a job that an
 A refused job does not stop the others, and a summary follows.\n\
 With filters: cancels each queued or running job that matches. For instance\n\n  \
 rouse job cancel --handler email.send --tenant acme\n\n\
-counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running jobs, but a \
-job that starts at that moment may still be stopped. Jobs that another transaction has locked are tried again at the end, for 3 s \
-in all. It can be stopped at any time: the same command continues. Each job gets a record with the login. Jobs that are enqueued while it runs are \
-skipped.\n\
+counts them, and --confirm cancels them, newest first, each in a separate transaction. --state queued excludes running \
+jobs, but a job that starts at the moment of its cancellation may still be stopped. Jobs that another transaction has \
+locked are tried again at the end, for 3 s in all. The command can be stopped at any time: running it again continues. \
+Each job gets a record with the login. Jobs that are enqueued while it runs are skipped.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · 6 a job \
 is not in a state that allows it, or another transaction has locked it: run the command again; with several ids, the \
 highest code · 130 stopped by a signal")]

@@ -26,8 +26,8 @@ const NEWEST: i32 = 20;
 #[command(after_help = "\
 Needs the role rouse_observer. Ended jobs are listed as long as they are kept (keep_days). \
 One listing examines the newest 100,000 jobs, of all queues and handlers, and reports if it did not find enough among them; \
---before ID continues from there. --since and --until skip whole days (UTC) of ended jobs. A listing of unsuccessful jobs only \
-(by --state, --error or --kind) examines only those.\n\
+--before ID continues from there. With --since and --until, jobs that ended on days (UTC) outside this period are not \
+examined. A listing of unsuccessful jobs only (by --state, --error or --kind) examines only those.\n\
 Exit code: 0, even if no job matches")]
 pub(super) struct Args {
     #[command(flatten)]

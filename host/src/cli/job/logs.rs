@@ -25,8 +25,8 @@ const POLLS_AFTER_THE_END: u32 = 4;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt. They \
-arrive half a second after they were written. An attempt may write 256 KiB. The job's last error, and with --follow the reason why no \
-worker takes it, go to standard error.\n\
+appear within about half a second. By default, an attempt may write 256 KiB. The job's last error, and with --follow the \
+reason why no worker takes it, go to standard error.\n\
 Exit codes: 0 the job is known, even if Ctrl-C or SIGTERM ends --follow · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]

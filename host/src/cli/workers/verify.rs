@@ -25,9 +25,9 @@ const EXIT_TIMEOUT: u8 = 5;
 /// Options of `rouse workers verify`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The worker calls the module's `describe` in a new instance. It answers, authenticated by its key, with the version, \
-the sha256 of its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is \
-compared with FILE; without it the answer is not checked.
+The worker calls the module's `describe` in a new instance. Its answer, which is authenticated by its key, contains the \
+version, the sha256 of its file, and a proof: the sha256 of the nonce followed by the file. With --module, the proof is \
+compared with FILE; without it, the answer is not checked.
 
 Exit codes: 0 the worker proves or claims that it can run the handler · 3 no such worker is alive · \
 4 it cannot, or does not prove that it has FILE · \
