@@ -142,7 +142,8 @@ impl TestCtx {
     }
 
     /// The next attempt at the same job. It has the steps that have been recorded so far, the waits that have ended,
-    /// signals, parents, the responses to calls and queries, the handler's state, and nothing else.
+    /// signals, parents, the settings, the handler's state, the responses to requests ([`on_http`](Self::on_http)),
+    /// calls and queries, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
@@ -152,10 +153,12 @@ impl TestCtx {
         })
     }
 
-    /// A recorder with the data that the job keeps between its attempts.
+    /// A recorder with what the attempts at a job share.
     fn next_recorder(&self) -> Recorder {
         Recorder {
             recorded: RefCell::new(self.recorder.recorded.borrow().clone()),
+            server: RefCell::new(self.recorder.server.borrow().clone()),
+            settings: RefCell::new(self.recorder.settings.borrow().clone()),
             state: Rc::clone(&self.recorder.state),
             flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
             sql: self.recorder.sql.next(),
@@ -186,12 +189,14 @@ impl TestCtx {
         self.recorder.done.borrow().clone()
     }
 
-    /// Sets the settings that [`Ctx::settings`] reads; by default they are an empty object.
+    /// Sets the settings that [`Ctx::settings`] reads, in this attempt and in later attempts at the same job that are
+    /// derived from it; by default they are an empty object.
     pub fn set_settings(&self, settings: Value) {
         self.recorder.settings.borrow_mut().0 = settings;
     }
 
-    /// Sets the function that answers further requests, in place of servers. Without it, each request is an error.
+    /// Sets the function that answers further requests, in place of servers, in this attempt and in later attempts at
+    /// the same job that are derived from it. Without it, each request is an error.
     pub fn on_http(&self, respond: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
         *self.recorder.server.borrow_mut() = Some(Rc::new(RefCell::new(respond)));
     }

@@ -58,6 +58,23 @@ fn a_test_answers_and_inspects_requests() {
 }
 
 #[test]
+fn later_attempts_at_a_job_keep_responses_and_settings() {
+    let ctx = TestCtx::new();
+    let settings = serde_json::json!({"limit": 3});
+    ctx.set_settings(settings.clone());
+    ctx.on_http(|_| Ok(Response::new(200, "")));
+    let day = Duration::from_secs(24 * 60 * 60);
+    let _ = ctx.attempt(|ctx| ctx.sleep("nap", day)).suspended();
+    for later in [ctx.next_attempt(), ctx.resumed()] {
+        let response = send(&later, http::get("https://a.example/")).unwrap();
+        assert_eq!(response.status, 200);
+        let kept: serde_json::Value = later.settings().unwrap();
+        assert_eq!(kept, settings);
+        assert_eq!(later.requests().len(), 1);
+    }
+}
+
+#[test]
 fn redirects_are_followed_on_request() {
     let from = "https://a.example/old";
     let ctx = redirecting(302, from, "new");

@@ -62,7 +62,6 @@ fn a_delivery_is_posted_and_signed_and_its_response_is_stored() {
 fn every_attempt_has_the_same_id_and_the_payload_may_set_it() {
     let ctx = responding(200, "");
     let again = ctx.next_attempt();
-    again.on_http(|_| Ok(http::Response::new(200, "")));
     let of =
         |ctx: &TestCtx, payload: Value| ctx.run::<super::deliver>(payload).unwrap()["id"].clone();
     let first = of(&ctx, json!({"url": URL}));

@@ -358,8 +358,6 @@ impl TestCtx {
         let (steps, wait) =
             suspended.expect("the attempt is not suspended: run it with TestCtx::attempt");
         let mut next = self.next_recorder();
-        *next.settings.borrow_mut() = self.recorder.settings.borrow().clone();
-        *next.server.borrow_mut() = self.recorder.server.borrow().clone();
         next.flow.end(&steps, &wait);
         next.uncounted += 1;
         let job = self.ctx.job().clone();
