@@ -14,7 +14,7 @@ use std::{
 use rouse::postgres::{Search, Server, Settings, StartError};
 use tokio_postgres::{Client, NoTls};
 
-use crate::support::{Host, database::connect, free_port, postgres_settings, scratch};
+use crate::support::{Host, database::connect, free_port, postgres_settings, scratch, skip};
 
 const DATA_DIR: &str = "ROUSE_TEST_DATA_DIR";
 const ENTRY: &str = "private_postgres::entry_keeps_a_server_until_it_is_killed";
@@ -39,7 +39,7 @@ async fn a_first_start_makes_a_cluster_that_listens_on_its_socket_only() {
 #[test]
 fn as_root_the_server_runs_as_another_user() {
     if !is_root() {
-        return;
+        return skip("only root can run the server as another user");
     }
     let server = start(&postgres_settings(scratch("root").join("pg"))).unwrap();
     let owner = fs::metadata(format!("/proc/{}", server.pid()))
@@ -220,7 +220,7 @@ async fn a_path_longer_than_a_socket_address_works() {
 #[tokio::test]
 async fn a_directory_that_the_servers_user_cannot_reach_is_replaced_by_one_under_var_lib() {
     if !is_root() {
-        return;
+        return skip("only root can run the server as another user");
     }
     let parent = scratch("unreachable");
     fs::set_permissions(&parent, fs::Permissions::from_mode(0o700)).unwrap();
@@ -244,7 +244,7 @@ async fn a_directory_that_the_servers_user_cannot_reach_is_replaced_by_one_under
 #[test]
 fn files_of_another_user_are_refused_naming_the_user() {
     if !is_root() {
-        return;
+        return skip("only root can run the server as another user");
     }
     // Created as the user that root chooses, then opened by an ordinary user who can read the directory.
     let settings = postgres_settings(scratch("foreign").join("pg"));
