@@ -31,10 +31,10 @@ use crate::store::{Store, WorkerKey};
 use crate::traces::Traces;
 use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for
-/// work that can wait. Heartbeats and other short statements use any free one, and so do the lookups of commits in
-/// doubt, two at a time. The number does not depend on the slots.
-const POOL_SIZE: usize = 8;
+/// Connections of the pool of a worker, also in `rouse queue drain`: one each for claims, settlements and renewals, two
+/// for steps, two for state, and one for work that can wait. Heartbeats and other short statements use any free one, and
+/// so do the lookups of commits in doubt, two at a time. The number does not depend on the slots.
+pub(super) const POOL_SIZE: usize = 8;
 
 /// The default folder of modules.
 pub(super) const HANDLERS_DIR: &str = "handlers-wasm";

@@ -17,7 +17,7 @@ use tracing::debug;
 
 use self::progress::Progress;
 use self::summary::{Left, Summary, left};
-use crate::cli::host::{HANDLERS_DIR, worker_id};
+use crate::cli::host::{HANDLERS_DIR, POOL_SIZE, worker_id};
 use crate::cli::open_files;
 use crate::cli::settings::sandbox_settings;
 use crate::cli::signals::Signals;
@@ -31,9 +31,6 @@ use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
 use crate::telemetry;
 use crate::worker::{self, Health, Middleware, Parts, Policy, Settings, Stop};
-
-/// Connections of the pool, which the worker and the queries of the queue share.
-const POOL_SIZE: usize = 5;
 
 /// The interval at which the queue is queried. Each query counts the jobs that are left, so large queues are queried
 /// less often.
