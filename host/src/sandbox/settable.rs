@@ -257,7 +257,7 @@ impl Settable for Quota {
             "Total size of its files; needs `mode = \"read-write\"`",
         )
         .default_text("no limit"),
-        // Measuring a directory takes a few microseconds for each file.
+        // Measuring a directory takes one to two microseconds for each file.
         Setting::new(
             "files_max",
             1..=1_000_000,

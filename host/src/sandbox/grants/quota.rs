@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(in crate::sandbox) use self::size::Size;
 use super::{Quota, Root};
 
-/// The time for which a measurement stays valid. Measuring takes a few microseconds for each file.
+/// The time for which a measurement stays valid. Measuring takes one to two microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// The time for which a measurement stays valid after a file was removed or truncated. If one attempt writes a file
