@@ -380,7 +380,7 @@ async fn the_logs_of_a_job_that_panicked_end_with_its_error() {
     let last = logs.exits(0).stderr.lines().last().unwrap_or_default();
     assert!(
         last.starts_with(&format!(
-            "rouse: the last error of job {id}, which is failed: "
+            "rouse: the last error of job {id}, which has failed: "
         )) && last.contains("a panic on purpose"),
         "{last:?}"
     );

@@ -114,11 +114,19 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
 /// Prints the last error, which the log does not contain.
 fn report_error(job: &JobView, args: &Args) {
     if let (Some(message), None) = (job.record["error"]["message"].as_str(), args.attempt) {
-        let (id, state) = (args.id, plain(&job.state));
+        let (id, state) = (args.id, state_clause(&job.state));
         let first = plain(message.lines().next().unwrap_or_default());
-        eprintln!(
-            "rouse: the last error of job {id}, which is {state}: {first} (`rouse job {id}`)"
-        );
+        eprintln!("rouse: the last error of job {id}, which {state}: {first} (`rouse job {id}`)");
+    }
+}
+
+/// The verb phrase for a state: `has failed`.
+fn state_clause(state: &str) -> String {
+    match state {
+        "succeeded" | "failed" => format!("has {state}"),
+        "timed_out" => "has timed out".to_owned(),
+        "cancelled" => "was cancelled".to_owned(),
+        _ => format!("is {}", plain(state)),
     }
 }
 
@@ -159,5 +167,17 @@ fn formatted(line: &LoggedLine, in_json: bool) -> String {
             json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text}),
         ),
         false => format!("{at} {attempt} {:5} {}", level.to_uppercase(), plain(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::state_clause;
+
+    #[test]
+    fn states_read_as_verb_phrases() {
+        let phrases = ["queued", "failed", "timed_out", "cancelled"].map(state_clause);
+        let expected = ["is queued", "has failed", "has timed out", "was cancelled"];
+        assert_eq!(phrases, expected);
     }
 }
