@@ -1483,7 +1483,6 @@ pub async fn bad_names(
 #[serde(untagged)]
 pub enum BadShapesPayloadMapValueItem {
     Literal(i64),
-    Literal2(i64),
 }
 
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

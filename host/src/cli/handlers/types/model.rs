@@ -188,6 +188,17 @@ impl Type {
     }
 }
 
+/// Each expression once: several types may be written as the same one.
+pub(super) fn distinct(expressions: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut distinct = Vec::new();
+    for one in expressions {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    }
+    distinct
+}
+
 fn union(all: Vec<Type>) -> Type {
     let mut distinct: Vec<Type> = Vec::new();
     for one in all {

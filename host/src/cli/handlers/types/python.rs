@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::model::{Definition, HandlerTypes, Type};
+use super::model::{Definition, HandlerTypes, Type, distinct};
 use super::names::{Names, snake};
 use super::{ENQUEUE, HEADER, comment};
 
@@ -166,8 +166,11 @@ fn expression(of: &Type) -> String {
         Type::Map(of) => format!("dict[str, {}]", expression(of)),
         Type::Object(_) => unreachable!("objects are definitions"),
         Type::Union(all) => {
-            let all: Vec<String> = all.iter().map(expression).collect();
-            format!("Union[{}]", all.join(", "))
+            let all = distinct(all.iter().map(expression));
+            match &*all {
+                [one] => one.clone(),
+                all => format!("Union[{}]", all.join(", ")),
+            }
         }
         Type::Named(name) => format!("\"{name}\""),
     }

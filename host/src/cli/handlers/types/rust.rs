@@ -172,7 +172,13 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
             let _ = writeln!(out, "{DERIVES}\n#[serde(untagged)]\npub enum {name} {{");
             let mut variants = Names::default();
             let null = is_nullable.then_some(Type::Null);
+            let mut written = BTreeSet::new();
             for of in all.iter().chain(&null) {
+                let code = expression(of, recursive, true);
+                // serde would never choose a second variant of the same type.
+                if !written.insert(code.clone()) {
+                    continue;
+                }
                 let variant = variants.take(match of {
                     Type::Named(name) => name,
                     Type::Any => "Any",
@@ -188,7 +194,7 @@ fn write_definition(out: &mut String, definition: &Definition, recursive: &BTree
                 });
                 let _ = match of {
                     Type::Null => writeln!(out, "    {variant},"),
-                    of => writeln!(out, "    {variant}({}),", expression(of, recursive, true)),
+                    _ => writeln!(out, "    {variant}({code}),"),
                 };
             }
             writeln!(out, "}}")

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::model::{Definition, HandlerTypes, Type, is_inexact};
+use super::model::{Definition, HandlerTypes, Type, distinct, is_inexact};
 use super::names::{Names, lower_camel};
 use super::{ENQUEUE, HEADER, comment};
 
@@ -138,7 +138,7 @@ fn expression(of: &Type) -> String {
         // An index signature may refer to itself.
         Type::Map(of) => format!("{{ [key: string]: {} }}", expression(of)),
         Type::Object(_) => unreachable!("objects are definitions"),
-        Type::Union(all) => all.iter().map(expression).collect::<Vec<_>>().join(" | "),
+        Type::Union(all) => distinct(all.iter().map(expression)).join(" | "),
         Type::Named(name) => name.clone(),
     }
 }
@@ -213,6 +213,14 @@ mod tests {
             ),
             (Type::Literal(9_007_199_254_740_993_u64.into()), "Int64"),
             (Type::Literal("x".into()), "\"x\""),
+            (
+                Type::Union(vec![
+                    Type::Literal(i64::MAX.into()),
+                    Type::Literal("x".into()),
+                    Type::Literal(u64::MAX.into()),
+                ]),
+                "Int64 | \"x\"",
+            ),
         ] {
             assert_eq!(expression(&of), code);
         }
