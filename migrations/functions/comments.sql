@@ -72,7 +72,7 @@ COMMENT ON FUNCTION rouse.fail IS
 COMMENT ON FUNCTION rouse.delete IS
     'Deletes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
 COMMENT ON FUNCTION rouse.retry IS
-    'Enqueues a copy of a job that has ended and returns the id of the copy.';
+    'Creates a new job from an ended one and returns its id; while a retry of it is live, returns the id of that retry.';
 COMMENT ON FUNCTION rouse.retry_jobs IS
     'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, those that could not be retried, and where to continue.';
 COMMENT ON FUNCTION rouse.reschedule IS
