@@ -71,7 +71,7 @@ pub struct Request {
     /// The maximum size of the response body, in bytes. Default: 16 MiB.
     pub response_bytes_max: usize,
     /// True: a larger body is truncated instead of being an error. Default: false.
-    pub cuts_response: bool,
+    pub truncates_response: bool,
 }
 
 /// A GET of this URL.
@@ -105,7 +105,7 @@ impl Request {
             timeout: None,
             redirects: 0,
             response_bytes_max: RESPONSE_BYTES_MAX,
-            cuts_response: false,
+            truncates_response: false,
         }
     }
 
@@ -164,9 +164,9 @@ impl Request {
 
     /// Reads at most this much of a response and drops the rest; then [`Response::is_truncated`] is true.
     #[must_use]
-    pub fn cut_response(mut self, bytes: usize) -> Self {
+    pub fn truncate_response(mut self, bytes: usize) -> Self {
         self.response_bytes_max = bytes;
-        self.cuts_response = true;
+        self.truncates_response = true;
         self
     }
 
@@ -212,7 +212,7 @@ impl Request {
         if body.len() <= max {
             return Ok(false);
         }
-        if !self.cuts_response {
+        if !self.truncates_response {
             let label = self.label();
             return Err(Error::permanent(format_args!(
                 "{label}: the response is longer than {max} bytes"

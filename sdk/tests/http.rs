@@ -204,9 +204,12 @@ fn a_response_that_is_too_large_is_an_error_or_is_truncated() {
     let error = send(&ctx, request().response_bytes_max(5)).unwrap_err();
     assert!(error.permanent && error.kind == "too_large", "{error:?}");
     assert!(error.message.contains("longer than 5 bytes"), "{error}");
-    let cut = send(&ctx, request().cut_response(5)).unwrap();
-    assert_eq!((&cut.body[..], cut.is_truncated), (&b"12345"[..], true));
-    let whole = send(&ctx, request().cut_response(6)).unwrap();
+    let truncated = send(&ctx, request().truncate_response(5)).unwrap();
+    assert_eq!(
+        (&truncated.body[..], truncated.is_truncated),
+        (&b"12345"[..], true)
+    );
+    let whole = send(&ctx, request().truncate_response(6)).unwrap();
     assert_eq!(
         (&whole.body[..], whole.is_truncated),
         (&b"123456"[..], false)

@@ -108,7 +108,7 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
         .header("idempotency-key", &id)
         .json(&input.provider.body(&input, &id))?
         .timeout(TIMEOUT)
-        .cut_response(RESPONSE_BYTES_MAX)
+        .truncate_response(RESPONSE_BYTES_MAX)
         .send(ctx)
         .await?;
     if (300..400).contains(&response.status) {

@@ -95,7 +95,7 @@ pub struct Delivered {
     /// The start of its response, at most 4 KiB.
     pub response: String,
     /// True if the response is longer.
-    pub response_is_cut: bool,
+    pub response_is_truncated: bool,
 }
 
 /// Delivers a webhook, signed according to Standard Webhooks.
@@ -119,7 +119,7 @@ pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
         id,
         // Postgres cannot store NUL.
         response: String::from_utf8_lossy(&response.body).replace('\0', "\u{fffd}"),
-        response_is_cut: response.is_truncated,
+        response_is_truncated: response.is_truncated,
     })
 }
 
@@ -168,7 +168,7 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
     };
     let mut request = Request::new(method, input.url)
         .timeout(Duration::from_millis(input.timeout_ms))
-        .cut_response(RESPONSE_BYTES_MAX);
+        .truncate_response(RESPONSE_BYTES_MAX);
     if !body.is_empty() && !has("content-type") {
         request = request.header("content-type", "application/json");
     }

@@ -38,7 +38,7 @@ fn a_delivery_is_posted_and_signed_and_its_response_is_stored() {
     let id = "msg_1700000000123_7";
     assert_eq!(
         result,
-        json!({"status": 202, "id": id, "response": "queued\u{fffd}", "response_is_cut": false})
+        json!({"status": 202, "id": id, "response": "queued\u{fffd}", "response_is_truncated": false})
     );
 
     let sent = ctx.requests().pop().unwrap();
@@ -228,11 +228,11 @@ fn errors_contain_no_password_from_a_url() {
 }
 
 #[test]
-fn a_long_response_is_cut() {
+fn a_long_response_is_truncated() {
     let ctx = receiver(|_| Ok(http::Response::new(200, "x".repeat(5000))));
     let result = ctx.run::<super::deliver>(json!({"url": URL})).unwrap();
     assert_eq!(result["response"].as_str().map(str::len), Some(4096));
-    assert_eq!(result["response_is_cut"], true);
+    assert_eq!(result["response_is_truncated"], true);
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The response body.
     pub body: Vec<u8>,
-    /// True if the body was truncated ([`Request::cut_response`](super::Request::cut_response)).
+    /// True if the body was truncated ([`Request::truncate_response`](super::Request::truncate_response)).
     pub is_truncated: bool,
     /// The URL of the response, after all redirects that were followed, without user name and password.
     pub url: String,
