@@ -10,7 +10,7 @@ mod fuzz;
 
 mod package;
 
-mod pictures;
+mod screenshots;
 
 mod program;
 
@@ -74,7 +74,7 @@ enum Command {
         cargo xtask package --profile dev    packages the binary of the tests in seconds, to try the package")]
     Package(package::Options),
     /// Take the screenshots for the README with headless Chromium
-    Pictures,
+    Screenshots,
     /// Run benchmarks, each on a private Postgres with fsync on; `cargo xtask bench --help` lists them
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
@@ -119,7 +119,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{placed}");
         }
         Command::Package(options) => package::run(&workspace, &options)?,
-        Command::Pictures => pictures::run(&workspace)?,
+        Command::Screenshots => screenshots::run(&workspace)?,
         Command::Bench(arguments) => return arguments.exec(&workspace, "rouse-bench"),
         Command::Chaos(arguments) => return arguments.exec(&workspace, "rouse-chaos"),
         Command::Simulate(arguments) => return arguments.exec(&workspace, "rouse-simulate"),

@@ -10,10 +10,10 @@ use crate::support::browser::Browser;
 use crate::support::worker::TIMEOUT;
 use crate::support::{TestDb, free_port, scratch, skip};
 
-/// The folder for the pictures of the pages, outside the source tree.
-fn pictures() -> PathBuf {
+/// The folder for the screenshots of the pages, outside the source tree.
+fn screenshots() -> PathBuf {
     let folder = std::env::var_os("ROUSE_TEST_SCREENSHOTS")
-        .map_or_else(|| scratch("dashboard-pictures"), PathBuf::from);
+        .map_or_else(|| scratch("dashboard-screenshots"), PathBuf::from);
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
@@ -37,7 +37,7 @@ async fn no_page_runs_untrusted_text_or_is_wider_than_a_phone_or_lacks_names_for
     let client = db.client().await;
     let dashboard = Dashboard::start(&db, &[]);
     let axe = axe();
-    let folder = pictures();
+    let folder = screenshots();
     for path in paths(&client).await {
         browser.set_width(1280).await;
         browser.open(&dashboard.url(&path)).await;
@@ -47,7 +47,7 @@ async fn no_page_runs_untrusted_text_or_is_wider_than_a_phone_or_lacks_names_for
             Value::Null,
             "{path} runs untrusted text"
         );
-        picture(&browser, &folder, &path, "light").await;
+        screenshot(&browser, &folder, &path, "light").await;
         if let Some(axe) = &axe {
             let found = found_by(axe, &browser).await;
             assert_eq!(found, json!([]), "{path}");
@@ -55,7 +55,7 @@ async fn no_page_runs_untrusted_text_or_is_wider_than_a_phone_or_lacks_names_for
         browser
             .run("document.documentElement.style.colorScheme = 'dark'")
             .await;
-        picture(&browser, &folder, &path, "dark").await;
+        screenshot(&browser, &folder, &path, "dark").await;
         if let Some(axe) = &axe {
             let found = found_by(axe, &browser).await;
             assert_eq!(found, json!([]), "{path}, dark");
@@ -68,12 +68,12 @@ async fn no_page_runs_untrusted_text_or_is_wider_than_a_phone_or_lacks_names_for
             width[0].as_i64() <= width[1].as_i64().max(Some(500)),
             "{path} is {width} wide"
         );
-        picture(&browser, &folder, &path, "phone").await;
+        screenshot(&browser, &folder, &path, "phone").await;
     }
     browser.close().await;
 }
 
-async fn picture(browser: &Browser, folder: &Path, path: &str, kind: &str) {
+async fn screenshot(browser: &Browser, folder: &Path, path: &str, kind: &str) {
     let name: String = path
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })

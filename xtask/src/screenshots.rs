@@ -1,4 +1,4 @@
-//! `cargo xtask pictures`: takes the screenshots in `docs/images`, of a dashboard with the jobs of the demo.
+//! `cargo xtask screenshots`: the screenshots in the README, taken from a dashboard with the jobs of the demo.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,21 +15,21 @@ use tokio_postgres::Client;
 
 use crate::demo::{dev, jobs};
 
-/// The folder of the pictures, relative to the root of the clone.
+/// The folder of the screenshots, from the root of the clone.
 const FOLDER: &str = "docs/images";
 
-/// The size of a picture, in pixels.
+/// The size of a screenshot, in pixels.
 const SIZE: &str = "1280,800";
 
 /// The chart of the overview needs several seconds of data.
 const ROUNDS: usize = 12;
 const ROUND: Duration = Duration::from_secs(2);
 
-/// The programs that can take a picture, under the names that distributions give them.
+/// The programs that can take a screenshot, under the names that distributions give them.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// A flow in which one job fails, some succeed, and others wait.
-const FLOW: &str = include_str!("pictures/flow.json");
+const FLOW: &str = include_str!("screenshots/flow.json");
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let has = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
@@ -113,7 +113,7 @@ async fn fill(client: &Client, workspace: &Workspace) -> Result<i64> {
     Ok(flow)
 }
 
-/// Takes a picture of a page.
+/// Takes a screenshot of a page.
 fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
     let output = Command::new(browser)
         .args([
