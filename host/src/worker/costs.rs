@@ -77,22 +77,22 @@ mod tests {
     #[test]
     fn a_job_costs_the_cpu_time_of_the_last_ones_of_its_lane_relative_to_all() {
         let costs = Costs::default();
-        let (cheap, dear, new) = (LaneId(1), LaneId(2), LaneId(3));
+        let (cheap, expensive, new) = (LaneId(1), LaneId(2), LaneId(3));
         assert!((costs.cost("mail", cheap) - 1.0).abs() < 1e-9);
         for _ in 0..500 {
             costs.record("mail", cheap, Duration::from_micros(500));
-            costs.record("mail", dear, Duration::from_micros(1500));
+            costs.record("mail", expensive, Duration::from_micros(1500));
         }
         assert!((costs.cost("mail", cheap) - 0.5).abs() < 0.01);
-        assert!((costs.cost("mail", dear) - 1.5).abs() < 0.01);
+        assert!((costs.cost("mail", expensive) - 1.5).abs() < 0.01);
         assert!((costs.cost("mail", new) - 1.0).abs() < 1e-9);
         // The cost follows a change, and stays within its bounds.
         for _ in 0..150 {
-            costs.record("mail", dear, Duration::ZERO);
+            costs.record("mail", expensive, Duration::ZERO);
         }
-        assert!((costs.cost("mail", dear) - 0.0001).abs() < 1e-9);
+        assert!((costs.cost("mail", expensive) - 0.0001).abs() < 1e-9);
         costs.retain(|lane| lane == cheap);
-        assert!((costs.cost("mail", dear) - 1.0).abs() < 1e-9);
+        assert!((costs.cost("mail", expensive) - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -126,14 +126,14 @@ mod tests {
     #[test]
     fn the_attempts_of_one_lane_do_not_change_the_cost_of_jobs_of_others() {
         let costs = Costs::default();
-        let (cheap, dear) = (LaneId(1), LaneId(2));
+        let (cheap, expensive) = (LaneId(1), LaneId(2));
         for _ in 0..500 {
             costs.record("mail", cheap, Duration::from_micros(500));
-            costs.record("mail", dear, Duration::from_micros(1500));
+            costs.record("mail", expensive, Duration::from_micros(1500));
         }
         let before = costs.cost("mail", cheap);
         for _ in 0..20 {
-            costs.record("mail", dear, Duration::from_micros(1500));
+            costs.record("mail", expensive, Duration::from_micros(1500));
         }
         let change = costs.cost("mail", cheap) / before;
         assert!((0.98..1.0).contains(&change), "{change}");

@@ -271,31 +271,31 @@ fn a_tiny_share_is_served_in_its_time_and_alone_at_once() {
 #[test]
 fn a_debt_is_paid_off_by_the_rounds_that_pass_even_if_the_key_is_away() {
     let mut turns = Turns::default();
-    for (lane, key) in [(1, "dear"), (2, "a"), (3, "b")] {
+    for (lane, key) in [(1, "expensive"), (2, "a"), (3, "b")] {
         turns.insert(LaneId(lane), place("q", key, 1.0));
     }
     // One job costs as much as ten others.
     let first = turns.divide(3, 256);
     assert_eq!(first.len(), 3);
     turns.settle(LaneId(1), 1, 1, 10.0);
-    assert!((turns.credit("q", "dear") + 9.0).abs() < 1e-9);
+    assert!((turns.credit("q", "expensive") + 9.0).abs() < 1e-9);
     turns.remove(LaneId(1));
     let others = |turns: &mut Turns<LaneId>, jobs: usize| {
         let parts = turns.divide(jobs, 256);
         assert!(parts.iter().all(|part| part.lane != LaneId(1)));
     };
     others(&mut turns, 10);
-    turns.insert(LaneId(1), place("q", "dear", 1.0));
+    turns.insert(LaneId(1), place("q", "expensive", 1.0));
     assert!(
-        (turns.credit("q", "dear") + 4.0).abs() < 1e-9,
+        (turns.credit("q", "expensive") + 4.0).abs() < 1e-9,
         "five rounds later"
     );
     others(&mut turns, 8);
     turns.remove(LaneId(1));
     others(&mut turns, 20);
-    turns.insert(LaneId(1), place("q", "dear", 1.0));
+    turns.insert(LaneId(1), place("q", "expensive", 1.0));
     assert!(
-        (turns.credit("q", "dear") - 1.0).abs() < 1e-9,
+        (turns.credit("q", "expensive") - 1.0).abs() < 1e-9,
         "and no more than its share"
     );
 }
