@@ -53,7 +53,7 @@ impl RetryAll {
     /// one transaction, the snapshots of all other transactions become slower (`PGPROC_MAX_CACHED_SUBXIDS`).
     pub const BATCH: i32 = 60;
 
-    /// Nothing is retried before the first [`Self::go_on`]. `limit`: the maximum number of jobs in a batch. Without
+    /// Nothing is retried before the first [`Self::advance`]. `limit`: the maximum number of jobs in a batch. Without
     /// `until` in the filter, jobs that end in the meantime may be retried too.
     pub fn new(filter: Value, limit: i32) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl RetryAll {
     ///
     /// # Errors
     /// If the filter is invalid, or the database does not respond.
-    pub async fn go_on(&mut self, store: &Store) -> Result<bool, StoreError> {
+    pub async fn advance(&mut self, store: &Store) -> Result<bool, StoreError> {
         let Some(call) = self.calls.pop_front() else {
             return Ok(false);
         };

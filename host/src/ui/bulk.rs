@@ -336,7 +336,7 @@ async fn retry_matching(ui: &Ui, store: &Store, filter: Value, number: u64) -> R
         if ui.stopping.is_cancelled() {
             return Err(Stopped::Host);
         }
-        let has_more = all.go_on(store).await?;
+        let has_more = all.advance(store).await?;
         ui.bulks.change(number, |bulk| {
             bulk.done = count(all.retried);
             bulk.refused = count(all.refused.len());

@@ -373,7 +373,7 @@ impl Work<'_> {
     async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
         let mut all = RetryAll::new(filter.clone(), RetryAll::BATCH);
         loop {
-            let has_more = all.go_on(self.store).await?;
+            let has_more = all.advance(self.store).await?;
             self.done = all.retried;
             self.examined_count = all.examined_count;
             if !has_more || self.is_stopped("retried").await {
