@@ -249,7 +249,7 @@ impl Shared {
 #[derive(Clone, Default)]
 pub struct Health {
     /// True if the last call to the database succeeded.
-    pub database_answers: Arc<AtomicBool>,
+    pub database_responds: Arc<AtomicBool>,
     /// The outcomes of its attempts so far.
     pub outcomes: Arc<OutcomeCounts>,
     /// The number of claimed jobs whose attempt has not ended, not counting jobs that are just being claimed or
@@ -297,7 +297,7 @@ async fn work(
         })?;
     }
     events::worker("started", &settings, registered.incarnation);
-    health.database_answers.store(true, Ordering::Relaxed);
+    health.database_responds.store(true, Ordering::Relaxed);
 
     let listen_connector = parts.listen_connector.clone();
     let (settlements, outcomes) = mpsc::channel(settings.unsettled_limits.count);

@@ -527,7 +527,7 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
         let Some(health) = &health else {
             return Report::without_queue(handlers, stop.is_stopping());
         };
-        let database = match health.database_answers.load(Ordering::Relaxed) {
+        let database = match health.database_responds.load(Ordering::Relaxed) {
             true => Ok(()),
             false => Err("the database does not respond".to_string()),
         };

@@ -183,7 +183,7 @@ impl Claimer<'_> {
         let is_extra = std::mem::take(&mut self.is_extra);
         self.shared
             .health
-            .database_answers
+            .database_responds
             .store(true, Ordering::Relaxed);
         if is_extra {
             // This look read only lanes that had no jobs before: nothing is known about the others.
@@ -210,7 +210,7 @@ impl Claimer<'_> {
         self.is_extra = false;
         self.shared
             .health
-            .database_answers
+            .database_responds
             .store(false, Ordering::Relaxed);
         // Called because it triggers a heartbeat; its result does not matter here.
         self.shared.has_incarnation_ended(error);

@@ -47,7 +47,7 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
         };
         shared
             .health
-            .database_answers
+            .database_responds
             .store(false, Ordering::Relaxed);
         warn!(
             error = away.why,
@@ -64,7 +64,7 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
         // While all slots are taken, it may be a long time until the next claim.
         shared
             .health
-            .database_answers
+            .database_responds
             .store(true, Ordering::Relaxed);
         info!(after_ms, "the database is reachable again");
         shared.presence.heartbeat_now.notify_one();

@@ -111,7 +111,7 @@ async fn renew(shared: &Shared, renewals: &[Renewal], patience: &mut Patience) -
             if shared.slots.are_taken() {
                 shared
                     .health
-                    .database_answers
+                    .database_responds
                     .store(true, Ordering::Relaxed);
             }
             apply_responses(shared, renewals, sent, responses)
