@@ -252,8 +252,8 @@ BEGIN
             RETURN;
         END IF;
         blockers := nullif(cardinality(parents.chains), 0);
-        IF rouse._is_circle(continued, parents.chains) THEN
-            failed := (SELECT c.chain FROM unnest(parents.chains) AS c(chain) WHERE rouse._is_circle(continued, ARRAY[c.chain]) LIMIT 1);
+        IF rouse._is_cycle(continued, parents.chains) THEN
+            failed := (SELECT c.chain FROM unnest(parents.chains) AS c(chain) WHERE rouse._is_cycle(continued, ARRAY[c.chain]) LIMIT 1);
             RETURN;
         END IF;
     END IF;

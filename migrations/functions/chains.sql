@@ -116,7 +116,7 @@ END
 $$;
 
 -- 'job 7 waits', 'jobs 7, 8 wait', or, for more than ten, 'jobs 7, 8, … and others wait'.
-CREATE OR REPLACE FUNCTION rouse._those_that_wait(p_ids bigint[]) RETURNS text
+CREATE OR REPLACE FUNCTION rouse._format_dependents(p_ids bigint[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN cardinality(p_ids) = 1 THEN 'job ' || p_ids[1] || ' waits'
                 ELSE 'jobs ' || array_to_string(p_ids[:10], ', ') || CASE WHEN cardinality(p_ids) > 10 THEN ' and others wait' ELSE ' wait' END END
@@ -143,7 +143,7 @@ DECLARE
 BEGIN
     IF waiting <> '{}' AND cascade IS NOT TRUE THEN
         RAISE EXCEPTION 'rouse: chain % cannot be deleted: % for it', first,
-            rouse._those_that_wait(waiting)
+            rouse._format_dependents(waiting)
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('SELECT rouse.delete_chain(%s, cascade => true) cancels them too.', first);
     END IF;

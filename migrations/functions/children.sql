@@ -38,7 +38,7 @@ BEGIN
     SELECT jsonb_object_agg(d.name, jsonb_build_object('job', p_own[-(d.job #>> '{}')::bigint], 'on_failure', d.on_failure)) INTO after
     FROM rouse._dependencies_of(options -> 'after') AS d;
     IF p_job.kind = 'next' AND after IS NOT NULL THEN
-        PERFORM rouse._refuse_circle(coalesce(p_parent.chain, p_parent.id), ARRAY(SELECT rouse._chain_of(o.id) FROM unnest(p_own) AS o(id)));
+        PERFORM rouse._refuse_cycle(coalesce(p_parent.chain, p_parent.id), ARRAY(SELECT rouse._chain_of(o.id) FROM unnest(p_own) AS o(id)));
     END IF;
     made := rouse._enqueue(
         p_id, p_job.handler, p_job.payload, octet_length(p_job.payload::text), NULL,
@@ -100,7 +100,7 @@ $$;
 
 -- True if a job of the chain p_chain that waits for these chains would wait for itself: one of them is the same chain,
 -- or waits for it. Served by dependency_chain and dependency_job.
-CREATE OR REPLACE FUNCTION rouse._is_circle(p_chain bigint, p_chains bigint[]) RETURNS boolean
+CREATE OR REPLACE FUNCTION rouse._is_cycle(p_chain bigint, p_chains bigint[]) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 BEGIN
     IF p_chain = ANY (p_chains) THEN
@@ -117,11 +117,11 @@ BEGIN
 END
 $$;
 
--- Rejects a job that would wait for itself (rouse._is_circle).
-CREATE OR REPLACE FUNCTION rouse._refuse_circle(p_chain bigint, p_chains bigint[]) RETURNS void
+-- Rejects a job that would wait for itself (rouse._is_cycle).
+CREATE OR REPLACE FUNCTION rouse._refuse_cycle(p_chain bigint, p_chains bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF rouse._is_circle(p_chain, p_chains) THEN
+    IF rouse._is_cycle(p_chain, p_chains) THEN
         RAISE EXCEPTION 'rouse: chain % cannot wait for a job that waits for it', p_chain
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A unique key may have led to a job that is live already.';
     END IF;

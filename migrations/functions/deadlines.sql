@@ -4,7 +4,7 @@
 -- When a job ends earlier, its row stays until the deadline, and is then deleted.
 
 -- A duration as text: '3 days', '1 hour 30 minutes', '0.5 seconds'.
-CREATE OR REPLACE FUNCTION rouse._time_in_words(p_ms bigint) RETURNS text
+CREATE OR REPLACE FUNCTION rouse._format_duration(p_ms bigint) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET intervalstyle = 'postgres_verbose' AS $$
     SELECT replace(replace(substr(justify_hours(p_ms * interval '1 millisecond')::text, 3), 'min', 'minute'), 'sec', 'second')
 $$;
@@ -82,7 +82,7 @@ BEGIN
             CONTINUE;
         END IF;
         error := jsonb_build_object('kind', 'job_timeout', 'message', format(
-            'the job had not ended within %s, the job timeout that it was enqueued with', rouse._time_in_words(deadline.timeout_ms)));
+            'the job had not ended within %s, the job timeout that it was enqueued with', rouse._format_duration(deadline.timeout_ms)));
         PERFORM rouse._end(deadline.job, 'failed', NULL, error, 'failed', jsonb_build_object('deadline_at', deadline.deadline_at), p_worker);
         DELETE FROM rouse.deadline AS d WHERE d.job = deadline.job;
         IF NOT limited OR rouse._may_fire(live.queue, live.handler) THEN

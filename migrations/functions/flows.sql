@@ -517,7 +517,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT d.job FROM rouse.dependency AS d WHERE d.chain = its.chain OFFSET 0) AS d
         WHERE NOT d.job = ANY (queued) LIMIT 11);
     IF waiting <> '{}' THEN
-        RAISE EXCEPTION 'rouse: flow % cannot be deleted: % for it', delete_flow.id, rouse._those_that_wait(waiting)
+        RAISE EXCEPTION 'rouse: flow % cannot be deleted: % for it', delete_flow.id, rouse._format_dependents(waiting)
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Cancel or delete them first.';
     END IF;
     PERFORM rouse._ensure_partitions(at);

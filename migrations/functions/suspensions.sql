@@ -106,7 +106,7 @@ BEGIN
         SELECT coalesce(array_agg(DISTINCT locked.chain), '{}') INTO chains
         FROM (SELECT DISTINCT e.id::bigint AS id FROM jsonb_array_elements_text(called.wait -> 'jobs') AS e(id) ORDER BY 1) AS e
         CROSS JOIN LATERAL rouse._lock_parent(e.id, 'run') AS locked WHERE locked.waits;
-        PERFORM rouse._refuse_circle(coalesce(called.chain, called.id), chains);
+        PERFORM rouse._refuse_cycle(coalesce(called.chain, called.id), chains);
         PERFORM rouse._add_dependencies(called.id, chains, array_fill('run'::text, ARRAY[cardinality(chains)]), NULL);
         UPDATE rouse.job AS j
         SET blockers = nullif(cardinality(chains), 0), turn = CASE WHEN chains = '{}' THEN nextval('rouse.turn_seq') END

@@ -388,9 +388,9 @@ async fn a_job_timeout_is_printed_in_words() {
         (129_600_000, "1 day 12 hours"),
         (316_224_000_000, "3660 days"),
     ] {
-        let sql = format!("SET intervalstyle = 'iso_8601'; SELECT rouse._time_in_words({ms})");
+        let sql = format!("SET intervalstyle = 'iso_8601'; SELECT rouse._format_duration({ms})");
         client.batch_execute(&sql).await.unwrap();
-        let printed: String = one(&client, &format!("SELECT rouse._time_in_words({ms})")).await;
+        let printed: String = one(&client, &format!("SELECT rouse._format_duration({ms})")).await;
         assert_eq!(printed, words);
     }
 }

@@ -178,7 +178,7 @@ async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqu
         }
         json!([job])
     };
-    let circle = json!([
+    let cycle = json!([
         {"name": "start", "handler": "x"},
         {"name": "a", "handler": "x", "after": ["start", "c"]},
         {"name": "b", "handler": "x", "after": ["a"]},
@@ -269,7 +269,7 @@ async fn invalid_graphs_are_refused_with_the_name_of_the_job_and_nothing_is_enqu
             "its jobs wait for each other in a cycle: 'a' → 'a'",
         ),
         (
-            circle,
+            cycle,
             "its jobs wait for each other in a cycle: 'a' → 'b' → 'c' → 'a'",
         ),
         (
