@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_expression_or_zone_is_named() {
+    fn an_invalid_expression_or_zone_is_named() {
         for (expression, zone, why) in [
             ("0 3 * *", "UTC", "has 4 fields"),
             ("0 0 3 * * * 2026", "UTC", "has 7 fields"),

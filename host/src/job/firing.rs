@@ -14,7 +14,7 @@ const FIRED_MAX: usize = 100;
 
 /// A schedule whose due times this host cannot compute is tried again after this time: a newer host may know its time
 /// zone.
-const WRONG_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
+const INVALID_AGAIN_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 /// The number of upcoming due times that are shown for a schedule.
 pub const UPCOMING: usize = 5;
@@ -123,7 +123,7 @@ pub struct Decision {
 pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp) -> Decision {
     let due = match due {
         Ok(due) => due,
-        Err(why) => return wrong(schedule, why, now),
+        Err(why) => return invalid(schedule, why, now),
     };
     let (mut firings, times, handled_until) = handled(schedule, due, now);
     overlap(schedule, times, now, &mut firings);
@@ -142,11 +142,11 @@ pub fn fire(schedule: &Schedule, due: &Result<DueTimes, String>, now: Timestamp)
     }
 }
 
-fn wrong(schedule: &Schedule, why: &str, now: Timestamp) -> Decision {
+fn invalid(schedule: &Schedule, why: &str, now: Timestamp) -> Decision {
     Decision {
         firings: Vec::new(),
         handled_until: schedule.handled_until,
-        next_at: now.checked_add(WRONG_AGAIN_AFTER).ok(),
+        next_at: now.checked_add(INVALID_AGAIN_AFTER).ok(),
         upcoming: Vec::new(),
         error: Some(why.to_owned()),
     }

@@ -224,10 +224,10 @@ fn nothing_is_fired_twice_if_the_clock_goes_back() {
 }
 
 #[test]
-fn a_wrong_expression_keeps_its_due_times_for_a_host_that_can_read_it() {
+fn an_invalid_expression_keeps_its_due_times_for_a_host_that_can_read_it() {
     let of = schedule(Overlap::Allow, CatchUp::All);
     let decision = fire(&of, &due("0 25 * * *"), at("03:00:00"));
-    assert!(decision.error.unwrap().contains("is wrong"));
+    assert!(decision.error.unwrap().contains("is invalid"));
     assert_eq!(decision.next_at, Some(at("04:00:00")));
     assert_eq!(
         (decision.handled_until, decision.upcoming),
