@@ -308,13 +308,13 @@ mod tests {
             (header::AUTHORIZATION, "Bearer 0123456789abcdef"),
         ];
         assert_eq!(status(&access, &forwarded), 200);
-        for wrong in [
+        for invalid in [
             "Bearer 0123456789abcdeF",
             "Bearer 0123456789abcde",
             "Bearer",
             "Basic 0123456789abcdef",
         ] {
-            assert_eq!(call(wrong), 401, "{wrong}");
+            assert_eq!(call(invalid), 401, "{invalid}");
         }
         assert_eq!(status(&access, &[JSON, (header::HOST, "localhost")]), 401);
     }

@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn an_invalid_traceparent_is_ignored() {
         let zeros = |digits: usize| "0".repeat(digits);
-        for wrong in [
+        for invalid in [
             String::new(),
             "null".into(),
             VALID.to_uppercase(),
@@ -99,7 +99,7 @@ mod tests {
             VALID.replace("0af7", "0ag7"),
             VALID.replace("-b7ad", "-+7ad"),
         ] {
-            assert_eq!(parse(&wrong), None, "{wrong:?}");
+            assert_eq!(parse(&invalid), None, "{invalid:?}");
         }
     }
 

@@ -26,11 +26,11 @@ impl std::str::FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
+        let invalid = || {
             "expected a condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu, worker=mail-1 or grant=http".to_string()
         };
         let pair = text.split_once('=').filter(|(_, value)| !value.is_empty());
-        let (key, value) = pair.ok_or_else(wrong)?;
+        let (key, value) = pair.ok_or_else(invalid)?;
         let value = value.to_string();
         match key {
             "handler" if is_pattern(&value) => Ok(Self::Handler(value)),
@@ -46,7 +46,7 @@ impl std::str::FromStr for Filter {
                 "{value:?} is not a capability; expected one of {}",
                 GRANTS.join(", ")
             )),
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }

@@ -138,13 +138,13 @@ mod tests {
         assert_eq!(share.key, Some(FairKey::TenantAndHandler));
         assert_eq!(share.weights, Some([("a/b".to_owned(), 2.0)].into()));
         assert_eq!((share.starvation_s, share.quantum), (Some(90.0), None));
-        for wrong in [
+        for invalid in [
             "drr",
             "[]",
             r#"{"mail": {"polcy": "drr"}}"#,
             r#"{"mail": {"policy": "lifo"}}"#,
         ] {
-            let why = format!("{:#}", read_variable(wrong).unwrap_err());
+            let why = format!("{:#}", read_variable(invalid).unwrap_err());
             assert!(
                 why.starts_with("ROUSE_FAIR_SHARE must be a JSON object"),
                 "{why}"

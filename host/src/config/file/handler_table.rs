@@ -188,8 +188,8 @@ impl<'de> Deserialize<'de> for Patterns {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let patterns = Vec::<String>::deserialize(input)?;
         match patterns.iter().find(|pattern| !is_pattern(pattern)) {
-            Some(wrong) => Err(D::Error::custom(format!(
-                "enqueue: {wrong:?} is neither a handler name nor a pattern such as \"photo.*\""
+            Some(invalid) => Err(D::Error::custom(format!(
+                "enqueue: {invalid:?} is neither a handler name nor a pattern such as \"photo.*\""
             ))),
             None => Ok(Self(patterns)),
         }

@@ -317,14 +317,14 @@ fn each_of_several_hosts_has_its_own_address_and_port_and_all_other_settings() {
     assert!(at_host(&all, 1) == config("host=b port=1"));
     let plain = connector("postgres://ann@b/jobs", &[]).unwrap().config;
     assert!(at_host(&plain, 0) == plain);
-    for (wrong, why) in [
+    for (invalid, why) in [
         (
             "host=a,b hostaddr=10.0.0.1",
             "`hostaddr` has 1 values for 2 hosts",
         ),
         ("host=a,b,c port=1,2", "`port` has 2 values for 3 hosts"),
     ] {
-        let text = error(&format!("{wrong} {OTHERS}"), &[]);
+        let text = error(&format!("{invalid} {OTHERS}"), &[]);
         assert!(text.contains(why), "{text}");
     }
 }

@@ -193,10 +193,10 @@ fn period(period: Option<u64>) -> Result<u64, String> {
 
 /// Rejects a key that is not one or two different values by which jobs can be divided.
 fn check_key(key: &[String]) -> Result<(), String> {
-    if let Some(wrong) = key.iter().find(|by| !divides(by)) {
+    if let Some(invalid) = key.iter().find(|by| !divides(by)) {
         return Err(format!(
             "key: `{}` must be tenant, source, handler, queue, or a path of the payload such as $.customer.id",
-            printable(wrong, KEY_CHARS_SHOWN)
+            printable(invalid, KEY_CHARS_SHOWN)
         ));
     }
     match key {
