@@ -133,7 +133,7 @@ fn shoot(browser: &str, page: &str, file: &Path, scratch: &Path) -> Result<()> {
         .with_context(|| format!("run {browser}"))?;
     ensure!(
         output.status.success() && file.is_file(),
-        "{browser} did not take a picture of {page}:\n{}",
+        "{browser} did not take a screenshot of {page}:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
