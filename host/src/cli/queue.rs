@@ -142,20 +142,20 @@ The retention of a queue applies to jobs that end after the change; a new defaul
 ended. Attempts and records (rouse audit) are kept as long as any job that ended before them; steps and log lines are \
 kept for the default retention of all queues.\n\
 Jobs with a retention over 31 days are dropped a month at a time, so they may be kept up to a month longer. All queues \
-together may have 4 different retentions.\n\
-  rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
-  rouse queue set reports --keep-days 0         back to the default of all queues\n\
+together may have 4 different retentions.
+  rouse queue set reports --keep-days 1 --keep-failed-days 90
+  rouse queue set reports --keep-days 0         back to the default of all queues
   rouse queue set --default --keep-days 30      the default itself, initially 7; workers drop older jobs within the hour, \
 so a smaller number needs --confirm\n\
 The fair share is set by a separate call. Workers notice a change within seconds. Jobs that were enqueued before a queue became fair stay together, as \
-one key.\n\
-  rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant\n\
+one key.
+  rouse queue set mail --policy drr --weight acme=3     tenant acme gets three times the share of each other tenant
   rouse queue set mail --max-in-flight 5                and at most 5 jobs of a tenant run at a time\n\
-Direct dispatch is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
+Direct dispatch is also set by a separate call. It applies to jobs that are enqueued after the change.
   rouse queue set mail --dispatch hash --dispatch-key tenant     the jobs of a tenant go to the same worker while it is alive\n\
-Shards are also set by a separate call. The workers divide them among themselves.\n\
+Shards are also set by a separate call. The workers divide them among themselves.
   rouse queue set mail --shards 16\n\
-The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.\n\
+The maximum size of payloads is also set by a separate call. It applies to jobs that are enqueued after the change.
   rouse queue set wide --payload-bytes-max 1048576\n\
 Needs the role rouse_operator. A refused queue does not stop the others, and a summary follows.\n\
 Exit codes: 0 all done · 1 a queue was refused and is unchanged, or an error · 2 nothing was done: --confirm is \

@@ -47,9 +47,9 @@ transaction has locked it; with several schedules, the highest code";
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-Without a command: lists the schedules, like `rouse schedule ls`. A schedule enqueues a job whenever it is due:\n\
-  rouse schedule next '0 3 * * *' --time-zone Europe/Berlin       print the next due times (no database needed)\n\
-  rouse schedule set nightly report.make '0 3 * * *' --time-zone Europe/Berlin\n\
+Without a command: lists the schedules, like `rouse schedule ls`. A schedule enqueues a job whenever it is due:
+  rouse schedule next '0 3 * * *' --time-zone Europe/Berlin       print the next due times (no database needed)
+  rouse schedule set nightly report.make '0 3 * * *' --time-zone Europe/Berlin
   rouse schedule run nightly                                      enqueue one job now"
 )]
 pub(super) struct Args {

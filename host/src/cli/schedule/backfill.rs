@@ -19,7 +19,7 @@ use crate::job::firing::BACKFILL_MAX;
 #[command(after_help = "\
 Hosts enqueue the jobs, the oldest due time first; `rouse schedule show` shows their progress. A due time that has \
 a job does not get another one, so the same backfill can be repeated. overlap and jitter do not apply. At most 10,000 \
-due times at once.\n\
+due times at once.
   rouse schedule backfill nightly --since 2026-03-01T00:00:00Z --before 2026-03-08T00:00:00Z\n\
 Exit codes: 0 requested · 1 refused · 3 no such schedule")]
 pub(super) struct Args {

@@ -22,8 +22,8 @@ Fields contain numbers, lists (1,15), ranges (1-5), steps (*/10) and names (MON,
 a day that matches either one is due.\n\
 When the clock goes forward or back: if second, minute and hour are numbers or lists of numbers, a time that is skipped is due when \
 the clock goes forward, and a time that is repeated is due once, the first time. Other expressions follow elapsed time: what is \
-skipped is not due, and what is repeated is due both times.\n\
-  rouse schedule next '30 2 * * *' --time-zone Europe/Berlin\n\
+skipped is not due, and what is repeated is due both times.
+  rouse schedule next '30 2 * * *' --time-zone Europe/Berlin
   rouse schedule next nightly\n\
 Exit codes: 0 done · 1 the expression is invalid · 3 no such schedule")]
 pub(super) struct Args {
