@@ -139,8 +139,9 @@ impl SqlErrorClass {
         match code {
             // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Self::Conflict,
-            // Shutdown, crash, starting up; too many connections; the session ended because of its age.
-            "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Self::Unavailable,
+            // Shutdown, crash, starting up; the session ended because it was idle, or because the next message of its
+            // transaction did not arrive in time; too many connections.
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "53300" => Self::Unavailable,
             // A row that violates a policy has the code of a missing privilege.
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
             // BEGIN READ WRITE on a standby: a new session may reach the primary.
@@ -172,6 +173,7 @@ mod tests {
             ("55P03", Conflict),
             ("08006", Unavailable),
             ("57P01", Unavailable),
+            ("25P03", Unavailable),
             ("53300", Unavailable),
             ("57014", Temporary),
             ("53100", Temporary),

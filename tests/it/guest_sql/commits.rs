@@ -217,6 +217,9 @@ async fn a_transaction_that_gets_no_commit_ends_on_its_own_and_unlocks_its_job()
     let id = shop.enqueue(payment()).await;
     held.caught().await;
     assert_paid_once(&shop, id).await;
+    // The server has ended the session, so that nothing was committed: that is not the fault of the attempt.
+    let attempts = format!("SELECT attempt = 1 FROM rouse.jobs WHERE id = {id}");
+    assert!(shop.holds(&attempts).await);
     held.release();
     worker.drain().await;
 }
