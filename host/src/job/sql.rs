@@ -124,7 +124,7 @@ pub enum SqlErrorClass {
     /// The server has become unreachable, has no connection left, or is a standby: the same transaction may succeed
     /// later, in a new session.
     Unavailable,
-    /// The statement does not fit the database: a table or a privilege is missing. It would fail for each job.
+    /// The statement does not fit the database: a table, a type or a privilege is missing. It would fail for each job.
     Mismatch,
     /// The server could not run it now, or not in time: retried after the backoff.
     Temporary,
@@ -146,6 +146,8 @@ impl SqlErrorClass {
             "42501" if routine == Some("ExecWithCheckOptions") => Self::Data,
             // BEGIN READ WRITE on a standby: a new session may reach the primary.
             "0A000" if routine == Some("call_bool_check_hook") => Self::Unavailable,
+            // The type of a parameter no longer exists: `cache lookup failed for type …`.
+            "XX000" if routine == Some("getBaseTypeAndTypmod") => Self::Mismatch,
             _ => match code.get(..2) {
                 Some("08") => Self::Unavailable,
                 // Syntax error or access rule violation; invalid schema, catalog; wrong password; not supported.
@@ -196,5 +198,7 @@ mod tests {
         let standby = Some("call_bool_check_hook");
         assert_eq!(SqlErrorClass::from_code("0A000", standby), Unavailable);
         assert_eq!(SqlErrorClass::from_code("0A000", None), Mismatch);
+        let no_type = Some("getBaseTypeAndTypmod");
+        assert_eq!(SqlErrorClass::from_code("XX000", no_type), Mismatch);
     }
 }

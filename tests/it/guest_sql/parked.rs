@@ -151,6 +151,36 @@ async fn an_attempt_whose_statements_were_found_to_fit_again_in_the_meantime_tri
     worker.drain().await;
 }
 
+/// The values of an enum type can only be removed by replacing the type.
+#[tokio::test]
+async fn an_attempt_tries_again_if_the_type_of_a_parameter_was_changed_or_replaced() {
+    let shop = Shop::open().await;
+    let worker = shop.start().await;
+    let order = |id: i64| json!([{"sql": call("add_order", json!([id]))}]);
+    assert_eq!(shop.run(order(1)).await.state, "succeeded");
+    for (id, change) in [
+        (
+            2,
+            "CREATE TYPE size AS ENUM ('1', '2', '3', '4');
+             ALTER TABLE orders ALTER id TYPE size USING id::text::size",
+        ),
+        // The type that the host knows no longer exists.
+        (
+            3,
+            "ALTER TYPE size RENAME TO old_size;
+             CREATE TYPE size AS ENUM ('1', '2', '3');
+             ALTER TABLE orders ALTER id TYPE size USING id::text::size;
+             DROP TYPE old_size",
+        ),
+    ] {
+        shop.sql(change).await;
+        let ended = shop.run(order(id)).await;
+        assert_eq!(ended.state, "succeeded", "{id}: {:?}", ended.error);
+        assert_eq!(ended.attempt, 1, "{id}");
+    }
+    worker.drain().await;
+}
+
 /// At the last check, the statements of all handlers of the login fitted, so that no further check was due.
 #[tokio::test]
 async fn a_handler_whose_statements_no_longer_fit_is_checked_again_until_they_do() {

@@ -12,7 +12,7 @@ use crate::job::{OnError, SqlErrorClass, SqlFailure, SqlLimits, Statement};
 use crate::store::RESPONSE_TIMEOUT;
 
 /// A statement that fits the database.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedStatement {
     pub(super) name: String,
     /// The text that runs it as an effect.
@@ -25,7 +25,7 @@ pub struct CheckedStatement {
 }
 
 /// The text that runs an effect.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EffectText {
     /// As it is: it returns no rows.
     Plain(String),

@@ -224,9 +224,10 @@ fn note_login(shared: &Shared, followed: &Followed<'_>, responds: bool) {
 pub(in crate::worker) enum Rechecked {
     /// They no longer fit, or could not be checked: the handler's jobs wait.
     Waits,
-    /// They fit, according to a check that came after the one on which the refused call was based.
+    /// They fit, but the refused call was based on an earlier check: another one has come since, or the types of
+    /// parameters have changed.
     FitsSince,
-    /// They still fit: the refusal has another reason.
+    /// They still fit as they did: the refusal has another reason.
     Fits,
 }
 
@@ -255,6 +256,7 @@ pub(in crate::worker) async fn recheck(
         Some(_) => {}
     }
     match check_alone(shared, login, handler, granted, &checking).await {
+        FitState::Fits(now) if now.by_name != used.by_name => Rechecked::FitsSince,
         FitState::Fits(_) => Rechecked::Fits,
         FitState::Parked(_) | FitState::Unchecked(_) | FitState::Unavailable(_) => {
             // While all handlers of a login fit, its next check is not due before a change.
