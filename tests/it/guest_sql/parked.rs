@@ -249,7 +249,7 @@ async fn an_attempt_whose_query_or_step_parks_its_handler_is_not_counted() {
 }
 
 #[tokio::test]
-async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
+async fn a_login_without_the_role_a_superuser_and_members_of_other_roles_are_refused() {
     let shop = Shop::open().await;
     let (role, url) = (&shop.role, shop.db.url());
     shop.sql(&format!("REVOKE rouse_handler FROM {role}")).await;
@@ -262,13 +262,22 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     );
     worker.drain().await;
 
-    shop.sql(&format!("GRANT rouse_handler, rouse_worker TO {role}"))
-        .await;
-    let worker = shop.start().await;
-    shop.until(&parked("sql.run")).await;
-    let message = why(&shop, "sql.run").await;
-    assert!(message.contains("member of rouse_worker"), "{message}");
-    worker.drain().await;
+    shop.sql(&format!("GRANT rouse_handler TO {role}")).await;
+    let owner = shop.db.address().user;
+    for (other, expected) in [
+        ("rouse_worker", "member of rouse_worker"),
+        ("rouse_producer", "member of rouse_producer"),
+        ("rouse_enqueuer", "member of rouse_enqueuer"),
+        (&*owner, "member of a superuser"),
+    ] {
+        shop.sql(&format!("GRANT \"{other}\" TO {role}")).await;
+        let worker = shop.start().await;
+        shop.until(&parked("sql.run")).await;
+        let message = why(&shop, "sql.run").await;
+        assert!(message.contains(expected), "{message}");
+        worker.drain().await;
+        shop.sql(&format!("REVOKE \"{other}\" FROM {role}")).await;
+    }
 
     let superuser = connector(&url);
     let worker = shop.start_with(superuser, Default::default()).await;
@@ -277,7 +286,6 @@ async fn a_login_without_the_role_a_superuser_and_a_worker_are_refused() {
     assert!(message.contains("superuser"), "{message}");
     worker.drain().await;
 
-    shop.sql(&format!("REVOKE rouse_worker FROM {role}")).await;
     let other = Shop::open().await;
     let elsewhere = connector(&shop.as_login(&other.db.url()));
     let _worker = shop.start_with(elsewhere, Default::default()).await;

@@ -1,10 +1,13 @@
--- Why this login must not run statements of handlers; null if it may. A superuser or a member of another role of Rouse
--- could change jobs without their fence. Reads catalogs only.
+-- Why this login must not run statements of handlers; null if it may. A superuser could do anything, and so could a
+-- member of one, with set_config('role', …). A member of another role of Rouse could change jobs without their fence,
+-- read them, or enqueue jobs without a grant. Reads catalogs only.
 SELECT CASE
     WHEN r.rolsuper THEN 'the login is a superuser; statements of handlers need a login with only the privileges that they use'
+    WHEN EXISTS (SELECT FROM pg_roles AS s WHERE s.rolsuper AND pg_has_role(session_user, s.oid, 'MEMBER'))
+        THEN 'the login is a member of a superuser; statements of handlers need a login with only the privileges that they use'
     ELSE (
         SELECT 'the login is a member of ' || role.name || '; statements of handlers need a login of their own, with no role of Rouse but rouse_handler'
-        FROM unnest(ARRAY['rouse_owner', 'rouse_worker', 'rouse_operator', 'rouse_observer']) AS role(name)
+        FROM unnest(ARRAY['rouse_owner', 'rouse_worker', 'rouse_operator', 'rouse_observer', 'rouse_producer', 'rouse_enqueuer']) AS role(name)
         WHERE to_regrole(role.name) IS NOT NULL AND pg_has_role(session_user, to_regrole(role.name), 'MEMBER') LIMIT 1)
     END
 FROM pg_roles AS r WHERE r.rolname = session_user
