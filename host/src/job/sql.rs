@@ -126,7 +126,8 @@ pub enum SqlErrorClass {
     Unavailable,
     /// The statement does not fit the database: a table, a type or a privilege is missing. It would fail for each job.
     Mismatch,
-    /// The server could not run it now, or not in time: retried after the backoff.
+    /// The server could not run it now, or not in time, or a server that it uses is unreachable: retried after the
+    /// backoff.
     Temporary,
     /// Postgres refuses this data: the declaration of the statement decides the consequence.
     Data,

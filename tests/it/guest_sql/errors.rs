@@ -202,6 +202,28 @@ async fn a_statement_that_never_ends_is_stopped_and_does_not_hold_up_other_jobs(
     assert_eq!(error["details"]["code"], "57014", "{error}");
 }
 
+/// As for a foreign table whose server is unreachable. The login itself responds.
+#[tokio::test]
+async fn a_statement_that_loses_its_connection_to_another_server_fails_the_attempt() {
+    let shop = Shop::open().await;
+    let _worker = shop.start().await;
+    shop.sql(
+        "CREATE FUNCTION forward() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             RAISE EXCEPTION 'could not connect to server' USING ERRCODE = 'connection_failure';
+         END $$;
+         CREATE TRIGGER forward BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION forward()",
+    )
+    .await;
+    let failed = shop
+        .run(json!([{"sql": call("add_line", json!([1, 1]))}]))
+        .await;
+    let error = failed.error.unwrap();
+    assert_eq!((failed.state.as_str(), failed.attempt), ("failed", 3));
+    assert_eq!(error["kind"], "effect_failed", "{error}");
+    assert_eq!(error["details"]["code"], "08006", "{error}");
+    assert_eq!(shop.count("ledger").await, 0);
+}
+
 #[tokio::test]
 async fn a_cancelled_job_has_no_effects() {
     let shop = Shop::open().await;

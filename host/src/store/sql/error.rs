@@ -1,5 +1,7 @@
 //! Errors of the handlers' sessions.
 
+use tokio_postgres::error::{DbError, Severity};
+
 use crate::job::{SqlErrorClass, SqlFailure};
 use crate::store::error::{describe_sql, is_partition_missing};
 
@@ -16,6 +18,8 @@ pub struct SqlError {
     pub(super) statement: Option<String>,
     /// Today's partition of the history does not exist.
     pub(super) is_partition_missing: bool,
+    /// The session continues after it.
+    session_continues: bool,
 }
 
 impl SqlError {
@@ -26,7 +30,15 @@ impl SqlError {
 
     /// The class of the error, which decides what happens to the transaction.
     pub fn class(&self) -> SqlErrorClass {
-        SqlErrorClass::from_code(self.code(), self.routine.as_deref())
+        let class = SqlErrorClass::from_code(self.code(), self.routine.as_deref());
+        // A server that shuts down, or has no connection left, ends the session. If it continues, the error is that of
+        // another server, which the statement uses, for instance for a foreign table. A standby (0A000) only refuses
+        // the transaction.
+        let is_of_other_server = self.session_continues && self.code() != "0A000";
+        if class == SqlErrorClass::Unavailable && is_of_other_server {
+            return SqlErrorClass::Temporary;
+        }
+        class
     }
 
     pub(super) fn no_response(message: String) -> Self {
@@ -36,6 +48,7 @@ impl SqlError {
             message,
             statement: None,
             is_partition_missing: false,
+            session_continues: false,
         }
     }
 
@@ -68,6 +81,8 @@ impl From<&tokio_postgres::Error> for SqlError {
             message: describe_sql(error),
             statement: None,
             is_partition_missing: is_partition_missing(error),
+            session_continues: error.as_db_error().and_then(DbError::parsed_severity)
+                == Some(Severity::Error),
         }
     }
 }
