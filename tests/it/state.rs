@@ -68,10 +68,17 @@ async fn worker(db: &TestDb) -> TestWorker {
     TestWorker::start_in(db, Settings::default(), sandbox(), catalog().await)
 }
 
-/// A worker whose statements go through the proxy.
+/// A worker whose statements go through the proxy, once it listens for notifications: when it starts to, it renews the
+/// leases of its jobs, and a write of state that meets the renewal gets an error as the response.
 async fn worker_behind(db: &TestDb, proxy: &Proxy) -> TestWorker {
     let parts = proxy.parts(db, sandbox(), catalog().await);
-    TestWorker::start_with(parts, Settings::default())
+    let worker = TestWorker::start_with(parts, Settings::default());
+    until_true(
+        &db.client().await,
+        "SELECT EXISTS (SELECT FROM rouse.sleeper)",
+    )
+    .await;
+    worker
 }
 
 /// Makes the handler perform these calls, even after failures, in a job of this tenant (SQL); returns the results.
