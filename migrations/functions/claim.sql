@@ -83,7 +83,7 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.orders, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, gated, at, p_wanted
+        SELECT w.orders, w.lanes, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, lanes, gated, at, p_wanted
         FROM rouse._within_gates(p_worker, p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
         -- rouse._within_gates may have waited for other claims. In the meantime, leases may have ended, and queues may
         -- have been paused.
@@ -102,13 +102,13 @@ BEGIN
             lanes := rouse._not_paused(coalesce(
                 lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
         END IF;
-    END IF;
-    -- After the waits for other claims, so that no lease is locked during these. If gates act, rouse._within_gates has
-    -- locked the leases already.
-    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
-    IF FOUND THEN
-        lanes := rouse._in_own_shards(p_worker, coalesce(
-            lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
+    ELSE
+        -- rouse._within_gates does the same, after it has waited for other claims.
+        PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+        IF FOUND THEN
+            lanes := rouse._in_own_shards(p_worker, coalesce(
+                lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
+        END IF;
     END IF;
     -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored),
@@ -227,9 +227,9 @@ BEGIN
     PERFORM FROM rouse.gate AS g WHERE g.kind IN ('max_concurrent', 'throttle', 'batch');
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
-        SELECT w.gated, w.at,
+        SELECT coalesce(w.lanes, p_lanes), w.gated, w.at,
                ARRAY(SELECT o.max FROM unnest(w.orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place) ORDER BY o.place)
-        INTO gated, at, mosts
+        INTO p_lanes, gated, at, mosts
         FROM rouse._within_gates(
             p_worker,
             ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
@@ -239,12 +239,12 @@ BEGIN
         IF FOUND THEN
             p_lanes := rouse._not_paused(p_lanes);
         END IF;
-    END IF;
-    -- After the waits for other claims, so that no lease is locked during these. If gates act, rouse._within_gates has
-    -- locked the leases already.
-    PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
-    IF FOUND THEN
-        p_lanes := rouse._in_own_shards(p_worker, p_lanes);
+    ELSE
+        -- rouse._within_gates does the same, after it has waited for other claims.
+        PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
+        IF FOUND THEN
+            p_lanes := rouse._in_own_shards(p_worker, p_lanes);
+        END IF;
     END IF;
     -- Locks the rows.
     FOR pair IN pairs LOOP

@@ -371,18 +371,20 @@ $$;
 -- what is left. Jobs that another transaction has locked do not count there: the claim could not take them, and other
 -- lanes would get none for as long as they are locked. So the jobs that count are locked here. The same applies to the
 -- batches that are wanted. Lanes that p_lanes (null: none) leaves out, and those in shards that p_worker has not
--- leased, get nothing. Waits for other claims through the same gates, so that two claims never use the same room: `at`,
--- the time of the claim, is read after that wait, and the counts stay exact until the caller commits. `gated`: the
--- lanes behind gates that count this claim, or that it may close, for rouse._charge_gates; null: no gate acts.
--- `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted batches, the jobs of as many attempts. Waits
--- up to 5 s for a lock; after that, the claim fails with lock_not_available. This is a third of the time that a host
--- waits for a response (RESPONSE_TIMEOUT in host/src/store.rs). A claim that waited longer would still be waiting when
--- the host tries again, and each try would add a session as long as a transaction that has changed the gate stays open.
+-- leased, get nothing. `lanes` is p_lanes without the latter: no caller has to check the shards again. Waits for other
+-- claims through the same gates, so that two claims never use the same room: `at`, the time of the claim, is read after
+-- that wait, and the counts stay exact until the caller commits. `gated`: the lanes behind gates that count this claim,
+-- or that it may close, for rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed;
+-- p_in_batches: p_wanted batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails
+-- with lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
+-- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
+-- add a session as long as a transaction that has changed the gate stays open.
 -- Served by lane_id, queue_capped, gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
     p_worker bigint, p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer,
     p_in_batches boolean,
-    OUT orders rouse.claim_order[], OUT gated rouse.gated_lane[], OUT at timestamptz, OUT wanted integer)
+    OUT orders rouse.claim_order[], OUT lanes bigint[], OUT gated rouse.gated_lane[], OUT at timestamptz,
+    OUT wanted integer)
 -- Unlike its callers, it joins lists that have no index. It joins them by hashes, whatever sizes the planner expects.
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_nestloop = off SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
@@ -428,12 +430,10 @@ BEGIN
         CROSS JOIN LATERAL rouse._scopes(l.queue, l.handler) AS s
         JOIN rouse._claim_gates() AS g ON coalesce(g.queue, '') = s.queue AND coalesce(g.handler, '') = s.handler
         WHERE g.kind <> 'batch' OR p_in_batches OR g.period_ms IS NOT NULL AND p_sources IS NULL);
-    at := clock_timestamp();
-    IF names = '{}' THEN
-        RETURN;
+    IF names <> '{}' THEN
+        PERFORM rouse._require_read_committed('a claim through gates');
+        PERFORM rouse._lock_gates(names);
     END IF;
-    PERFORM rouse._require_read_committed('a claim through gates');
-    PERFORM rouse._lock_gates(names);
     -- The leases of shards are locked before any job, because a transaction that has changed the shards may wait for a
     -- job; and after the waits for other claims, so that no lease is locked during these.
     PERFORM FROM rouse.queue AS q WHERE q.shards > 0;
@@ -441,7 +441,11 @@ BEGIN
         p_lanes := rouse._in_own_shards(p_worker, coalesce(
             p_lanes, ARRAY(SELECT o.lane FROM unnest(p_orders) WITH ORDINALITY AS o ORDER BY o.ordinality)));
     END IF;
+    lanes := p_lanes;
     at := clock_timestamp();
+    IF names = '{}' THEN
+        RETURN;
+    END IF;
     -- After this point, each statement has a snapshot that is newer than the locks. So the kinds, the keys and the
     -- lanes of these gates are read only now, and do not change afterwards; gates that were added to these lanes in the
     -- meantime do not count this claim.

@@ -12,6 +12,8 @@ use crate::support::worker::{SESSION_WAITS, until_true};
 
 const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), 7,
                             ARRAY(SELECT ROW(l.id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane AS l), 100)";
+const CLAIM_BOUND: &str = "SELECT rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), 7,
+                            ARRAY(SELECT l.id FROM rouse.lane AS l), '{s}', 60000, 100)";
 const LEASE: &str = "SELECT cardinality(own) FROM rouse.lease_shards((SELECT max(incarnation) FROM rouse.worker WHERE worker_id = 'w'), sha256('key'), '{q}', 1)";
 
 /// Registers a worker whose statements the test sends itself, and leases shards for it.
@@ -147,6 +149,35 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     let jobs = waiting.await.unwrap();
     assert!(jobs < 40, "only those of the shards that it still has");
     assert_eq!(jobs + claim(&other, 100).await.len(), 40);
+}
+
+/// Each check reads all lanes of the claim from the catalog. There is no gate, one of another queue, or one of this
+/// queue.
+#[tokio::test]
+async fn a_claim_checks_the_shards_once_whether_or_not_there_are_gates() {
+    const CALLS: &str = "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_xact_user_functions
+                         WHERE schemaname = 'rouse' AND funcname = '_in_own_shards'";
+    let (_db, client) = sharded(8).await;
+    register(&client).await;
+    enqueue(&client, "noop", 5).await;
+    for gate in [
+        "SELECT 1",
+        "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'other', max => 1000)",
+        "SELECT rouse.set_gate('many', 'max_concurrent', queue => 'q', max => 1000)",
+    ] {
+        client.batch_execute(gate).await.unwrap();
+        for claim in [CLAIM, CLAIM_BOUND] {
+            client
+                .batch_execute("BEGIN; SET LOCAL track_functions = 'all'")
+                .await
+                .unwrap();
+            let before: i64 = client.query_one(CALLS, &[]).await.unwrap().get(0);
+            client.batch_execute(claim).await.unwrap();
+            let after: i64 = client.query_one(CALLS, &[]).await.unwrap().get(0);
+            client.batch_execute("ROLLBACK").await.unwrap();
+            assert_eq!(after - before, 1, "{gate}: {claim}");
+        }
+    }
 }
 
 /// The transaction that changes them would otherwise wait for the claim, and the claim for the transaction.
