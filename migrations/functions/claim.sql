@@ -84,7 +84,7 @@ BEGIN
     has_gates := has_gates OR FOUND;
     IF has_gates THEN
         SELECT w.orders, w.lanes, w.gated, w.at, least(w.wanted, 20000) INTO p_orders, lanes, gated, at, p_wanted
-        FROM rouse._within_gates(p_worker, p_orders, lanes, NULL, p_wanted, p_in_batches) AS w;
+        FROM rouse._within_gates(p_worker, p_orders, lanes, NULL, NULL, p_wanted, p_in_batches) AS w;
         -- rouse._within_gates may have waited for other claims. In the meantime, leases may have ended, and queues may
         -- have been paused.
         IF p_checked_at IS NOT NULL THEN
@@ -233,7 +233,7 @@ BEGIN
         FROM rouse._within_gates(
             p_worker,
             ARRAY(SELECT ROW(u.lane, 0, 0, NULL, NULL)::rouse.claim_order FROM unnest(p_lanes) WITH ORDINALITY AS u(lane, place) ORDER BY u.place),
-            NULL, p_sources, p_wanted, false) AS w;
+            NULL, p_sources, p_after, p_wanted, false) AS w;
         -- rouse._within_gates may have waited for other claims. In the meantime, queues may have been paused.
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
         IF FOUND THEN

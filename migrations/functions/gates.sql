@@ -367,21 +367,22 @@ END
 $$;
 
 -- Restricts a claim to what gates permit: the same orders, each with at most as many jobs (`max`) as all gates of its
--- lane permit. If several lanes have the same key, the first ones that have ready jobs (of p_sources; null: of any) get
--- what is left. Jobs that another transaction has locked do not count there: the claim could not take them, and other
--- lanes would get none for as long as they are locked. So the jobs that count are locked here. The same applies to the
--- batches that are wanted. Lanes that p_lanes (null: none) leaves out, and those in shards that p_worker has not
--- leased, get nothing. `lanes` is p_lanes without the latter: no caller has to check the shards again. Waits for other
--- claims through the same gates, so that two claims never use the same room: `at`, the time of the claim, is read after
--- that wait, and the counts stay exact until the caller commits. `gated`: the lanes behind gates that count this claim,
--- or that it may close, for rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed;
--- p_in_batches: p_wanted batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails
--- with lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
+-- lane permit. If several lanes have the same key, the first ones that have ready jobs get what is left: jobs of
+-- p_sources after p_after, as in rouse.claim_bound, or, if p_sources is null, jobs of any source. Jobs that another
+-- transaction has locked do not count there: the claim could not take them, and other lanes would get none for as long
+-- as they are locked. So the jobs that count are locked here. The same applies to the batches that are wanted. Lanes
+-- that p_lanes (null: none) leaves out, and those in shards that p_worker has not leased, get nothing. `lanes` is
+-- p_lanes without the latter: no caller has to check the shards again. Waits for other claims through the same gates,
+-- so that two claims never use the same room: `at`, the time of the claim, is read after that wait, and the counts stay
+-- exact until the caller commits. `gated`: the lanes behind gates that count this claim, or that it may close, for
+-- rouse._charge_gates; null: no gate acts. `wanted`: the number of jobs that may be claimed; p_in_batches: p_wanted
+-- batches, the jobs of as many attempts. Waits up to 5 s for a lock; after that, the claim fails with
+-- lock_not_available. This is a third of the time that a host waits for a response (RESPONSE_TIMEOUT in
 -- host/src/store.rs). A claim that waited longer would still be waiting when the host tries again, and each try would
--- add a session as long as a transaction that has changed the gate stays open.
--- Served by lane_id, queue_capped, gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
+-- add a session as long as a transaction that has changed the gate stays open. Served by lane_id, queue_capped,
+-- gate_claims, gate_key_pkey, job_lease, job_ready and job_source.
 CREATE OR REPLACE FUNCTION rouse._within_gates(
-    p_worker bigint, p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_wanted integer,
+    p_worker bigint, p_orders rouse.claim_order[], p_lanes bigint[], p_sources text[], p_after bigint[], p_wanted integer,
     p_in_batches boolean,
     OUT orders rouse.claim_order[], OUT lanes bigint[], OUT gated rouse.gated_lane[], OUT at timestamptz,
     OUT wanted integer)
@@ -538,10 +539,13 @@ BEGIN
                        WHERE j.lane = CASE WHEN p_lanes IS NULL THEN o.lane ELSE p_lanes[o.place] END AND j.turn > o.after
                          AND j.state = 'queued' AND j.turn IS NOT NULL
                        ORDER BY j.turn LIMIT least(coalesce(o.max, p_wanted), CASE WHEN NOT p_in_batches THEN p_wanted END, s.room)) AS r)
-                   ELSE (SELECT count(*)::integer FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
+                   ELSE (SELECT count(*)::integer FROM unnest(p_sources) WITH ORDINALITY AS bound(source, place) CROSS JOIN LATERAL (
                        SELECT FROM rouse.job AS j
-                       WHERE j.lane >= o.lane AND j.lane <= o.lane AND j.source >= bound.source AND j.source <= bound.source
-                         AND j.state = 'queued' AND j.turn IS NOT NULL
+                       WHERE (j.lane, j.source, j.turn) > (
+                                 o.lane, bound.source,
+                                 coalesce(p_after[(o.place - 1) * cardinality(p_sources) + bound.place], '-9223372036854775808'::bigint))
+                         AND (j.lane, j.source, j.turn) <= (o.lane, bound.source, 9223372036854775807)
+                         AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
                        ORDER BY j.lane, j.source, j.turn LIMIT least(p_wanted, s.room)) AS r) END) END
             FROM unnest(p_orders) WITH ORDINALITY AS o(lane, after, lease_ms, max, waited_ms, place)
             LEFT JOIN (
@@ -586,11 +590,13 @@ BEGIN
                   AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED;
             ELSE
-                PERFORM FROM unnest(p_sources) AS bound(source) CROSS JOIN LATERAL (
+                PERFORM FROM unnest(p_sources) WITH ORDINALITY AS bound(source, place) CROSS JOIN LATERAL (
                     SELECT j.id FROM rouse.job AS j
-                    WHERE j.lane >= pairs.lanes[first] AND j.lane <= pairs.lanes[first]
-                      AND j.source >= bound.source AND j.source <= bound.source
-                      AND j.state = 'queued' AND j.turn IS NOT NULL
+                    WHERE (j.lane, j.source, j.turn) > (
+                              pairs.lanes[first], bound.source,
+                              coalesce(p_after[(pairs.places[first] - 1) * cardinality(p_sources) + bound.place], '-9223372036854775808'::bigint))
+                      AND (j.lane, j.source, j.turn) <= (pairs.lanes[first], bound.source, 9223372036854775807)
+                      AND j.state = 'queued' AND j.turn IS NOT NULL AND j.source IS NOT NULL
                     ORDER BY j.lane, j.source, j.turn LIMIT most FOR NO KEY UPDATE SKIP LOCKED) AS j
                 LIMIT most;
             END IF;

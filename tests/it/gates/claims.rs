@@ -41,9 +41,15 @@ pub(super) fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 /// Claims jobs of the source `import` from these lanes.
 async fn claim_imports(store: &Store, lanes: &[LaneId]) -> Vec<ClaimedJob> {
+    claim_imports_after(store, lanes, &[]).await
+}
+
+/// Claims jobs of the source `import` from these lanes, in each after this turn.
+async fn claim_imports_after(store: &Store, lanes: &[LaneId], after: &[i64]) -> Vec<ClaimedJob> {
     let search = BoundSearch {
         lanes,
         sources: &["import".to_owned()],
+        after,
         ..BoundSearch::default()
     };
     let lease = Duration::from_secs(60);
@@ -441,6 +447,25 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     assert_eq!(claim_imports(&store, &lanes).await.len(), 1);
+}
+
+/// The first job was committed late: the host has claimed later turns from its lane.
+#[tokio::test]
+async fn a_claim_by_source_gets_the_room_that_jobs_before_its_positions_cannot_use() {
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
+    let late = enqueue(&client, "a", ", source => 'import', priority => 'high'").await;
+    let next = enqueue(&client, "a", ", source => 'import'").await;
+    let store = db.worker().await;
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
+    lanes.sort_by_key(|lane| lane.priority as usize);
+    let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
+    for (after, job) in [([late, i64::MIN], next), ([i64::MIN, next], late)] {
+        let claimed = claim_imports_after(&store, &lanes, &after).await;
+        assert_eq!(claimed.len(), 1, "{claimed:?}");
+        assert_eq!(claimed[0].id.0, job);
+        let done = settlement(&claimed[0], result("1"));
+        store.settle(&[&done], Locked::Wait).await.unwrap();
+    }
 }
 
 /// They may be locked for as long as the transaction of a producer is open.
