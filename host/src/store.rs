@@ -79,8 +79,8 @@ pub use audit::{AdminRecords, Audit};
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
-    BoundSearch, CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob, ClosedGate,
-    ClosedLane, OverdueFilter, fills_a_response,
+    BoundClaim, BoundSearch, CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimResult, ClaimedJob,
+    ClosedGate, ClosedLane, OverdueFilter, fills_a_response,
 };
 pub use conflicts::retry_conflicts;
 pub use contract::{Change, ContractChange, ContractError, delete_contracts, publish_contracts};

@@ -159,7 +159,12 @@ $$;
 -- rouse.claim for jobs of these sources only, by lane and then by source, in the given order. `p_after`: for each lane,
 -- and in it for each source, only jobs with later turns; null or missing: from the start. `p_handlers`, `p_rooms`: for
 -- each source, the number of the handler that runs its jobs, and the maximum number of jobs of each of these handlers;
--- null or missing: any number. Returns ids.
+-- null or missing: any number.
+--
+-- Returns ids. `is_empty`: for each lane, and in it for each source, true if there was no ready job after that turn.
+-- False if there was one, even if it could not be claimed: a gate is closed, its handler has no room, or another
+-- transaction has locked it. Also false if the lane was not read: it is not permitted, its queue is paused, or its
+-- shard is not leased. The pairs after the last one that was read are missing.
 --
 -- Goes from one pair of a lane and a source that has a job to the next, and takes from each as many jobs as there is
 -- room for. So a handler that is full does not keep the others from getting as many jobs as are wanted. Each pair costs
@@ -170,9 +175,9 @@ $$;
 -- since an old transaction began.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer,
-    p_after bigint[] DEFAULT NULL, p_handlers integer[] DEFAULT NULL, p_rooms integer[] DEFAULT NULL)
-RETURNS SETOF bigint
-LANGUAGE plpgsql SECURITY DEFINER ROWS 100
+    p_after bigint[] DEFAULT NULL, p_handlers integer[] DEFAULT NULL, p_rooms integer[] DEFAULT NULL,
+    OUT ids bigint[], OUT is_empty boolean[])
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 SET enable_sort = off SET enable_incremental_sort = off SET jit = off AS $$
@@ -186,10 +191,10 @@ DECLARE
     -- The pairs that have a job, with the turn of the first. A cursor reads one at a time: a FOR loop over a query would
     -- read ten, and so perhaps all pairs, before the first one is used.
     pairs       CURSOR FOR
-        SELECT wanted.place, wanted.lane, wanted.max, first_job.source, first_job.handler, first_job.turn
+        SELECT wanted.place, wanted.lane, wanted.max, first_job.number, first_job.source, first_job.handler, first_job.turn
         FROM unnest(p_lanes, mosts) WITH ORDINALITY AS wanted(lane, max, place)
         CROSS JOIN LATERAL (
-            SELECT bound.source, bound.handler, j.turn
+            SELECT (wanted.place - 1) * cardinality(p_sources) + bound.place AS number, bound.source, bound.handler, j.turn
             FROM unnest(p_sources, p_handlers) WITH ORDINALITY AS bound(source, handler, place)
             CROSS JOIN LATERAL (
                 SELECT j.turn FROM rouse.job AS j
@@ -209,7 +214,6 @@ DECLARE
     taken       bigint[];
     taken_bytes bigint;
     all_bytes   bigint := 0;
-    ids         bigint[];
     -- The lane of each job.
     started     bigint[];
 BEGIN
@@ -246,8 +250,12 @@ BEGIN
             p_lanes := rouse._in_own_shards(p_worker, p_lanes);
         END IF;
     END IF;
+    is_empty := ARRAY(
+        SELECT l.lane IS NOT NULL
+        FROM unnest(p_lanes) WITH ORDINALITY AS l(lane, place) CROSS JOIN generate_subscripts(p_sources, 1) ORDER BY l.place);
     -- Locks the rows.
     FOR pair IN pairs LOOP
+        is_empty[pair.number] := false;
         IF pair.place IS DISTINCT FROM lane_place THEN
             lane_place := pair.place;
             lane_room := pair.max;
@@ -274,7 +282,10 @@ BEGIN
         IF pair.handler BETWEEN 1 AND cardinality(p_rooms) THEN
             p_rooms[pair.handler] := p_rooms[pair.handler] - cardinality(taken);
         END IF;
-        EXIT WHEN p_wanted = 0 OR all_bytes >= 8388608;
+        IF p_wanted = 0 OR all_bytes >= 8388608 THEN
+            is_empty := is_empty[1:pair.number];
+            EXIT;
+        END IF;
     END LOOP;
     WITH claimed AS (
         UPDATE rouse.job AS j
@@ -286,7 +297,6 @@ BEGIN
     IF gated IS NOT NULL AND ids IS NOT NULL THEN
         PERFORM rouse._charge_gates(gated, started, at);
     END IF;
-    RETURN QUERY SELECT unnest(ids);
 END
 $$;
 

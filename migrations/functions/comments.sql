@@ -157,7 +157,7 @@ COMMENT ON FUNCTION rouse.overdue IS
 COMMENT ON FUNCTION rouse.claim IS
     'Claims ready jobs of these lanes.';
 COMMENT ON FUNCTION rouse.claim_bound IS
-    'Claims ready jobs of these lanes that come from these sources.';
+    'Claims ready jobs of these lanes that come from these sources; returns their ids, and which sources had no ready job in which lane.';
 COMMENT ON FUNCTION rouse.claimed IS
     'Returns the jobs of one claim of this worker; the ids of those that it has lost are left out.';
 COMMENT ON FUNCTION rouse.orphans IS

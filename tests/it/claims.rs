@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use rouse::job::Fence;
+use rouse::job::{Fence, LaneId};
 use rouse::store::{BoundSearch, ClaimOrder, ClaimedJob, Locked, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::claims::{claim, lock_job, orders, rand, result, settlement};
 use crate::support::database::registration;
-use crate::support::worker::enqueue;
+use crate::support::worker::{enqueue, enqueue_sql};
 
 /// Makes four claims of at most 400 jobs each, and returns how many jobs each took. The first 20 jobs have this
 /// payload, and the rest a small one.
@@ -214,7 +214,7 @@ async fn a_claim_by_source_stops_at_eight_mebibytes() {
         };
         let lease = Duration::from_secs(60);
         let jobs = store.claim_bound(Fence(rand()), search, lease, 100).await;
-        assert_eq!(jobs.unwrap().len(), expected);
+        assert_eq!(jobs.unwrap().jobs.len(), expected);
     }
 }
 
@@ -249,7 +249,7 @@ async fn a_claim_by_source_takes_as_many_jobs_of_each_handler_as_it_has_room_for
         let jobs = store
             .claim_bound(Fence(rand()), search, lease, wanted)
             .await;
-        let jobs = jobs.unwrap();
+        let jobs = jobs.unwrap().jobs;
         let of = |source: &str| {
             let source = Some(source.to_owned());
             jobs.iter().filter(|job| job.source == source).count()
@@ -261,6 +261,56 @@ async fn a_claim_by_source_takes_as_many_jobs_of_each_handler_as_it_has_room_for
     assert_eq!(claim(0, 3).await, [0, 0, 3]);
     assert_eq!(claim(1, 100).await, [0, 1, 2]);
     assert_eq!(claim(100, 100).await, [3, 4, 0]);
+}
+
+/// The host continues after the jobs of these pairs of a lane and a source, and not after those that it has not read.
+#[tokio::test]
+async fn a_claim_by_source_reports_the_sources_that_have_no_job_in_a_lane() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let enqueue = async |queue: &str, source: &str| {
+        let sql = format!("'x', queue => '{queue}', source => '{source}'");
+        enqueue_sql(&client, &sql).await
+    };
+    let locked = enqueue("p", "a").await;
+    for (queue, source) in [("p", "b"), ("q", "a"), ("q", "b"), ("q", "c")] {
+        enqueue(queue, source).await;
+    }
+    let mut lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
+    lanes.sort_by(|a, b| a.queue.cmp(&b.queue));
+    let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+    let sources = ["a", "b", "c"].map(String::from);
+    // The handler of the source `c` has no room. The number of jobs, and `e` for each pair that has none.
+    let claim = async |after: &[i64], wanted: usize| {
+        let search = BoundSearch {
+            lanes: &lanes,
+            sources: &sources,
+            after,
+            handlers: &[0, 0, 1],
+            rooms: &[100, 0],
+        };
+        let lease = Duration::from_secs(60);
+        let claim = store
+            .claim_bound(Fence(rand()), search, lease, wanted)
+            .await
+            .unwrap();
+        let pairs = claim.is_empty.iter();
+        let pairs: String = pairs.map(|is| if *is { 'e' } else { '-' }).collect();
+        (claim.jobs.len(), pairs)
+    };
+    let mut other = db.client().await;
+    let holds = other.transaction().await.unwrap();
+    lock_job(&holds, locked).await;
+    assert_eq!(claim(&[], 100).await, (3, "--e---".to_owned()));
+    assert_eq!(claim(&[], 100).await, (0, "-eeee-".to_owned()));
+    // After its turn.
+    assert_eq!(claim(&[locked], 100).await, (0, "eeeee-".to_owned()));
+    holds.rollback().await.unwrap();
+    enqueue("p", "b").await;
+    assert_eq!(claim(&[], 1).await, (1, "-".to_owned()));
+    let pause = "SELECT rouse.pause_queue('p')";
+    client.batch_execute(pause).await.unwrap();
+    assert_eq!(claim(&[], 100).await, (0, "---ee-".to_owned()));
 }
 
 #[tokio::test]

@@ -187,7 +187,9 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .claim_bound(Fence(rand()), search, minute, 100)
         .await
         .unwrap();
-    assert_eq!(ids(&bound), [allowed]);
+    assert_eq!(ids(&bound.jobs), [allowed]);
+    let are_empty = bound.is_empty.iter().filter(|is_empty| **is_empty);
+    assert_eq!(are_empty.count(), 0, "lanes that it may not read");
     assert_eq!(
         claimed(&limited).await,
         [0; 0],

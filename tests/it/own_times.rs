@@ -73,8 +73,7 @@ async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
             ..BoundSearch::default()
         };
         let claimed = store.claim_bound(Fence(3), search, MINUTE, 10).await;
-        let claimed = claimed.unwrap();
-        assert_eq!(claimed.len(), 2);
+        assert_eq!(claimed.unwrap().jobs.len(), 2);
         assert_eq!(
             leases(&client, &ids).await,
             [300.0, 60.0],

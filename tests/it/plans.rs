@@ -300,7 +300,7 @@ async fn no_statement_of_a_worker_is_jit_compiled() {
 
 #[tokio::test]
 async fn jobs_of_a_source_are_found_among_many_others() {
-    const CLAIM: &str = "SELECT * FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+    const CLAIM: &str = "SELECT unnest(ids) FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
         ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
     const REMAINING: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
     let db = TestDb::new().await;

@@ -216,6 +216,36 @@ async fn a_bound_job_that_is_committed_late_is_found_without_a_notification() {
     worker.drain().await;
 }
 
+/// The searches have found no job of the source in its lane, and continue after a turn that is later than that of the
+/// job.
+#[tokio::test]
+async fn a_bound_job_that_is_committed_late_is_found_where_its_source_had_no_job() {
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    let other = enqueue_unserved(&client, ", source => 'other', queue => 'late'").await;
+    let transaction = producer.transaction().await.unwrap();
+    let late = "SELECT rouse.enqueue('producers.own', '{}', source => 'legacy', queue => 'late')";
+    let late: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
+    let settings = Settings {
+        notify: false,
+        intervals: Intervals {
+            sweep: Duration::from_millis(5),
+            ..Intervals::default()
+        },
+        ..binding(LEGACY)
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    // Each of these jobs takes a few looks.
+    for _ in 0..5 {
+        let job = enqueue_unserved(&client, ", source => 'legacy'").await;
+        ended(&client, job).await;
+    }
+    transaction.commit().await.unwrap();
+    ended(&client, late).await;
+    worker.drain().await;
+    assert_eq!(show(&client, other).await.state, "queued");
+}
+
 /// Nothing but notifications wakes the worker. The last search from the start of the lanes was a moment ago.
 #[tokio::test]
 async fn a_bound_job_that_is_committed_late_is_found_by_its_notification() {

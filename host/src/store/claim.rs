@@ -62,6 +62,17 @@ pub struct BoundSearch<'a> {
     pub rooms: &'a [usize],
 }
 
+/// The result of a search for jobs by their source.
+#[derive(Debug, Clone)]
+pub struct BoundClaim {
+    /// The claimed jobs.
+    pub jobs: Vec<ClaimedJob>,
+    /// For each lane of the search, and in it for each source, true if there was no ready job after the turn in
+    /// [`BoundSearch::after`]. False if there was one, or if the lane was not read. The pairs after the last one that
+    /// was read are missing.
+    pub is_empty: Vec<bool>,
+}
+
 /// The record that `rouse.claim` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "claim_order")]
@@ -307,7 +318,7 @@ impl Store {
         search: BoundSearch<'_>,
         lease: Duration,
         wanted: usize,
-    ) -> Result<Vec<ClaimedJob>, StoreError> {
+    ) -> Result<BoundClaim, StoreError> {
         let worker = self.identity()?;
         let integer = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         let lanes: Vec<i64> = search.lanes.iter().map(|lane| lane.0).collect();
@@ -332,8 +343,13 @@ impl Store {
                 ],
             )
             .await?;
-        let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        self.claimed(fence, &ids).await
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        let ids: Option<Vec<i64>> = row.try_get(0)?;
+        let is_empty = row.try_get(1)?;
+        let jobs = self.claimed(fence, &ids.unwrap_or_default()).await?;
+        Ok(BoundClaim { jobs, is_empty })
     }
 
     /// Reads the jobs of this claim, except those that the worker has lost since. If the connection breaks, the read is

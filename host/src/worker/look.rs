@@ -239,9 +239,10 @@ impl<'a> Looks<'a> {
             .fairness
             .store(self.claims.lanes.fairness().into());
         let found = peeked.found;
+        // No further than the last turn at the previous sweep: later turns may not be committed yet.
+        let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
+        self.claims.set_empty_to(empty_to);
         if !found.fills(wanted) {
-            // No further than the last turn at the previous sweep: later turns may not be committed yet.
-            let empty_to = before.map_or(i64::MIN, |before| before.min(peeked.turn));
             self.claims.lanes.swept(&peeked.empty, empty_to);
         }
         // Filled claims may skip lanes for a long time; so may a gate, whose capacity goes to earlier lanes.

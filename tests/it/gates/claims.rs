@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rouse::job::{Fence, LaneId};
-use rouse::store::{BoundSearch, ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store};
+use rouse::store::{
+    BoundClaim, BoundSearch, ClaimResult, ClaimedJob, ClosedGate, ClosedLane, Locked, Store,
+};
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, lock_job, orders, rand, result, settlement};
@@ -41,11 +43,11 @@ pub(super) fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 /// Claims jobs of the source `import` from these lanes.
 async fn claim_imports(store: &Store, lanes: &[LaneId]) -> Vec<ClaimedJob> {
-    claim_imports_after(store, lanes, &[]).await
+    search_imports(store, lanes, &[]).await.jobs
 }
 
 /// Claims jobs of the source `import` from these lanes, in each after this turn.
-async fn claim_imports_after(store: &Store, lanes: &[LaneId], after: &[i64]) -> Vec<ClaimedJob> {
+async fn search_imports(store: &Store, lanes: &[LaneId], after: &[i64]) -> BoundClaim {
     let search = BoundSearch {
         lanes,
         sources: &["import".to_owned()],
@@ -449,6 +451,26 @@ async fn a_claim_by_source_gets_the_room_that_jobs_of_other_sources_cannot_use()
     assert_eq!(claim_imports(&store, &lanes).await.len(), 1);
 }
 
+/// The host would continue after the jobs that the gate keeps waiting.
+#[tokio::test]
+async fn a_claim_by_source_reports_no_lane_as_empty_because_its_gate_is_closed() {
+    let (db, client) = gate("'one', 'max_concurrent', max => 1").await;
+    for _ in 0..2 {
+        enqueue(&client, "a", ", source => 'import'").await;
+    }
+    let store = db.worker().await;
+    let lanes = store.catalog_after(i64::MIN, None).await.unwrap().lanes;
+    let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
+    for is_last in [false, true] {
+        let running = search_imports(&store, &lanes, &[]).await;
+        assert_eq!((running.jobs.len(), running.is_empty), (1, vec![false]));
+        let closed = search_imports(&store, &lanes, &[]).await;
+        assert_eq!((closed.jobs.len(), closed.is_empty), (0, vec![is_last]));
+        let done = settlement(&running.jobs[0], result("1"));
+        store.settle(&[&done], Locked::Wait).await.unwrap();
+    }
+}
+
 /// The first job was committed late: the host has claimed later turns from its lane.
 #[tokio::test]
 async fn a_claim_by_source_gets_the_room_that_jobs_before_its_positions_cannot_use() {
@@ -460,7 +482,7 @@ async fn a_claim_by_source_gets_the_room_that_jobs_before_its_positions_cannot_u
     lanes.sort_by_key(|lane| lane.priority as usize);
     let lanes: Vec<_> = lanes.iter().map(|lane| lane.id).collect();
     for (after, job) in [([late, i64::MIN], next), ([i64::MIN, next], late)] {
-        let claimed = claim_imports_after(&store, &lanes, &after).await;
+        let claimed = search_imports(&store, &lanes, &after).await.jobs;
         assert_eq!(claimed.len(), 1, "{claimed:?}");
         assert_eq!(claimed[0].id.0, job);
         let done = settlement(&claimed[0], result("1"));

@@ -58,7 +58,7 @@ async fn leases_of_years_are_capped_at_a_day() {
     enqueue_sql(&client, "'x', source => 's'").await;
     worker_with(&client, "k").await;
     let bound = format!(
-        "SELECT rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{{s}}', {YEARS_MS}, 1) FROM rouse.worker"
+        "SELECT unnest(c.ids) FROM rouse.worker, rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{{s}}', {YEARS_MS}, 1) AS c"
     );
     assert_eq!(client.query(&bound, &[]).await.unwrap().len(), 1);
     all_of_a_day().await;
@@ -71,8 +71,8 @@ async fn a_claim_by_source_does_not_extend_its_list_of_handlers() {
     let (client, _worker) = (db.client().await, db.worker().await);
     enqueue_sql(&client, "'x', source => 's'").await;
     worker_with(&client, "k").await;
-    let bound = "SELECT rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{s}', 60000, 1, NULL, '{1000000000}', '{5}')
-                 FROM rouse.worker";
+    let bound = "SELECT unnest(c.ids) FROM rouse.worker,
+                     rouse.claim_bound(incarnation, 'k', 9, ARRAY(SELECT id FROM rouse.lane), '{s}', 60000, 1, NULL, '{1000000000}', '{5}') AS c";
     assert_eq!(client.query(bound, &[]).await.unwrap().len(), 1);
 }
 

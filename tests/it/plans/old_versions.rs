@@ -76,8 +76,8 @@ async fn a_claim_by_source_starts_after_the_turns_that_were_claimed_before() {
     let turn: i64 = client.query_one(mine, &[]).await.unwrap().get(0);
     let claim = |mine: i64, theirs: i64| {
         format!(
-            "SELECT rouse.claim_bound({who}, 7, ARRAY[NULL, (SELECT min(id) FROM rouse.lane)], '{{mine,theirs}}', 60000, 10,
-                                      ARRAY[0, 0, {mine}, {theirs}])"
+            "SELECT unnest(ids) FROM rouse.claim_bound({who}, 7, ARRAY[NULL, (SELECT min(id) FROM rouse.lane)], '{{mine,theirs}}', 60000, 10,
+                                                       ARRAY[0, 0, {mine}, {theirs}])"
         )
     };
     let read = entries_read(&client, &["rouse.job"], &claim(turn - 1, 0)).await;

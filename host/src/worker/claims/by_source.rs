@@ -7,17 +7,14 @@ use super::dispatch::InLine;
 use super::{Claims, Found};
 use crate::job::{Fence, LaneId};
 use crate::sandbox::BootTime;
-use crate::store::{BoundSearch, ClaimedJob, StoreError};
+use crate::store::{BoundClaim, BoundSearch, ClaimedJob, StoreError};
 
 /// A search by source that finds nothing is retried after this multiple of its duration.
 const BY_SOURCE_SHARE: u32 = 20;
 /// The longest wait before it is retried.
 const BY_SOURCE_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The shortest wait between two searches from the start of the lanes.
+/// The shortest wait between two restarts ([`Reached`]), unless a job is announced.
 const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
-
-/// A position in the order of a search: those of a lane and of a source.
-type Place = (usize, usize);
 
 /// The lanes and the sources that a search covers.
 #[derive(Debug, Default)]
@@ -66,66 +63,54 @@ impl Covered {
             .collect()
     }
 
-    /// Where these jobs were found.
-    fn places(&self, jobs: &[ClaimedJob]) -> Vec<Place> {
-        let lanes: HashMap<LaneId, usize> = self.lanes.iter().copied().zip(0..).collect();
-        let sources = self.sources.iter().map(String::as_str);
-        let sources: HashMap<&str, usize> = sources.zip(0..).collect();
-        let place = |job: &ClaimedJob| {
-            let source = job.source.as_deref()?;
-            Some((*lanes.get(&job.lane)?, *sources.get(source)?))
-        };
-        jobs.iter().filter_map(place).collect()
-    }
-
-    /// By handler: the number of jobs that were found at these places, and the last of the places.
-    fn by_handler(&self, places: &[Place]) -> Vec<(usize, Option<Place>)> {
-        let mut handlers: Vec<(usize, Option<Place>)> = vec![(0, None); self.rooms.len()];
-        for place in places {
-            let (count, last) = &mut handlers[self.handlers[place.1]];
-            *count += 1;
-            *last = (*last).max(Some(*place));
-        }
-        handlers
+    /// The pairs of a lane and a source, in the order in which a search reads them.
+    fn pairs(&self) -> impl Iterator<Item = (LaneId, &str)> {
+        let sources = &self.sources;
+        let lanes = self.lanes.iter().copied();
+        lanes.flat_map(move |lane| sources.iter().map(move |source| (lane, source.as_str())))
     }
 
     /// The handlers that have no room left after a search that has found these jobs.
     fn full(&self, jobs: &[ClaimedJob]) -> HashSet<String> {
-        let found = self.by_handler(&self.places(jobs));
+        let sources = self.sources.iter().map(String::as_str);
+        let handlers: HashMap<&str, usize> = sources.zip(self.handlers.iter().copied()).collect();
+        let mut found = vec![0; self.rooms.len()];
+        for source in jobs.iter().filter_map(|job| job.source.as_deref()) {
+            if let Some(handler) = handlers.get(source) {
+                found[*handler] += 1;
+            }
+        }
         let rooms = self.rooms.iter().zip(found);
-        let full = rooms.filter(|((_, room), (count, _))| *room == Some(*count));
+        let full = rooms.filter(|((_, room), found)| *room == Some(*found));
         full.map(|((handler, _), _)| handler.clone()).collect()
     }
 }
 
-/// How far jobs have been claimed by their source. The next search starts there: a transaction that is open all day
-/// keeps the index entries of all jobs that have ended since. Now and then, each lane is searched from its start again.
-/// This finds jobs that were committed late, or were locked.
+/// The positions from which the next search by source continues: a transaction that is open all day keeps the index
+/// entries of all jobs that have ended since. A restart forgets the positions: then each pair of a lane and a source is
+/// read from its start again. This finds jobs that were committed late, or were locked.
 pub(super) struct Reached {
-    /// By lane and source. Where no job was claimed yet, each search starts at the beginning.
-    pairs: HashMap<LaneId, HashMap<String, Pair>>,
-    /// The time from which everything is searched from the start again.
-    restart_at: Instant,
-    /// The same if a job was announced: its producer may have committed it late, before the claimed turns.
-    announced_restart_at: Instant,
-    /// True if a job was announced, and no search has found a job or read everything from the start since then.
+    /// By lane and source: the turn after which to search. It is the last one that was claimed; or, if a search has
+    /// found no job after it, the turn that `empty_to` was then. Without an entry, a pair is read from its start.
+    turns: HashMap<LaneId, HashMap<String, i64>>,
+    /// A turn that was assigned a while ago. Jobs with later turns may not be committed yet.
+    empty_to: i64,
+    /// The time of the last restart.
+    restarted_at: Instant,
+    /// The duration of the slowest search since then that has read pairs from their start.
+    slowest: Duration,
+    /// True if a job was announced, and since then, no search has found a job, and there was no restart: its producer
+    /// may have committed it late, before these positions.
     is_announced: bool,
-}
-
-/// How far jobs of a source have been claimed from a lane.
-struct Pair {
-    /// The last claimed turn.
-    turn: i64,
-    /// True if it is still to be searched from the start again.
-    restarts: bool,
 }
 
 impl Reached {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            pairs: HashMap::new(),
-            restart_at: now,
-            announced_restart_at: now,
+            turns: HashMap::new(),
+            empty_to: i64::MIN,
+            restarted_at: now,
+            slowest: Duration::ZERO,
             is_announced: false,
         }
     }
@@ -135,93 +120,69 @@ impl Reached {
         self.is_announced = true;
     }
 
-    /// The time of the search from the start that an announced job requires.
-    fn announced_restart(&self) -> Option<Instant> {
-        self.is_announced.then_some(self.announced_restart_at)
+    /// The time of the next restart, which waits at least this long.
+    fn restart_after(&self, pause_min: Duration) -> Instant {
+        self.restarted_at + self.slowest + pause_after(self.slowest).max(pause_min)
     }
 
-    /// Lets everything be searched from the start again, if it is time. `serves`: true for a lane that is still
-    /// searched.
-    fn restart(&mut self, now: Instant, serves: impl Fn(LaneId) -> bool) {
-        if now < self.announced_restart().unwrap_or(self.restart_at) {
+    /// The time of the restart that an announced job requires.
+    fn announced_restart(&self) -> Option<Instant> {
+        self.is_announced
+            .then(|| self.restart_after(Duration::ZERO))
+    }
+
+    /// Forgets the positions, if it is time.
+    fn restart(&mut self, now: Instant) {
+        let at = self.announced_restart();
+        if now < at.unwrap_or_else(|| self.restart_after(RESTART_PAUSE_MIN)) {
             return;
         }
-        self.is_announced = false;
-        self.restart_at = now + RESTART_PAUSE_MIN;
-        self.pairs.retain(|lane, _| serves(*lane));
-        let pairs = self.pairs.values_mut().flat_map(HashMap::values_mut);
-        pairs.for_each(|pair| pair.restarts = true);
-    }
-
-    /// For each lane, and in it for each source, the turn after which to search.
-    fn after(&self, covered: &Covered) -> Vec<i64> {
-        let mut after = Vec::with_capacity(covered.lanes.len() * covered.sources.len());
-        for lane in &covered.lanes {
-            let pairs = self.pairs.get(lane);
-            for source in &covered.sources {
-                let pair = pairs.and_then(|pairs| pairs.get(source));
-                let pair = pair.filter(|pair| !pair.restarts);
-                after.push(pair.map_or(i64::MIN, |pair| pair.turn));
-            }
-        }
-        after
-    }
-
-    /// Notes the result of a search. `is_filled`: it ended with the last of these jobs, and there may be more. For a
-    /// handler that has no room left, it ended with the last of its jobs.
-    fn searched(
-        &mut self,
-        covered: &Covered,
-        jobs: &[ClaimedJob],
-        is_filled: bool,
-        started: Instant,
-        now: Instant,
-    ) {
-        self.is_announced &= jobs.is_empty();
-        let places = covered.places(jobs);
-        let by_handler = covered.by_handler(&places);
-        let last = places.iter().copied().max();
-        let end = |handler: usize| {
-            let (count, last_of_handler) = by_handler[handler];
-            match covered.rooms[handler].1 == Some(count) {
-                true => last_of_handler,
-                false => last.filter(|_| is_filled),
-            }
+        *self = Self {
+            empty_to: self.empty_to,
+            ..Self::new(now)
         };
-        let mut has_restarted = false;
-        for (lane_place, lane) in covered.lanes.iter().enumerate() {
-            let Some(pairs) = self.pairs.get_mut(lane) else {
-                continue;
-            };
-            for (source_place, source) in covered.sources.iter().enumerate() {
-                let end = end(covered.handlers[source_place]);
-                let is_complete = end.is_none_or(|end| (lane_place, source_place) < end);
-                if is_complete && let Some(pair) = pairs.get_mut(source) {
-                    has_restarted |= std::mem::take(&mut pair.restarts);
-                }
+    }
+
+    /// The turn after which to search a pair.
+    fn turn(&self, lane: LaneId, source: &str) -> i64 {
+        let turns = self.turns.get(&lane);
+        let turn = turns.and_then(|turns| turns.get(source));
+        turn.copied().unwrap_or(i64::MIN)
+    }
+
+    /// For each pair, the turn after which to search.
+    fn after(&self, covered: &Covered) -> Vec<i64> {
+        let pairs = covered.pairs();
+        pairs
+            .map(|(lane, source)| self.turn(lane, source))
+            .collect()
+    }
+
+    /// Notes the result of a search that took this long.
+    fn searched(&mut self, covered: &Covered, claim: &BoundClaim, took: Duration) {
+        if self.after(covered).contains(&i64::MIN) {
+            self.slowest = self.slowest.max(took);
+        }
+        self.is_announced &= claim.jobs.is_empty();
+        for ((lane, source), is_empty) in covered.pairs().zip(&claim.is_empty) {
+            if *is_empty {
+                self.advance(lane, source, self.empty_to);
             }
         }
-        for job in jobs {
-            let Some(source) = &job.source else {
-                continue;
-            };
-            let pairs = self.pairs.entry(job.lane).or_default();
-            let pair = pairs.entry(source.clone()).or_insert(Pair {
-                turn: job.turn,
-                restarts: false,
-            });
-            // Where the search ended, there may be more jobs after these, before the turn that was reached earlier.
-            let is_first = std::mem::take(&mut pair.restarts);
-            has_restarted |= is_first;
-            pair.turn = match is_first {
-                true => job.turn,
-                false => pair.turn.max(job.turn),
-            };
+        for job in &claim.jobs {
+            if let Some(source) = &job.source {
+                self.advance(job.lane, source, job.turn);
+            }
         }
-        if has_restarted {
-            let pause = pause_after(now.saturating_duration_since(started));
-            self.announced_restart_at = now + pause;
-            self.restart_at = self.restart_at.max(now + pause);
+    }
+
+    /// Lets the next searches of a pair start after this turn, or where they start already.
+    fn advance(&mut self, lane: LaneId, source: &str, turn: i64) {
+        let turns = self.turns.entry(lane).or_default();
+        if let Some(reached) = turns.get_mut(source) {
+            *reached = turn.max(*reached);
+        } else {
+            turns.insert(source.to_owned(), turn);
         }
     }
 }
@@ -258,9 +219,7 @@ impl Claims<'_> {
         let sent = BootTime::now();
         let shared = self.shared;
         let in_flight = shared.leases.claiming();
-        let known = &self.lanes;
-        self.reached_by_source
-            .restart(started, |lane| known.is_served_by_source(lane));
+        self.reached_by_source.restart(started);
         let search = BoundSearch {
             lanes: &covered.lanes,
             sources: &covered.sources,
@@ -268,18 +227,17 @@ impl Claims<'_> {
             handlers: &covered.handlers,
             rooms: &covered.limits(wanted),
         };
-        let jobs = shared
+        let claim = shared
             .store
             .claim_bound(fence, search, served.lease, wanted)
             .await?;
+        let took = started.elapsed();
+        self.reached_by_source.searched(&covered, &claim, took);
+        let jobs = claim.jobs;
         let is_cut = self.record_size(&jobs);
-        let is_filled = is_cut || jobs.len() >= wanted;
-        let now = Instant::now();
-        self.reached_by_source
-            .searched(&covered, &jobs, is_filled, started, now);
         // The search is expensive if it covers many lanes or reads past dead rows.
         self.by_source_at = match jobs.is_empty() {
-            true => started + pause_after(now.saturating_duration_since(started)),
+            true => started + pause_after(took),
             false => started,
         };
         self.full_handlers = covered.full(&jobs);
@@ -321,9 +279,9 @@ impl Claims<'_> {
         self.finds_by_source() && (!self.full_handlers.is_empty() || is_any_full())
     }
 
-    /// The time of the next search by source from the start of the lanes, if a job was announced that the last search
-    /// did not find. `None` also if the next look may not search: all bound handlers are full, and the end of an attempt
-    /// lets the next search start; or orphans are left, which go first.
+    /// The time of the next search by source that is a restart, if a job was announced that the last search did not
+    /// find. `None` also if the next look may not search: all bound handlers are full, and the end of an attempt lets
+    /// the next search start; or orphans are left, which go first.
     pub(in crate::worker) fn announced_search(&self) -> Option<Instant> {
         let at = self.reached_by_source.announced_restart()?;
         let has_room = || self.sources.iter().any(|source| !self.is_full(source));
@@ -337,6 +295,12 @@ impl Claims<'_> {
         if self.full_handlers.remove(handler) {
             self.by_source_at = Instant::now();
         }
+    }
+
+    /// Sets the turn after which the next searches by source start where one has found no job. It was assigned a while
+    /// ago: jobs with later turns may not be committed yet.
+    pub(in crate::worker) fn set_empty_to(&mut self, turn: i64) {
+        self.reached_by_source.empty_to = turn;
     }
 
     /// Notes that there may be a job in this lane. True if the lane is served.
@@ -382,12 +346,22 @@ mod tests {
         }
     }
 
-    /// How far jobs were claimed after a search that found one of each source in each lane.
+    /// The result of a search: the jobs that it has claimed, and for each pair that it has read, `e` if it was empty.
+    fn claim(jobs: &[(i64, &str, i64)], pairs: &str) -> BoundClaim {
+        let jobs = jobs
+            .iter()
+            .map(|(lane, source, turn)| found(*lane, source, *turn));
+        BoundClaim {
+            jobs: jobs.collect(),
+            is_empty: pairs.chars().map(|pair| pair == 'e').collect(),
+        }
+    }
+
+    /// The positions after a search that found a job of each source in each lane.
     fn reached(now: Instant) -> Reached {
         let mut reached = Reached::new(now);
         let jobs = [(1, "a", 5), (1, "b", 7), (2, "a", 9), (2, "b", 3)];
-        let jobs = jobs.map(|(lane, source, turn)| found(lane, source, turn));
-        reached.searched(&covered([None; 2]), &jobs, false, now, now);
+        reached.searched(&covered([None; 2]), &claim(&jobs, "----"), Duration::ZERO);
         reached
     }
 
@@ -421,91 +395,95 @@ mod tests {
         let now = Instant::now();
         let all = covered([None; 2]);
         let mut reached = Reached::new(now);
-        let search = |reached: &mut Reached, after: Duration| {
-            reached.restart(now + after, |_| true);
-            reached.after(&all)
-        };
-        assert_eq!(search(&mut reached, Duration::ZERO), [START; 4]);
-        let jobs = [found(1, "b", 7), found(1, "b", 5)];
-        reached.searched(&all, &jobs, false, now, now);
-        let after = search(&mut reached, SECOND / 2);
-        assert_eq!(after, [START, 7, START, START]);
-        assert_eq!(search(&mut reached, SECOND), [START; 4]);
-        // A source without new jobs is not read from the start again.
-        reached.searched(&all, &[], false, now + SECOND, now + SECOND);
-        let after = search(&mut reached, SECOND * 3 / 2);
-        assert_eq!(after, [START, 7, START, START]);
-        // A lane that is no longer searched is forgotten.
-        reached.restart(now + 2 * SECOND, |lane| lane != LaneId(1));
-        assert!(reached.pairs.is_empty());
+        assert_eq!(reached.after(&all), [START; 4]);
+        let jobs = [(1, "b", 7), (1, "b", 5)];
+        reached.searched(&all, &claim(&jobs, "e-ee"), Duration::ZERO);
+        reached.restart(now + SECOND / 2);
+        assert_eq!(reached.after(&all), [START, 7, START, START]);
+        reached.searched(&all, &claim(&[(1, "b", 9)], "e-ee"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [START, 9, START, START]);
+        reached.restart(now + SECOND);
+        assert_eq!(reached.after(&all), [START; 4]);
+    }
+
+    #[test]
+    fn a_pair_without_jobs_is_searched_after_a_turn_that_was_assigned_a_while_ago() {
+        let now = Instant::now();
+        let all = covered([None; 2]);
+        let mut reached = reached(now);
+        reached.restart(now + SECOND);
+        reached.empty_to = 6;
+        reached.searched(&all, &claim(&[(2, "a", 4)], "ee-e"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [6, 6, 4, 6]);
+        // No position is moved back.
+        reached.empty_to = 8;
+        reached.searched(&all, &claim(&[(1, "a", 10)], "-ee-"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [10, 8, 8, 6]);
+        reached.searched(&all, &claim(&[], "eeee"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [10, 8, 8, 8]);
+        reached.restart(now + 2 * SECOND);
+        assert_eq!(reached.after(&all), [START; 4]);
+    }
+
+    /// A gate was closed, for example, or the search has found enough jobs.
+    #[test]
+    fn after_a_restart_a_pair_is_read_from_the_start_until_a_search_has_read_it() {
+        let now = Instant::now();
+        let all = covered([None; 2]);
+        let mut reached = reached(now);
+        reached.restart(now + SECOND);
+        reached.empty_to = 8;
+        reached.searched(&all, &claim(&[(1, "b", 4)], "e-"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [8, 4, START, START]);
+        reached.searched(&all, &claim(&[], "-ee-"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [8, 8, 8, START]);
+        // The handler of the source `a` is full.
+        let one = covered([Some(0), None]);
+        assert_eq!(one.sources, ["b"]);
+        reached.restart(now + 2 * SECOND);
+        reached.searched(&one, &claim(&[(1, "b", 9)], "-e"), Duration::ZERO);
+        assert_eq!(reached.after(&all), [START, 9, START, 8]);
     }
 
     #[test]
     fn after_an_announcement_a_search_may_start_at_the_beginning_within_the_second() {
         let now = Instant::now();
         let all = covered([None; 2]);
-        let mut reached = reached(now);
-        reached.restart(now, |_| true);
-        reached.searched(&all, &[], false, now, now + SECOND / 100);
+        let mut reached = Reached::new(now);
+        let jobs = [(1, "a", 5), (1, "b", 7), (2, "a", 9), (2, "b", 3)];
+        reached.searched(&all, &claim(&jobs, "----"), SECOND / 100);
         assert_eq!(reached.announced_restart(), None);
         reached.announce();
         let next = now + SECOND * 21 / 100;
         assert_eq!(reached.announced_restart(), Some(next));
-        reached.restart(next - Duration::from_millis(1), |_| true);
+        reached.restart(next - Duration::from_millis(1));
         assert_eq!(reached.after(&all), [5, 7, 9, 3]);
-        reached.searched(&all, &[], false, next, next);
+        // This search reads no pair from its start.
+        reached.searched(&all, &claim(&[], "eeee"), SECOND);
         assert_eq!(reached.announced_restart(), Some(next));
-        reached.restart(next, |_| true);
+        reached.restart(next);
         assert_eq!(reached.after(&all), [START; 4]);
         assert_eq!(reached.announced_restart(), None);
         // The announced job was found.
         reached.announce();
-        reached.searched(&all, &[found(1, "a", 6)], false, next, next);
+        reached.searched(&all, &claim(&[(1, "a", 6)], "-eee"), Duration::ZERO);
         assert_eq!(reached.announced_restart(), None);
-    }
-
-    #[test]
-    fn the_next_search_reads_from_the_start_where_a_filled_one_did_not_reach_the_end() {
-        let now = Instant::now();
-        let all = covered([None; 2]);
-        let mut reached = reached(now);
-        reached.restart(now, |_| true);
-        reached.searched(&all, &[found(1, "b", 4)], true, now, now);
-        assert_eq!(reached.after(&all), [5, 4, START, START]);
-        reached.searched(&all, &[found(1, "b", 6)], false, now, now);
-        assert_eq!(reached.after(&all), [5, 6, 9, 3]);
-    }
-
-    #[test]
-    fn unread_jobs_of_a_full_handler_are_read_from_the_start_when_it_has_room() {
-        let now = Instant::now();
-        let all = covered([None; 2]);
-        let mut reached = reached(now);
-        reached.restart(now, |_| true);
-        let one = covered([Some(1), None]);
-        reached.searched(&one, &[found(1, "a", 2)], false, now, now);
-        assert_eq!(reached.after(&all), [2, 7, START, 3]);
-        let full = covered([Some(0), None]);
-        assert_eq!(full.sources, ["b"]);
-        reached.searched(&full, &[], false, now, now);
-        assert_eq!(reached.after(&all), [2, 7, START, 3]);
-        reached.searched(&one, &[], false, now, now);
-        assert_eq!(reached.after(&all), [2, 7, 9, 3]);
     }
 
     #[test]
     fn an_expensive_search_from_the_beginning_is_repeated_rarely_but_within_thirty_seconds() {
         let all = covered([None; 2]);
         for (took, pause) in [(0_u32, 1_u32), (1, 20), (60, 30)] {
-            let started = Instant::now();
-            let now = started + took * SECOND;
-            let mut reached = reached(started);
-            reached.restart(started, |_| true);
-            reached.searched(&all, &[], false, started, now);
-            let next = now + pause * SECOND;
-            reached.restart(next - Duration::from_millis(1), |_| true);
-            assert_eq!(reached.after(&all), [5, 7, 9, 3]);
-            reached.restart(next, |_| true);
+            let now = Instant::now();
+            let mut reached = Reached::new(now);
+            reached.empty_to = 4;
+            reached.searched(&all, &claim(&[], "ee"), took * SECOND);
+            // The rest was read faster.
+            reached.searched(&all, &claim(&[], "eeee"), Duration::ZERO);
+            let next = now + (took + pause) * SECOND;
+            reached.restart(next - Duration::from_millis(1));
+            assert_eq!(reached.after(&all), [4; 4]);
+            reached.restart(next);
             assert_eq!(reached.after(&all), [START; 4]);
         }
     }
