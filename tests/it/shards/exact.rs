@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
+use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Transaction};
 
 use super::{enqueue, lease, sharded, shares};
@@ -26,6 +27,16 @@ async fn register(client: &Client) {
 
 async fn claimed(transaction: &Transaction<'_>) -> usize {
     transaction.query(CLAIM, &[]).await.unwrap().len()
+}
+
+/// Starts a claim in a transaction of its own, which returns the number of claimed jobs.
+fn spawn_claim(mut client: Client) -> JoinHandle<usize> {
+    tokio::spawn(async move {
+        let claiming = client.transaction().await.unwrap();
+        let jobs = claimed(&claiming).await;
+        claiming.commit().await.unwrap();
+        jobs
+    })
 }
 
 /// The number of shards that this call returns.
@@ -127,7 +138,7 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
         .await
         .unwrap();
     enqueue(&client, "noop", 40).await;
-    let mut claiming = db.client().await;
+    let claiming = db.client().await;
     register(&claiming).await;
     let other = db.worker().await;
     assert!(lease(&other).await.is_empty());
@@ -136,12 +147,7 @@ async fn a_claim_that_waits_for_a_gate_holds_no_lease() {
     gate.batch_execute("SELECT rouse._lock('gate', 'many')")
         .await
         .unwrap();
-    let waiting = tokio::spawn(async move {
-        let waiting = claiming.transaction().await.unwrap();
-        let jobs = claimed(&waiting).await;
-        waiting.commit().await.unwrap();
-        jobs
-    });
+    let waiting = spawn_claim(claiming);
     waits_for_lock(&db).await;
     assert_eq!(call(&client, LEASE).await, 4);
     assert_eq!(lease(&other).await.len(), 4);
@@ -189,7 +195,7 @@ async fn a_claim_through_a_gate_that_waits_for_a_change_to_the_shards_has_locked
         .await
         .unwrap();
     enqueue(&client, "noop", 3).await;
-    let mut claiming = db.client().await;
+    let claiming = db.client().await;
     register(&claiming).await;
     let mut operator = db.client().await;
     let changing = operator.transaction().await.unwrap();
@@ -197,12 +203,7 @@ async fn a_claim_through_a_gate_that_waits_for_a_change_to_the_shards_has_locked
         .batch_execute("SELECT rouse.set_shards('q', 4)")
         .await
         .unwrap();
-    let waiting = tokio::spawn(async move {
-        let waiting = claiming.transaction().await.unwrap();
-        let jobs = claimed(&waiting).await;
-        waiting.commit().await.unwrap();
-        jobs
-    });
+    let waiting = spawn_claim(claiming);
     waits_for_lock(&db).await;
     changing
         .batch_execute("SELECT rouse.cancel(id) FROM rouse.job")
@@ -258,13 +259,7 @@ async fn a_claim_waits_while_shards_change_their_worker_and_then_has_the_new_one
     let giving_up = changing.transaction().await.unwrap();
     let own: i32 = giving_up.query_one(LEASE, &[]).await.unwrap().get(0);
     assert_eq!(own, 4);
-    let mut second = db.client().await;
-    let claiming = tokio::spawn(async move {
-        let claiming = second.transaction().await.unwrap();
-        let jobs = claimed(&claiming).await;
-        claiming.commit().await.unwrap();
-        jobs
-    });
+    let claiming = spawn_claim(db.client().await);
     waits_for_lock(&db).await;
     giving_up.commit().await.unwrap();
     let jobs = claiming.await.unwrap();
