@@ -212,10 +212,14 @@ mod tests {
     use super::*;
     use crate::job::AbortReason;
 
+    /// The file operations of a new attempt.
+    fn disk() -> Disk {
+        Disk::new(AbortHandle::new(), Arc::default(), Threads::default())
+    }
+
     #[tokio::test]
     async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
-        let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter, Threads::default());
+        let disk = disk();
         // The runtime of this test has one blocking thread, which is busy.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -243,11 +247,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_is_not_made_if_the_attempt_is_aborted_while_it_is_counted() {
-        let (abort, meter) = (AbortHandle::new(), Arc::default());
-        let disk = Disk::new(abort, meter, Threads::default());
+        let disk = disk();
         let abort = disk.abort.clone();
         let count = move || abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
         assert_eq!(disk.change(count, |()| ()).await, None);
+    }
+
+    /// Runs a test on a runtime with this number of threads that may block.
+    fn with_blocking_threads(max: usize, test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(max)
+            .build()
+            .unwrap();
+        runtime.block_on(test);
     }
 
     /// Lets an operation take a thread until what is returned is dropped. The guest has dropped its stream.
@@ -265,13 +277,8 @@ mod tests {
 
     #[test]
     fn an_attempt_takes_few_threads_even_if_it_no_longer_waits_for_them() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(THREADS_MAX + 1)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let (abort, meter) = (AbortHandle::new(), Arc::default());
-            let disk = Disk::new(abort, meter, Threads::default());
+        with_blocking_threads(THREADS_MAX + 1, async {
+            let disk = disk();
             let mut waiting = Vec::new();
             for _ in 0..THREADS_MAX {
                 waiting.push(take_thread(&disk).await);
@@ -294,11 +301,7 @@ mod tests {
      {
         const OF_HOST: usize = 2 * THREADS_MAX;
         let of_host: &'static Semaphore = Box::leak(Box::new(Semaphore::new(OF_HOST)));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(OF_HOST + 1)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
+        with_blocking_threads(OF_HOST + 1, async {
             let attempt = || {
                 let (abort, meter) = (AbortHandle::new(), Arc::default());
                 Disk::new(abort, meter, Threads::within(of_host))
@@ -342,13 +345,8 @@ mod tests {
     #[test]
     fn a_change_waits_for_files_that_were_closed_before() {
         // One thread for the close, and one more.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(2)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let (abort, meter) = (AbortHandle::new(), Arc::default());
-            let disk = Disk::new(abort, meter, Threads::default());
+        with_blocking_threads(2, async {
+            let disk = disk();
             let (go, wait) = mpsc::channel::<()>();
             disk.close(SlowToDrop(wait));
             let (counted, counts) = mpsc::channel();
@@ -365,13 +363,8 @@ mod tests {
 
     #[test]
     fn files_are_closed_even_if_all_threads_of_the_attempt_are_taken_until_after_its_end() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(THREADS_MAX + 1)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let (abort, meter) = (AbortHandle::new(), Arc::default());
-            let disk = Disk::new(abort, meter, Threads::default());
+        with_blocking_threads(THREADS_MAX + 1, async {
+            let disk = disk();
             let mut waiting = Vec::new();
             for _ in 0..THREADS_MAX {
                 waiting.push(take_thread(&disk).await);
