@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use cap_primitives::fs::{FollowSymlinks, OpenOptions, OpenOptionsExt as _, open as open_beneath};
 use wasmtime_wasi::OpenMode;
@@ -12,6 +13,11 @@ use wasmtime_wasi::p2::FsResult;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
     DescriptorFlags, ErrorCode, OpenFlags, PathFlags,
 };
+
+use super::closing::OnDisk;
+use super::fds::{FdState, OpenFile};
+use super::view::{Fd, Files};
+use crate::sandbox::grants::quota::Size;
 
 /// The arguments of `open-at`.
 pub(super) struct OpenRequest {
@@ -23,19 +29,66 @@ pub(super) struct OpenRequest {
 
 impl OpenRequest {
     /// True if opening may create or truncate something.
-    pub(super) fn changes(&self) -> bool {
-        Self::changes_with(self.open)
+    fn changes(&self) -> bool {
+        self.open
+            .intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE)
     }
 
-    /// True if these flags may create or truncate something.
-    pub(super) fn changes_with(open: OpenFlags) -> bool {
-        open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE)
+    /// True if opening, or the descriptor, may change something.
+    fn writes(&self) -> bool {
+        self.changes() || self.flags.contains(DescriptorFlags::WRITE)
+    }
+}
+
+impl Files<'_> {
+    /// Opens an entry, within the maximum number of open files and the quota of the directory.
+    pub(super) async fn open(&mut self, fd: &Fd, request: OpenRequest) -> FsResult<Fd> {
+        self.check_granted(fd, &request.path, request.writes())?;
+        let about = self.about(fd, &request.path, request.writes());
+        let permit = self.count_one().await?;
+        let (changes, quota, at) = (request.changes(), self.fds.quota(fd), self.descriptor(fd)?);
+        let (how, flags) = (request.how, request.open);
+        let mut growth = None;
+        let mut before = Size::default();
+        if changes {
+            self.changes()?;
+            before = self.size_at(fd, how, &request.path).await;
+            if flags.contains(OpenFlags::CREATE) && before == Size::default() {
+                growth = self.growth(fd, Size::one_file());
+            }
+        }
+        let ledger = quota.as_ref().map(|quota| quota.ledger.clone());
+        let disk = self.disk.clone();
+        let work = move || {
+            let opened = open(&at.descriptor, &request)?;
+            let opened = OpenFile::new(opened, ledger, permit);
+            FsResult::Ok(Arc::new(OnDisk::new(opened, disk)))
+        };
+        let at = about.path.clone();
+        let opened = if changes {
+            self.change(about, growth, work).await
+        } else {
+            let opened = self.disk.read(work).await;
+            self.record_denial(&about, opened)
+        };
+        let opened = opened?;
+        if let Some(quota) = &quota {
+            if let Descriptor::File(file) = &opened.descriptor {
+                quota.ledger.opened(&file.file);
+            }
+            if flags.contains(OpenFlags::TRUNCATE) {
+                quota.ledger.freed(Size::bytes(before.bytes));
+            }
+        }
+        let opened = self.push(opened)?;
+        self.fds.insert(&opened, FdState { quota, at });
+        Ok(opened)
     }
 }
 
 /// Like wasmtime-wasi's `open-at`, except that entries that are neither files nor directories are refused without
 /// waiting.
-pub(super) fn open(at: &Descriptor, request: &OpenRequest) -> FsResult<Descriptor> {
+fn open(at: &Descriptor, request: &OpenRequest) -> FsResult<Descriptor> {
     let dir = dir(at)?;
     let OpenRequest {
         how, open, flags, ..
@@ -50,7 +103,7 @@ pub(super) fn open(at: &Descriptor, request: &OpenRequest) -> FsResult<Descripto
     if open.contains(OpenFlags::DIRECTORY) && open.intersects(creates) {
         return Err(ErrorCode::Invalid.into());
     }
-    let writes = request.changes() || flags.contains(DescriptorFlags::WRITE);
+    let writes = request.writes();
     // The system requires at least one kind of access: without flags for any, the entry is opened for reading.
     let reads = flags.contains(DescriptorFlags::READ) || !flags.contains(DescriptorFlags::WRITE);
     if writes && dir.perms.write_not_permitted() {
