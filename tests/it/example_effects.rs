@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::page::blocks_of;
-use crate::support::worker::{TIMEOUT, ended, guests_dir, until_true};
+use crate::support::worker::{ended, guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/effects/README.md";
@@ -73,6 +73,5 @@ async fn an_order_is_paid_once_although_its_host_is_killed() {
         (sum.get::<_, i64>(0), sum.get::<_, i64>(1)),
         (1_000, 500_500)
     );
-    second.signal(libc::SIGTERM);
-    assert!(second.exit(TIMEOUT).0.success());
+    second.stop();
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::page::{blocks, blocks_of, repository, run_sql};
-use crate::support::worker::{TIMEOUT, ended, enqueue, guests_dir, until_true};
+use crate::support::worker::{ended, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/flows/README.md";
@@ -22,11 +22,6 @@ fn serve(db: &TestDb) -> Host {
     let module = fs::read(guests_dir().join("flows.wasm")).unwrap();
     let folder = folder_of(&blocks_of(PAGE, "toml")[0], &[("flows.wasm", module)]);
     Host::spawn(command(&db.url(), &["serve", "--http", "off"], &folder))
-}
-
-fn stop(host: Host) {
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
 }
 
 /// The jobs that the attempts of this one have enqueued: handlers and states.
@@ -81,7 +76,7 @@ async fn the_flows_of_the_example_end_as_its_page_says() {
         (&json!(999), &json!(["1000.txt"]))
     );
     assert_eq!(made(&client, 4).await.len(), 1_000);
-    stop(host);
+    host.stop();
 }
 
 #[tokio::test]
@@ -108,7 +103,7 @@ async fn an_approval_expires_after_three_days_and_asks_once() {
     assert_eq!(job.attempt, 2);
     let asked = "SELECT count(*) = 1 FROM rouse.job_log($1) WHERE text LIKE 'please approve%'";
     until_true(&client, &asked.replace("$1", &id.to_string())).await;
-    stop(host);
+    host.stop();
 }
 
 #[test]

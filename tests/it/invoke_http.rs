@@ -184,8 +184,7 @@ async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_statu
     }
     assert!(!metrics.contains("no.such"), "callers cannot choose labels");
 
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 #[tokio::test]

@@ -521,8 +521,7 @@ async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
         .arg(&guests);
     let host = Host::spawn(serve);
     host.line(TIMEOUT, |line| line.contains(&expected));
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 
     let id = enqueue(&client, "noop", json!({"n": 2})).await;
     let expected = format!("job {id} (noop) took ");

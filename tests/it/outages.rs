@@ -67,8 +67,7 @@ async fn a_host_waits_while_its_database_is_read_only() {
         let job = ended(&client, id).await;
         assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     }
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 /// Makes new sessions of this session's database read-only, or writable again.
@@ -175,8 +174,7 @@ async fn a_host_finds_its_database_at_another_address() {
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
     tokio::task::spawn_blocking(move || drop(after))
         .await
         .unwrap();
@@ -341,8 +339,7 @@ async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
         assert_eq!(job.state, "succeeded", "{:?}", show(&client, id).await);
     }
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
     drop(client);
     tokio::task::spawn_blocking(move || drop(server))
         .await

@@ -191,9 +191,7 @@ async fn an_installed_package_runs_a_job_and_leaves_nothing_when_it_is_purged() 
     let result = result.unwrap_or_else(|_| panic!("no job has ended:\n{}", host.output()));
     assert_eq!(result.as_deref(), Some(r#"{"text": "Hello, Ada!"}"#));
 
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success(), "{status}:\n{output}");
+    host.stop();
     fs::remove_file(debian.path(handler)).unwrap();
     run(&["dpkg", "--purge", "rouse"]).exits(0);
     for path in [

@@ -209,8 +209,7 @@ async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_s
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
     let sessions = channels(&pooler).await;
     assert_ne!(sessions[0].0, sessions[1].0, "both sessions");
     assert!(

@@ -83,8 +83,7 @@ fn dev_reports_missing_handlers_once_without_warnings() {
         missing[0].contains("handlers=\"email.send, http.fetch\""),
         "{output}"
     );
-    dev.signal(libc::SIGTERM);
-    assert!(dev.exit(TIMEOUT).0.success());
+    dev.stop();
 }
 
 #[tokio::test]

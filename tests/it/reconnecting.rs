@@ -62,9 +62,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
         let job = ended(&client, id).await;
         assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     }
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success());
+    let output = host.stop();
     let warned: Vec<&str> = output
         .lines()
         .filter(|line| line.contains("WARN"))

@@ -131,9 +131,7 @@ fn the_private_postgres_runs_although_its_standard_output_cannot_be_written_to()
     host.line(TIMEOUT, |line| {
         line.contains("the private Postgres is ready")
     });
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert_eq!(status.code(), Some(0), "{output}");
+    let output = host.stop();
     assert_clean(&data, &output);
 }
 
@@ -199,9 +197,7 @@ async fn a_host_stops_gracefully_when_its_terminal_is_closed_unless_it_was_start
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap();
     assert_eq!(ignored & 1, 1, "SIGHUP is number 1: {status}");
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert_eq!(status.code(), Some(0), "{output}");
+    host.stop();
 }
 
 #[tokio::test]
@@ -243,7 +239,5 @@ async fn a_signal_ends_following_a_jobs_log() {
     host.line(TIMEOUT, |line| {
         line.contains("no running worker has the handler")
     });
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success(), "{status}: {output}");
+    host.stop();
 }

@@ -60,9 +60,7 @@ fn start(folder: &Path, cached: &str) {
     let timeout = Duration::from_secs(600);
     let loaded = host.line(timeout, |line| line.contains("modules loaded"));
     let all = started.elapsed();
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success(), "{output}");
+    let output = host.stop();
     assert!(loaded.contains("refused=0"), "{output}");
     let counts = loaded.split_once(" refused=").expect("asserted above").1;
     println!(

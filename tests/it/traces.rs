@@ -64,9 +64,7 @@ impl Traced {
 
     /// Ends the host, which sends what it has recorded.
     fn stop(self) -> Collector {
-        self.host.signal(libc::SIGTERM);
-        let (status, output) = self.host.exit(TIMEOUT);
-        assert!(status.success(), "{output}");
+        self.host.stop();
         self.collector
     }
 }
@@ -362,9 +360,7 @@ async fn without_an_endpoint_the_context_of_the_producer_is_passed_on_unchanged(
         .unwrap();
     let traces: Vec<Option<String>> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(traces, [Some(producer()), Some(producer())]);
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success(), "{output}");
+    host.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,8 +93,7 @@ async fn dev_prints_a_call_that_works_as_printed() {
     let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
     let job = ended(&client, id).await;
     assert_eq!(job.state, "succeeded", "{call}: {:?}", job.error);
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 #[tokio::test]
@@ -111,8 +110,7 @@ async fn dev_lists_refused_modules_if_none_serves() {
         line.trim()
             .starts_with("refused broken.wasm: it is not WebAssembly")
     });
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 #[tokio::test]
@@ -144,8 +142,7 @@ async fn dev_starts_again_after_a_kill_and_keeps_its_jobs() {
     let (second, url) = start();
     let client = connect(&url).await;
     assert_eq!(ended(&client, id).await.result, Some(json!({"n": 3})));
-    second.signal(libc::SIGTERM);
-    assert!(second.exit(TIMEOUT).0.success());
+    second.stop();
 }
 
 #[tokio::test]

@@ -45,9 +45,7 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
         "finished, jobs, first attempts, workers, failed attempts"
     );
     for host in hosts {
-        host.signal(libc::SIGTERM);
-        let (status, output) = host.exit(TIMEOUT);
-        assert!(status.success(), "{output}");
+        host.stop();
     }
 }
 
@@ -102,9 +100,7 @@ async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
         .await
         .unwrap()
         .unwrap();
-    host.signal(libc::SIGTERM);
-    let (status, output) = host.exit(TIMEOUT);
-    assert!(status.success(), "{status}: {output}");
+    let output = host.stop();
     assert!(output.contains("before anything was started"), "{output}");
 }
 
@@ -249,8 +245,7 @@ async fn serve_reports_its_health_and_its_metrics() {
     let (status, output) = second.exit(TIMEOUT);
     assert!(!status.success());
     assert!(output.contains("choose another with --http"), "{output}");
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 /// A host whose log is not read.

@@ -43,8 +43,7 @@ fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     .unwrap();
     let named = ["handlers", "show", "noop", "--config", "own.toml"];
     CommandOutput::run(&mut rouse(&named)).exits(0).prints("23");
-    dev.signal(libc::SIGTERM);
-    assert!(dev.exit(TIMEOUT).0.success());
+    dev.stop();
     // The folder is no longer served.
     let gone = CommandOutput::run(&mut rouse(&["handlers"]));
     gone.exits(1).prints("there is no folder handlers-wasm");
@@ -109,9 +108,7 @@ fn dev_continues_when_its_standard_output_cannot_be_written() {
     CommandOutput::run(&mut rouse(&["job", &id, "--wait"]))
         .exits(0)
         .prints("succeeded");
-    dev.signal(libc::SIGTERM);
-    let (status, output) = dev.exit(TIMEOUT);
-    assert!(status.success(), "{output}");
+    dev.stop();
 }
 
 #[tokio::test]
@@ -183,9 +180,7 @@ async fn dev_prints_the_progress_of_jobs() {
         });
         crate::support::worker::until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)")
             .await;
-        dev.signal(libc::SIGTERM);
-        let (status, output) = dev.exit(TIMEOUT);
-        assert!(status.success(), "{output}");
+        let output = dev.stop();
         let is_line = |line: &&str| line.starts_with("job ") || line.contains("\"event\":\"job\"");
         let lines = output.lines().filter(is_line).count();
         assert!(lines < 1000, "{lines} lines for 2,003 jobs");

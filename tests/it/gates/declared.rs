@@ -31,12 +31,6 @@ fn host(db: &TestDb, module: &[u8]) -> Host {
     host
 }
 
-/// Stops a host.
-fn end(host: Host) {
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
-}
-
 /// The gates in the database by name, without the settings that are not set; each with the transaction that wrote it.
 async fn gates(client: &Client) -> HashMap<String, (Value, String)> {
     let sql =
@@ -77,7 +71,7 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_deletes
     let client = db.client().await;
     let first = host(&db, &module(&[("mail.send", every_kind())]));
     until_gate(&client, "mail.send/throttle.2").await;
-    end(first);
+    first.stop();
     let of_first = gates(&client).await;
     let row = |name: &str| &of_first[name].0;
     for (name, expected) in [
@@ -132,8 +126,8 @@ async fn a_host_sets_the_gates_of_its_modules_and_a_version_without_them_deletes
             .await
             .contains_key("mail.wait/max_concurrent")
     );
-    end(second);
-    end(third);
+    second.stop();
+    third.stop();
     assert_eq!(changes(&client).await, 11);
 }
 
@@ -150,7 +144,7 @@ async fn gates_whose_declaration_was_held_up_are_declared_soon_afterwards() {
     });
     operator.batch_execute("COMMIT").await.unwrap();
     until_gate(&client, "mail.send/throttle.2").await;
-    end(host);
+    host.stop();
 }
 
 /// Otherwise, a declaration and a claim could each hold a lock that the other waits for.
@@ -211,7 +205,7 @@ async fn a_changed_module_replaces_its_gates_while_the_host_runs() {
     std::fs::write(modules.join(".new"), module(&[("mail.send", gate(4))])).unwrap();
     std::fs::rename(modules.join(".new"), modules.join("mail.wasm")).unwrap();
     until_true(&client, "SELECT max = 4 FROM rouse.gate").await;
-    end(host);
+    host.stop();
 }
 
 #[tokio::test]
@@ -230,11 +224,11 @@ async fn a_gate_that_an_operator_has_set_is_left_alone() {
     let all = gates(&client).await;
     assert_eq!(all["mail.send/throttle"], set["mail.send/throttle"]);
     assert_eq!(all.len(), 5);
-    end(with_gates);
+    with_gates.stop();
     let without = host(&db, &module(&[("mail.send", json!([]))]));
     until_true(&client, "SELECT count(*) = 1 FROM rouse.gate").await;
     assert_eq!(gates(&client).await, set);
-    end(without);
+    without.stop();
 }
 
 #[tokio::test]
@@ -299,7 +293,7 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
             assert_eq!(row[key], gate[key], "{gate}");
         }
     }
-    end(host);
+    host.stop();
 }
 
 #[test]

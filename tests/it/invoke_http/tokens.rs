@@ -47,8 +47,7 @@ async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and
     assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
     let (status, _) = get(address, "/invoke/noop").await;
     assert!(status.contains("405"), "{status}");
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 }
 
 #[tokio::test]
@@ -73,8 +72,7 @@ async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one()
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 
     // Without a queue, the host would have nothing to do.
     let (status, output) =

@@ -33,12 +33,6 @@ fn host(db: &TestDb, config: &str, module: &[u8]) -> Host {
     host
 }
 
-/// Stops a host, which unregisters.
-fn end(host: Host) {
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
-}
-
 /// Waits until this SQL is true of the only schedule.
 async fn until(client: &Client, condition: &str) {
     until_true(
@@ -89,7 +83,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
     )
     .await;
     // The host with the older version does not change it back.
-    end(first);
+    first.stop();
     let third = host(&db, ALLOWED, &module("1.0.0", "0 3 * * *"));
     let looked = "SELECT EXISTS (SELECT FROM rouse.worker WHERE stopped_at IS NULL AND capabilities @> '{\"report.make\": {\"version\": \"1.0.0\"}}')";
     until_true(&client, looked).await;
@@ -98,8 +92,8 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
         "1.1.0"
     );
     // The older version is started first: alone, it would decide.
-    end(third);
-    end(second);
+    third.stop();
+    second.stop();
     // While no host runs, the schedule stays.
     until_true(
         &client,
@@ -114,7 +108,7 @@ async fn a_schedule_of_a_module_is_created_if_the_operator_allows_it() {
     // A version without a schedule ends it.
     let without = host(&db, ALLOWED, &module("1.2.0", ""));
     until_true(&client, GONE).await;
-    end(without);
+    without.stop();
     let deleted: i64 = one(
         &client,
         "SELECT count(*) FROM rouse.record WHERE event = 'schedule_deleted'",
@@ -129,10 +123,10 @@ async fn a_schedule_of_a_module_that_is_no_longer_allowed_is_deleted() {
     let client = db.client().await;
     let allowed = host(&db, ALLOWED, &module("1.0.0", "0 3 * * *"));
     until(&client, "true").await;
-    end(allowed);
+    allowed.stop();
     let not = host(&db, "", &module("1.0.0", "0 3 * * *"));
     until_true(&client, GONE).await;
-    end(not);
+    not.stop();
 }
 
 #[tokio::test]
@@ -143,7 +137,7 @@ async fn a_schedule_that_a_login_has_created_is_left_alone() {
     let host = host(&db, ALLOWED, &module("1.0.0", "0 3 * * *"));
     until(&client, "upcoming <> '{}'").await;
     assert_eq!(shown(&client, "report.make").await["cron"], "0 9 * * *");
-    end(host);
+    host.stop();
     assert_eq!(
         shown(&client, "report.make").await["module_version"],
         json!(null)

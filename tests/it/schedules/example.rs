@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::one;
 use crate::support::page::blocks_of;
-use crate::support::worker::{TIMEOUT, guests_dir, until_true};
+use crate::support::worker::{guests_dir, until_true};
 use crate::support::{Host, TestDb, command, folder_of};
 
 const PAGE: &str = "examples/nightly/README.md";
@@ -33,8 +33,7 @@ async fn the_nightly_report_is_written_for_each_day_of_a_backfill() {
         "SELECT count(*) = 3 FROM rouse.finished WHERE state = 'succeeded'",
     )
     .await;
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
     let results: Value = one(
         &client,
         "SELECT jsonb_agg(result ORDER BY id) FROM rouse.finished",

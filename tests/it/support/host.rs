@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::worker::TIMEOUT;
+
 /// The `rouse` that was built along with this test binary.
 pub(crate) fn rouse_binary() -> PathBuf {
     built("rouse")
@@ -209,6 +211,15 @@ impl Host {
         });
         let status = self.child.wait().expect("the child can be waited for");
         (status, text)
+    }
+
+    /// Sends SIGTERM and waits until it has ended. Returns its output like [`exit`](Self::exit); panics with it if the
+    /// process did not succeed.
+    pub(crate) fn stop(self) -> String {
+        self.signal(libc::SIGTERM);
+        let (status, output) = self.exit(TIMEOUT);
+        assert!(status.success(), "{status}: {output}");
+        output
     }
 
     /// Kills it (SIGKILL) and waits until it has ended.

@@ -260,8 +260,7 @@ async fn a_host_shows_its_jobs_to_callers_with_the_token_even_without_invocation
         .unwrap();
     let (status, body) = waiting.await.unwrap();
     assert_eq!((status, &body["result"]), (200, &json!({"n": 1})));
-    host.signal(libc::SIGTERM);
-    assert!(host.exit(TIMEOUT).0.success());
+    host.stop();
 
     let host = start(None);
     assert!(cancel(&client, enqueue(&client, "x", json!(1)).await).await);
