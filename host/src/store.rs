@@ -261,6 +261,20 @@ impl Store {
         self.query_with_timeout(RESPONSE_TIMEOUT, sql, params).await
     }
 
+    /// Like [`query`](Self::query), for a function that takes the incarnation and the key of this worker and nothing
+    /// else.
+    async fn query_as_worker(&self, sql: &str) -> Result<Vec<Row>, StoreError> {
+        let worker = self.identity()?;
+        self.query(
+            sql,
+            &[
+                (&worker.incarnation.0, Type::INT8),
+                (&worker.key(), Type::BYTEA),
+            ],
+        )
+        .await
+    }
+
     /// Like [`query`](Self::query), for a statement that shows rows to people, with the settings of [`BEGIN_READ`].
     async fn read(
         &self,

@@ -43,15 +43,8 @@ impl Store {
 
     /// The open challenges of this worker.
     pub async fn challenges(&self) -> Result<Vec<Challenge>, StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT nonce::text, handler FROM rouse.challenges($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT nonce::text, handler FROM rouse.challenges($1, $2)")
             .await?;
         let challenge = |row: &tokio_postgres::Row| Challenge {
             nonce: row.get(0),

@@ -24,15 +24,8 @@ impl Store {
     /// Lists the handlers for which a live worker reports a schedule, or for which one was created, except those with a
     /// schedule that a login has created.
     pub async fn module_schedules(&self) -> Result<Vec<ModuleSchedule>, StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT handler, workers, current FROM rouse.module_schedules($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT handler, workers, current FROM rouse.module_schedules($1, $2)")
             .await?;
         let listed = rows.iter().map(|row| {
             let (workers, current): (Option<JsonText>, Option<JsonText>) = (row.get(1), row.get(2));

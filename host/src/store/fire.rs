@@ -171,15 +171,8 @@ impl Store {
     /// Deletes rows about due times that are older than the retention in the database, one batch per call. Returns the
     /// number of deleted rows.
     pub async fn maintain_schedules(&self) -> Result<i32, StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT rouse.maintain_schedules($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT rouse.maintain_schedules($1, $2)")
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))

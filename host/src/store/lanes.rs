@@ -219,15 +219,8 @@ impl Store {
     /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see
     /// rouse.maintain_lanes (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
     pub async fn maintain_lanes(&self) -> Result<(i32, i32, i32), StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT closed, reopened, removed FROM rouse.maintain_lanes($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT closed, reopened, removed FROM rouse.maintain_lanes($1, $2)")
             .await?;
         let row = rows
             .first()

@@ -1,7 +1,5 @@
 //! The daily partitions of the history: created ahead, dropped when they are old.
 
-use tokio_postgres::types::Type;
-
 use super::{Store, StoreError};
 
 impl Store {
@@ -15,15 +13,8 @@ impl Store {
     /// Drops the partitions that are older than the retentions in the database. Returns the number that were dropped,
     /// and the number that were in use: a later call drops those.
     pub async fn maintain_partitions(&self) -> Result<(i32, i32), StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2)")
             .await?;
         let row = rows
             .first()

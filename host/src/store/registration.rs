@@ -260,29 +260,15 @@ impl Store {
     /// Reports that this host is alive although the incarnation of its worker has ended, so that the attempts that it
     /// lost do not count as crashes.
     pub async fn outlived(&self) -> Result<(), StoreError> {
-        let worker = self.identity()?;
-        self.query(
-            "SELECT rouse.outlived($1, $2)",
-            &[
-                (&worker.incarnation.0, Type::INT8),
-                (&worker.key(), Type::BYTEA),
-            ],
-        )
-        .await?;
+        self.query_as_worker("SELECT rouse.outlived($1, $2)")
+            .await?;
         Ok(())
     }
 
     /// Reports that the worker has stopped. Its remaining claims are free at once.
     pub async fn unregister(&self) -> Result<(), StoreError> {
-        let worker = self.identity()?;
-        self.query(
-            "SELECT rouse.unregister($1, $2)",
-            &[
-                (&worker.incarnation.0, Type::INT8),
-                (&worker.key(), Type::BYTEA),
-            ],
-        )
-        .await?;
+        self.query_as_worker("SELECT rouse.unregister($1, $2)")
+            .await?;
         Ok(())
     }
 }

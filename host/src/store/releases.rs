@@ -29,15 +29,8 @@ impl Store {
     /// known fault causes, and the number of chains that are no longer kept although jobs still waited for a retry of
     /// them.
     pub async fn maintain_dependencies(&self) -> Result<(i32, i32), StoreError> {
-        let worker = self.identity()?;
         let rows = self
-            .query(
-                "SELECT lost, dropped FROM rouse.maintain_dependencies($1, $2)",
-                &[
-                    (&worker.incarnation.0, Type::INT8),
-                    (&worker.key(), Type::BYTEA),
-                ],
-            )
+            .query_as_worker("SELECT lost, dropped FROM rouse.maintain_dependencies($1, $2)")
             .await?;
         let row = rows
             .first()

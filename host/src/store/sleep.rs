@@ -26,15 +26,7 @@ impl Store {
 
     /// Withdraws the request: the worker is busy and needs no notifications.
     pub async fn awake(&self) -> Result<(), StoreError> {
-        let worker = self.identity()?;
-        self.query(
-            "SELECT rouse.awake($1, $2)",
-            &[
-                (&worker.incarnation.0, Type::INT8),
-                (&worker.key(), Type::BYTEA),
-            ],
-        )
-        .await?;
+        self.query_as_worker("SELECT rouse.awake($1, $2)").await?;
         Ok(())
     }
 }
