@@ -33,15 +33,7 @@ impl<'a> Lock<'a> {
         blockers: &mut Blockers,
     ) -> Result<Self, MigrateError> {
         let pid = pid(keeper).await?;
-        let transaction = keeper
-            .build_transaction()
-            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, for
-            // which CREATE INDEX CONCURRENTLY would wait.
-            .isolation_level(IsolationLevel::ReadCommitted)
-            .read_only(false)
-            .start()
-            .await
-            .map_err(sql("begin"))?;
+        let transaction = begin(keeper).await?;
         let locking = lock(&transaction, login, wait);
         match watched(locking, watcher, pid, blockers).await {
             Ok(()) => Ok(Self { transaction }),
@@ -75,6 +67,18 @@ impl<'a> Lock<'a> {
             .await
             .map_err(sql("release the migration lock"))
     }
+}
+
+/// Starts a transaction. The isolation level is explicit, because a stricter default of the database would keep a
+/// snapshot, for which CREATE INDEX CONCURRENTLY would wait.
+pub(super) async fn begin(client: &mut Client) -> Result<Transaction<'_>, MigrateError> {
+    client
+        .build_transaction()
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .read_only(false)
+        .start()
+        .await
+        .map_err(sql("begin"))
 }
 
 async fn lock(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::{Client, IsolationLevel};
+use tokio_postgres::Client;
 
 use super::apply::apply;
 use super::error::{Login, owned, sql};
@@ -110,13 +110,7 @@ impl Work<'_> {
         definitions: bool,
     ) -> Result<(), MigrateError> {
         let pid = lock::pid(client).await?;
-        let transaction = client
-            .build_transaction()
-            .isolation_level(IsolationLevel::ReadCommitted)
-            .read_only(false)
-            .start()
-            .await
-            .map_err(sql("begin"))?;
+        let transaction = lock::begin(client).await?;
         let applying = apply(
             &transaction,
             self.sources,
