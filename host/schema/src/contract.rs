@@ -478,25 +478,14 @@ fn same_value(node: &Node) -> Vec<NodeId> {
 
 fn type_check(types: Types, at: &str) -> Check {
     let of = |name: &str| format!("{at}.type() == \"{name}\"");
-    let mut passes = Vec::new();
-    let mut names = Vec::new();
-    for (is_listed, name) in [
-        (types.string, "string"),
-        (types.number, "number"),
-        (types.integer && !types.number, "integer"),
-        (types.boolean, "boolean"),
-        (types.array, "array"),
-        (types.object, "object"),
-        (types.null, "null"),
-    ] {
-        if is_listed {
-            names.push(name);
-            passes.push(match name {
-                "integer" => format!("({} && {at}.floor() == {at})", of("number")),
-                _ => of(name),
-            });
-        }
-    }
+    let names: Vec<_> = types.names().collect();
+    let passes: Vec<_> = names
+        .iter()
+        .map(|name| match *name {
+            "integer" => format!("({} && {at}.floor() == {at})", of("number")),
+            name => of(name),
+        })
+        .collect();
     let refuses = match &passes[..] {
         [] => "1 == 1".to_owned(),
         [_] if names != ["integer"] => format!("{at}.type() != \"{}\"", names[0]),

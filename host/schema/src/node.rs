@@ -61,6 +61,23 @@ pub(super) struct Types {
     pub(super) object: bool,
 }
 
+impl Types {
+    /// Their names; `integer` only without `number`.
+    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
+        [
+            (self.string, "string"),
+            (self.number, "number"),
+            (self.integer && !self.number, "integer"),
+            (self.boolean, "boolean"),
+            (self.array, "array"),
+            (self.object, "object"),
+            (self.null, "null"),
+        ]
+        .into_iter()
+        .filter_map(|(is_listed, name)| is_listed.then_some(name))
+    }
+}
+
 #[derive(Default)]
 pub(super) struct NumberRules {
     pub(super) minimum: Option<Decimal<'static>>,

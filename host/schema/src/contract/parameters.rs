@@ -219,18 +219,9 @@ impl Typing<'_> {
 
 /// The only type other than null.
 fn single(types: Option<crate::node::Types>) -> Option<&'static str> {
-    let types = types?;
-    let all = [
-        (types.string, "string"),
-        (types.number, "number"),
-        (types.integer && !types.number, "integer"),
-        (types.boolean, "boolean"),
-        (types.array, "array"),
-        (types.object, "object"),
-    ];
-    let mut listed = all.into_iter().filter(|(is_listed, _)| *is_listed);
+    let mut listed = types?.names().filter(|name| *name != "null");
     match (listed.next(), listed.next()) {
-        (Some((_, name)), None) => Some(name),
+        (Some(name), None) => Some(name),
         _ => None,
     }
 }
