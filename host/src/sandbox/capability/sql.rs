@@ -475,15 +475,19 @@ mod tests {
         assert!(refused.contains("statements = [\"other\"]"), "{refused}");
     }
 
-    #[tokio::test]
-    async fn limit_the_number_and_the_size_of_effects_and_the_number_of_queries() {
-        let limits = Limits {
+    /// Limits that a few calls reach.
+    fn few() -> Limits {
+        Limits {
             effects: 2,
             effects_bytes: 30,
             queries: 1,
             ..Limits::default()
-        };
-        let mut sql = sql(&limits);
+        }
+    }
+
+    #[tokio::test]
+    async fn limit_the_number_and_the_size_of_effects_and_the_number_of_queries() {
+        let mut sql = sql(&few());
         let large = format!("[\"{}\"]", "x".repeat(30));
         let refused = why(sql.execute(call("granted", &large)));
         assert!(refused.contains("limits.effects_bytes"), "{refused}");
@@ -498,13 +502,7 @@ mod tests {
 
     #[tokio::test]
     async fn large_calls_are_refused_unread_and_refused_calls_count() {
-        let limits = Limits {
-            effects: 2,
-            effects_bytes: 30,
-            queries: 1,
-            ..Limits::default()
-        };
-        let mut sql = sql(&limits);
+        let mut sql = sql(&few());
         let large = "[".repeat(40);
         let refused = why(sql.execute(call("granted", &large)));
         assert!(refused.contains("limits.effects_bytes"), "{refused}");
