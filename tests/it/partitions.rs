@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::support::TestDb;
 use crate::support::database::{drop_all_partitions, migrate};
-use crate::support::worker::{TestWorker, ended, enqueue, lease, until, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, expire_lease, lease, until, until_true};
 
 #[tokio::test]
 async fn old_partitions_are_dropped_unless_they_are_being_read() {
@@ -177,13 +177,7 @@ async fn partitions_that_a_running_attempt_needs_are_created_although_no_attempt
         format!("SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})");
     until_true(&client, &waiting).await;
     drop_all_partitions(&client, "attempt").await;
-    client
-        .execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
+    expire_lease(&client, id).await;
     until(&client, id, |job| job.attempt == 2).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
 

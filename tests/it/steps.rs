@@ -17,7 +17,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, recorded_steps, result, settlement};
 use crate::support::worker::{
-    TestWorker, cancel, ended, enqueue, events_except_renewals, until_true,
+    TestWorker, cancel, ended, enqueue, events_except_renewals, expire_lease, until_true,
 };
 
 /// Waits until the attempt reports that it waits.
@@ -95,13 +95,7 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_waiting(&client, id).await;
     // As if the worker had been unable to renew the lease.
-    client
-        .execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
+    expire_lease(&client, id).await;
     let job = ended(&client, id).await;
     let done = json!({"first": 1, "looped": [1, 1, 1], "second": 2});
     assert_eq!((job.attempt, job.result), (2, Some(done)));

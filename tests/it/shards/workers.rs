@@ -7,7 +7,9 @@ use tokio_postgres::Client;
 
 use super::{end_lease, enqueue, sharded};
 use crate::support::claims::claim;
-use crate::support::worker::{TestWorker, ended, enqueue_sql, guests_dir, show, until_true};
+use crate::support::worker::{
+    TestWorker, ended, enqueue_sql, expire_lease, guests_dir, show, until_true,
+};
 use crate::support::{Host, TestDb};
 
 /// Records claims of queued jobs from a shard that the worker has not leased at that time.
@@ -229,13 +231,7 @@ async fn an_orphan_is_adopted_by_a_worker_that_has_not_leased_its_shard() {
     while lease().await.is_empty() {}
     enqueue(&client, "test.sleep", 20).await;
     let job = claim(&other, 1).await.pop().expect("a job of its shard");
-    client
-        .execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
-            &[&job.id.0],
-        )
-        .await
-        .unwrap();
+    expire_lease(&client, job.id.0).await;
     while show(&client, job.id.0).await.state != "succeeded" {
         assert_eq!(lease().await.len(), 1);
     }

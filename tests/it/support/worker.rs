@@ -223,6 +223,17 @@ pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
         .get(0)
 }
 
+/// Ends the lease of a running job, as if its worker had been unable to renew it.
+pub(crate) async fn expire_lease(client: &Client, id: i64) {
+    client
+        .execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .expect("expire the lease");
+}
+
 /// Deletes the row of an ended job, as if its history had been dropped.
 pub(crate) async fn forget(client: &Client, id: i64) {
     let sql = format!(
