@@ -82,21 +82,24 @@ fn refusing(why: &str) -> String {
     format!("printf 'R\\0012\\{:o}{zeros}{why}'", why.len())
 }
 
-/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process
-/// compiles one module: the wrapper passes on the input that it has already read.
-pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
+/// A compiler that, before it compiles a module with this word in it, waits until a file exists; and that file, which
+/// does not exist yet. Each compiler process compiles one module: the wrapper passes on the input that it has already
+/// read.
+pub(crate) fn compiler_that_waits(word: &str) -> (PathBuf, PathBuf) {
     let dir = scratch("handed-on");
-    compiler_that(&format!(
+    let unblock = dir.join("unblock");
+    let compiler = compiler_that(&format!(
         "at={dir}/$$\n\
          head -c 16 > $at.head\n\
          head -c $(od -An -tu8 -N8 $at.head) > $at.module\n\
-         if grep -qa {word} $at.module; then while [ ! -e {go_on} ]; do sleep 0.02; done; fi\n\
+         if grep -qa {word} $at.module; then while [ ! -e {unblock} ]; do sleep 0.02; done; fi\n\
          cat $at.head $at.module > $at\n\
          exec {rouse} \"$@\" < $at",
         dir = dir.display(),
-        go_on = go_on.display(),
+        unblock = unblock.display(),
         rouse = rouse_binary().display(),
-    ))
+    ));
+    (compiler, unblock)
 }
 
 fn with_compiler(compiler: PathBuf) -> Settings {
@@ -144,9 +147,9 @@ async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_other
 
 #[tokio::test]
 async fn other_modules_start_to_serve_while_one_is_being_compiled() {
-    let go_on = scratch("go-on").join("go-on");
+    let (compiler, unblock) = compiler_that_waits("test.slow");
     let mut settings = limited(60, 2 << 30);
-    settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
+    settings.compiler = Some(compiler);
     let handlers = Handlers::on(sandbox(settings), &[]).await;
     handlers.catalog.watch();
     handlers.write("a-slow.wasm", &echo("test.slow", "1"));
@@ -157,7 +160,7 @@ async fn other_modules_start_to_serve_while_one_is_being_compiled() {
     assert!(handlers.catalog.current().get("test.slow").is_none());
     // If the file changes in the meantime, the new version serves in the end.
     handlers.write("a-slow.wasm", &echo("test.slow", "2"));
-    fs::write(go_on, "").unwrap();
+    fs::write(unblock, "").unwrap();
     handlers
         .until("the slow one serves", |set| {
             version(set, "test.slow").as_deref() == Some("2")
@@ -169,9 +172,9 @@ async fn other_modules_start_to_serve_while_one_is_being_compiled() {
 #[tokio::test]
 async fn other_modules_run_jobs_while_one_is_being_compiled_at_the_start() {
     let db = TestDb::new().await;
-    let go_on = scratch("go-on").join("go-on");
+    let (compiler, unblock) = compiler_that_waits("test.slow");
     let mut settings = limited(60, 2 << 30);
-    settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
+    settings.compiler = Some(compiler);
     let sandbox = sandbox(settings);
     let folder = scratch("handlers");
     fs::write(folder.join("a-slow.wasm"), echo("test.slow", "1")).unwrap();
@@ -188,7 +191,7 @@ async fn other_modules_run_jobs_while_one_is_being_compiled_at_the_start() {
     assert_eq!(handlers.loading, ["a-slow.wasm"]);
     assert!(handlers.get("test.slow").is_none() && handlers.refused.is_empty());
 
-    fs::write(go_on, "").unwrap();
+    fs::write(unblock, "").unwrap();
     assert_eq!(ended(&client, slow).await.result, Some(json!(1)));
     assert!(!catalog.current().is_loading());
     worker.drain().await;

@@ -1,6 +1,7 @@
 //! Names while a host starts and its modules are still being loaded.
 
 use std::fs;
+use std::path::PathBuf;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings};
 
@@ -62,12 +63,19 @@ async fn a_start_is_refused_if_the_kept_names_are_unusable() {
     assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
 }
 
+/// A machine on which `mail.send` has grants and two modules are compiled at once. Its compiler waits with modules of
+/// version slow-1 until the returned file exists.
+fn with_slow_compiler() -> (Machine, PathBuf) {
+    let (compiler, unblock) = compiler_that_waits("slow-1");
+    let mut machine = Machine::new(with_grants("mail.send"));
+    machine.settings.compiler = Some(compiler);
+    machine.settings.compilations_max = 2;
+    (machine, unblock)
+}
+
 #[tokio::test]
 async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_were_tried() {
-    let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(with_grants("mail.send"));
-    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
-    machine.settings.compilations_max = 2;
+    let (machine, unblock) = with_slow_compiler();
     machine.put("0.wasm", echo("mail.send", "evil"));
     machine.put("mail.wasm", echo("mail.send", "slow-1"));
     machine.put("other.wasm", echo("test.other", "1"));
@@ -77,7 +85,7 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
     let set = catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(set.loading, ["mail.wasm"]);
     assert_eq!(set.names(), ["test.other"]);
-    fs::write(go_on, "").unwrap();
+    fs::write(unblock, "").unwrap();
     until_refused(
         &catalog,
         "mail.wasm",
@@ -90,10 +98,7 @@ async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_wer
 /// The last file that is still being compiled is removed: all others have been tried.
 #[tokio::test]
 async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
-    let go_on = scratch("go-on").join("go-on");
-    let mut machine = Machine::new(with_grants("mail.send"));
-    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
-    machine.settings.compilations_max = 2;
+    let (machine, unblock) = with_slow_compiler();
     machine.put("0.wasm", echo("test.other", "slow-1"));
     machine.put("mail.wasm", echo("mail.send", "1"));
     machine.put("quick.wasm", echo("test.quick", "1"));
@@ -103,7 +108,7 @@ async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     assert_eq!(set.names(), ["test.quick"]);
     machine.remove("0.wasm");
     catalog.until(|set| set.loading.is_empty()).await;
-    fs::write(go_on, "").unwrap();
+    fs::write(unblock, "").unwrap();
     let serves = catalog.until(|set| set.get("mail.send").is_some());
     let served = tokio::time::timeout(TIMEOUT, serves).await;
     served.expect("mail.send is served once loading is over");
