@@ -11,7 +11,7 @@ use crate::http_out::Guests;
 use crate::sandbox_guest::{Handlers, TIMEOUT, guest_of_wasip1, job, manifest};
 use crate::support::{
     Host, attempt, command_without_database, folder, folder_of, rouse_binary,
-    rouse_without_database,
+    rouse_without_database, show_handler,
 };
 
 fn sandbox() -> Arc<Sandbox> {
@@ -168,18 +168,10 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     );
     let config = "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
-    let show = [
-        "handlers",
-        "show",
-        "mail.send",
-        "--handlers",
-        "handlers-wasm",
-    ];
 
-    let ran = rouse_without_database(&show, &dir);
+    let ran = show_handler("mail.send", &dir, &[]);
     ran.exits(0);
-    let manifest =
-        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest = show_handler("mail.send", &dir, &["--json"]).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["http:*.example.com"]));
     assert_eq!(manifest["requested"].as_array().map(Vec::len), Some(9));
     let missing = |manifest: &Value| -> Vec<String> {
@@ -233,8 +225,7 @@ async fn missing_grants_are_shown_with_the_lines_that_add_them() {
         + &lines.replace("hosts = [\"…\"]", "hosts = [\"a.example\"]")
         + "\n";
     std::fs::write(&toml, text).unwrap();
-    let manifest =
-        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest = show_handler("mail.send", &dir, &["--json"]).json()["manifest"].take();
     assert_eq!(missing(&manifest), ["of-the-future"]);
     assert!(Capability::FineClocks.to_string() == manifest["granted"][7]);
 }
@@ -250,14 +241,7 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
                   dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n";
     let dir = folder_of(config, &[("mail.wasm", guest)]);
-    let show = [
-        "handlers",
-        "show",
-        "mail.send",
-        "--handlers",
-        "handlers-wasm",
-    ];
-    let ran = rouse_without_database(&show, &dir);
+    let ran = show_handler("mail.send", &dir, &[]);
     ran.exits(0);
     for remark in [
         "# handlers.\"mail.send\".dirs is already in the file, on line 4: add this at the start of its list\n{ dir = \"…\", at = \"/out\" },",
@@ -273,14 +257,7 @@ async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
 #[tokio::test]
 async fn the_lines_printed_for_http_deliver_allow_it_to_sign() {
     let dir = folder("", &["http_deliver.wasm"]);
-    let show = [
-        "handlers",
-        "show",
-        "http.deliver",
-        "--handlers",
-        "handlers-wasm",
-    ];
-    let ran = rouse_without_database(&show, &dir);
+    let ran = show_handler("http.deliver", &dir, &[]);
     ran.exits(0);
     let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
     assert!(ran.stdout.contains(lines), "{}", ran.stdout);
@@ -289,8 +266,7 @@ async fn the_lines_printed_for_http_deliver_allow_it_to_sign() {
     assert!(ran.stdout.contains(binding), "{}", ran.stdout);
     let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"\nsecrets = [{ name = \"KEY\", sign = true }]\n";
     std::fs::write(dir.join("rouse.toml"), config).unwrap();
-    let manifest =
-        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest = show_handler("http.deliver", &dir, &["--json"]).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["sign:KEY"]));
 }
 

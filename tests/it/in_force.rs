@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use crate::sandbox_guest::{TIMEOUT, echo, guest};
-use crate::support::{Host, command_without_database, folder_of, rouse_without_database};
+use crate::support::{
+    Host, command_without_database, folder_of, rouse_without_database, show_handler,
+};
 
 const CONFIG: &str = r#"
 [limits]
@@ -34,15 +36,13 @@ methods = ["GET", "POST"]
 hosts = ["127.0.0.1"]
 "#;
 
-const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--handlers", "handlers-wasm"];
-
 #[tokio::test]
 async fn settings_in_effect_are_shown_with_their_table() {
     let manifest = r#"{"handlers":[{"name":"my.busy","lease_ms":30000,"timeout_ms":1000}]}"#;
     let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let dir = folder_of(CONFIG, &[("busy.wasm", busy)]);
 
-    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let shown = show_handler("my.busy", &dir, &["--json"]).json();
     let manifest = &shown["manifest"];
     let from = |key: &str| manifest["from"][key].as_str().unwrap_or_default();
     for (pointer, value, key, table) in [
@@ -102,7 +102,7 @@ async fn settings_in_effect_are_shown_with_their_table() {
         })
     );
 
-    let text = rouse_without_database(&SHOW, &dir);
+    let text = show_handler("my.busy", &dir, &[]);
     let line = |part: &str| {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
@@ -124,8 +124,8 @@ async fn settings_in_effect_are_shown_with_their_table() {
     );
 
     std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
-    rouse_without_database(&SHOW, &dir).prints("grants and settings without any rouse.toml");
-    let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
+    show_handler("my.busy", &dir, &[]).prints("grants and settings without any rouse.toml");
+    let other = show_handler("my.busy", &dir, &["--config", "other.toml"]);
     other
         .exits(0)
         .prints("grants and settings as in other.toml");
@@ -140,7 +140,7 @@ async fn the_example_on_the_page_has_the_effect_its_comments_describe() {
     let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
     let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let dir = folder_of(example, &[("busy.wasm", busy)]);
-    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let shown = show_handler("my.busy", &dir, &["--json"]).json();
     let limits = &shown["manifest"]["limits"];
     let limits = ["memory_mb", "memory_retry_mb", "cpu_ms"].map(|key| limits[key].as_u64());
     assert_eq!(limits, [Some(16), Some(32), Some(2000)]);
@@ -184,7 +184,7 @@ async fn every_limit_that_the_file_may_set_is_shown() {
     let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
     let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let dir = folder_of("[limits]\nno_such = 1\n", &[("busy.wasm", busy)]);
-    let refused = rouse_without_database(&SHOW, &dir).stderr;
+    let refused = show_handler("my.busy", &dir, &[]).stderr;
     let (_, known) = refused
         .split_once("expected one of ")
         .unwrap_or_else(|| panic!("the keys are not named: {refused}"));
@@ -197,7 +197,7 @@ async fn every_limit_that_the_file_may_set_is_shown() {
     );
 
     std::fs::write(dir.join("rouse.toml"), LIMITS).unwrap();
-    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let shown = show_handler("my.busy", &dir, &["--json"]).json();
     let manifest = &shown["manifest"];
     for (key, value) in &set {
         let (name, value) = match *key {
@@ -265,7 +265,7 @@ async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
     let busy = || guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let shown = |config: &str| {
         let dir = folder_of(config, &[("busy.wasm", busy())]);
-        rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir)
+        show_handler("my.busy", &dir, &["--json"])
     };
     let module = shown("").json();
     assert_eq!(module["manifest"]["retry_jitter"], 0.5);

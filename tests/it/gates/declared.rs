@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::sandbox_guest::guest_of_wasip1;
 use crate::support::worker::{SESSION_WAITS, TIMEOUT, until_true};
-use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
+use crate::support::{Host, TestDb, command, folder_of, rouse_without_database, show_handler};
 
 /// A module with these handlers and their gates.
 fn module(handlers: &[(&str, Value)]) -> Vec<u8> {
@@ -280,8 +280,7 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
     let gates_of = json!([max(1), {"kind": "singleton"}, max(2), max(3)]);
     let module = module(&[(&handler, gates_of)]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
-    let show = ["handlers", "show", &handler, "--handlers", "handlers-wasm"];
-    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let json = show_handler(&handler, &folder, &["--json"]).json();
     let shown = json["manifest"]["gates"].as_array().unwrap();
     let host = host(&db, &module);
     until_gate(&client, &format!("{handler}/singleton")).await;
@@ -298,16 +297,9 @@ async fn names_of_gates_are_shown_as_the_database_gives_them() {
 
 #[test]
 fn gates_and_concurrency_are_shown() {
-    let show = [
-        "handlers",
-        "show",
-        "mail.send",
-        "--handlers",
-        "handlers-wasm",
-    ];
     let module = module(&[("mail.send", every_kind())]);
     let folder = folder_of("", &[("mail.wasm", &module)]);
-    let text = rouse_without_database(&show, &folder);
+    let text = show_handler("mail.send", &folder, &[]);
     text.exits(0)
         .prints(" mail.send/max_concurrent  at most 5 running jobs of each tenant\n");
     let line = |part: &str| {
@@ -320,7 +312,7 @@ fn gates_and_concurrency_are_shown() {
         concurrency.contains('4') && concurrency.contains("module"),
         "{concurrency}"
     );
-    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let json = show_handler("mail.send", &folder, &["--json"]).json();
     let manifest = &json["manifest"];
     assert_eq!(manifest["gates"][2]["name"], "mail.send/throttle.2");
     assert_eq!(
@@ -333,7 +325,7 @@ fn gates_and_concurrency_are_shown() {
         &format!("{table}\nconcurrency = 2\n"),
         &[("mail.wasm", &module)],
     );
-    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let json = show_handler("mail.send", &folder, &["--json"]).json();
     let manifest = &json["manifest"];
     assert_eq!(
         (&manifest["concurrency"], &manifest["from"]["concurrency"]),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::lines;
 use crate::sandbox_guest::echo;
-use crate::support::{folder_of, rouse_without_database};
+use crate::support::{folder_of, rouse_without_database, show_handler};
 
 #[test]
 fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
@@ -44,14 +44,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     );
 
     fs::remove_file(folder.join("handlers-wasm/0.wasm")).unwrap();
-    let show = [
-        "handlers",
-        "show",
-        "mail.send",
-        "--handlers",
-        "handlers-wasm",
-    ];
-    let shown = rouse_without_database(&show, &folder);
+    let shown = show_handler("mail.send", &folder, &[]);
     shown.exits(0);
     shown.prints("withheld, because its table is not bound to a module");
     shown.prints("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
@@ -74,9 +67,7 @@ fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
         "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n[[handlers.\"mail.*\".secrets]]",
     );
     fs::write(folder.join("rouse.toml"), bound).unwrap();
-    let mut json_of = show.to_vec();
-    json_of.push("--json");
-    let shown = rouse_without_database(&json_of, &folder);
+    let shown = show_handler("mail.send", &folder, &["--json"]);
     let manifest: Value = shown.exits(0).json()["manifest"].clone();
     assert_eq!(manifest["withheld"], json!([]));
     assert_eq!(manifest["granted"], json!(["sign:KEY"]));

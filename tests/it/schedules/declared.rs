@@ -7,7 +7,7 @@ use super::{one, schedule, shown};
 use crate::sandbox_guest::guest_of_wasip1;
 use crate::support::database::refusal;
 use crate::support::worker::{TIMEOUT, until_true};
-use crate::support::{Host, TestDb, command, folder_of, rouse_without_database};
+use crate::support::{Host, TestDb, command, folder_of, rouse_without_database, show_handler};
 
 fn module(version: &str, cron: &str) -> Vec<u8> {
     let schedule = match cron {
@@ -147,20 +147,13 @@ async fn a_schedule_that_a_login_has_created_is_left_alone() {
 #[test]
 fn a_schedule_that_is_not_allowed_is_shown_with_the_lines_that_allow_it() {
     let folder = folder_of("", &[("report.wasm", module("1.0.0", "0 3 * * *"))]);
-    let show = [
-        "handlers",
-        "show",
-        "report.make",
-        "--handlers",
-        "handlers-wasm",
-    ];
-    let ran = rouse_without_database(&show, &folder);
+    let ran = show_handler("report.make", &folder, &[]);
     ran.exits(0)
         .prints("[handlers.\"report.make\"]\nschedule = true");
-    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let json = show_handler("report.make", &folder, &["--json"]).json();
     assert_eq!(json["manifest"]["missing"][0]["what"], "schedule");
     let folder = folder_of(ALLOWED, &[("report.wasm", module("1.0.0", "0 3 * * *"))]);
-    let json = rouse_without_database(&[&show[..], &["--json"]].concat(), &folder).json();
+    let json = show_handler("report.make", &folder, &["--json"]).json();
     assert_eq!(json["manifest"]["missing"], json!([]));
     assert_eq!(json["manifest"]["granted"], json!(["schedule"]));
 }

@@ -93,6 +93,12 @@ pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> CommandOut
     CommandOutput::run(&mut command_without_database(args, folder))
 }
 
+/// Shows a handler in the folder of modules that [`folder`] creates.
+pub(crate) fn show_handler(handler: &str, folder: &Path, options: &[&str]) -> CommandOutput {
+    let show = ["handlers", "show", handler, "--handlers", "handlers-wasm"];
+    rouse_without_database(&[&show[..], options].concat(), folder)
+}
+
 /// A folder with these guests of `tests/guests` in `handlers-wasm`, and a `rouse.toml` with this text.
 pub(crate) fn folder(config: &str, guests: &[&str]) -> PathBuf {
     let read = |file| (file, std::fs::read(guests_dir().join(file)).unwrap());

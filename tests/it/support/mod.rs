@@ -24,7 +24,7 @@ pub(crate) use cluster::{
 };
 pub(crate) use command_output::{
     CommandOutput, command, command_without_database, folder, folder_of, rouse_in,
-    rouse_without_database, run_rouse, set_mail,
+    rouse_without_database, run_rouse, set_mail, show_handler,
 };
 pub(crate) use database::{TestDb, connect, cut_all_others};
 pub(crate) use host::{Host, built, rouse, rouse_binary};
