@@ -57,6 +57,13 @@ async fn lane(client: &Client, handler: &str) -> LaneId {
     LaneId(row.unwrap().get(0))
 }
 
+/// Asserts that there was one notification, of the only lane of this handler.
+async fn assert_wakes(listener: &mut Listener, client: &Client, queue: &str, handler: &str) {
+    let lane = lane(client, handler).await;
+    let all = received(listener, client).await;
+    assert_eq!(all, [ready_wakeup(queue, lane)]);
+}
+
 fn ready_wakeup(queue: &str, lane: LaneId) -> Wakeup {
     Wakeup {
         queue: queue.into(),
@@ -94,11 +101,7 @@ async fn a_commit_wakes_workers_that_fell_asleep_after_the_enqueue() {
     sleeping_worker(&db, &["*"]).await;
     assert_eq!(received(&mut listener, &client).await, []);
     transaction.commit().await.unwrap();
-    let lane = lane(&client, "x").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)]
-    );
+    assert_wakes(&mut listener, &client, "default", "x").await;
 }
 
 #[tokio::test]
@@ -117,11 +120,7 @@ async fn a_transaction_with_one_snapshot_wakes_workers_that_fell_asleep_after_it
     )
     .await;
     producer.batch_execute("COMMIT").await.unwrap();
-    let lane = lane(&client, "x").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)]
-    );
+    assert_wakes(&mut listener, &client, "default", "x").await;
 }
 
 #[tokio::test]
@@ -220,11 +219,7 @@ async fn only_workers_that_sleep_on_the_queue_or_on_all_queues_are_woken() {
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
         .await
         .unwrap();
-    let lane = lane(&client, "y").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("mail", lane)]
-    );
+    assert_wakes(&mut listener, &client, "mail", "y").await;
     sleeper.awake().await.unwrap();
     client
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
@@ -259,11 +254,7 @@ async fn a_notification_names_the_lane_of_a_ready_job_and_only_the_queue_of_a_sc
         .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
         .await
         .unwrap();
-    let lane = lane(&client, "y").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)]
-    );
+    assert_wakes(&mut listener, &client, "default", "y").await;
     client
         .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
         .await
@@ -320,11 +311,7 @@ async fn a_rolled_back_enqueue_does_not_notify() {
         )
         .await
         .unwrap();
-    let y = lane(&client, "y").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", y)]
-    );
+    assert_wakes(&mut listener, &client, "default", "y").await;
 }
 
 #[tokio::test]
@@ -414,17 +401,10 @@ async fn a_transaction_that_notifies_before_its_commit_suppresses_other_notifica
         format!("SELECT floor(extract(epoch FROM clock_timestamp()) * 10)::bigint > {tenth}");
     until_true(&client, &next).await;
     enqueue(&client, "x", json!({})).await;
-    let lane = lane(&client, "x").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)]
-    );
+    assert_wakes(&mut listener, &client, "default", "x").await;
     early.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)],
-        "its own notification comes with its commit"
-    );
+    // Its own notification.
+    assert_wakes(&mut listener, &client, "default", "x").await;
 }
 
 #[tokio::test]
@@ -447,11 +427,7 @@ async fn a_producer_can_commit_as_a_role_without_privileges() {
         )
         .await
         .unwrap();
-    let lane = lane(&client, "x").await;
-    assert_eq!(
-        received(&mut listener, &client).await,
-        [ready_wakeup("default", lane)]
-    );
+    assert_wakes(&mut listener, &client, "default", "x").await;
 }
 
 #[tokio::test]
