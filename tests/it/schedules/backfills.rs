@@ -1,6 +1,7 @@
 //! Due times of the past.
 
 use rouse::worker::Settings;
+use tokio_postgres::Client;
 
 use super::{REFUSE_JOBS_OF_BAD, block_gated_jobs, one, schedule, shown};
 use crate::support::TestDb;
@@ -89,6 +90,15 @@ async fn a_large_backfill_is_done_in_batches_and_one_that_is_too_large_shows_an_
     );
 }
 
+/// Waits until the backfill of this schedule has finished, before any of this number of others.
+async fn until_only_finished(client: &Client, schedule: &str, others: i64) {
+    let finished =
+        format!("SELECT finished_at IS NOT NULL FROM rouse.backfill WHERE schedule = '{schedule}'");
+    until_true(client, &finished).await;
+    let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
+    assert_eq!(one::<i64>(client, unfinished).await, others);
+}
+
 /// A trigger of the operator raises an error that says nothing about the data. There are as many of these backfills as
 /// a host lists at once.
 #[tokio::test]
@@ -109,13 +119,7 @@ async fn backfills_that_cannot_be_continued_do_not_delay_others() {
         .await
         .unwrap();
     let worker = TestWorker::start(&db, Settings::default()).await;
-    until_true(
-        &client,
-        "SELECT finished_at IS NOT NULL FROM rouse.backfill WHERE schedule = 'good'",
-    )
-    .await;
-    let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
-    assert_eq!(one::<i64>(&client, unfinished).await, 10);
+    until_only_finished(&client, "good", 10).await;
     client
         .batch_execute("DROP TRIGGER refuse ON rouse.job")
         .await
@@ -148,13 +152,7 @@ async fn a_hundred_backfills_whose_jobs_a_producer_blocks_do_not_prevent_others(
         .await
         .unwrap();
     let worker = TestWorker::start(&db, Settings::default()).await;
-    until_true(
-        &client,
-        "SELECT finished_at IS NOT NULL FROM rouse.backfill WHERE schedule = 'free'",
-    )
-    .await;
-    let unfinished = "SELECT count(*) FROM rouse.backfill WHERE finished_at IS NULL";
-    assert_eq!(one::<i64>(&client, unfinished).await, 100);
+    until_only_finished(&client, "free", 100).await;
     open.rollback().await.unwrap();
     until_true(
         &client,
