@@ -19,7 +19,7 @@ use tokio_postgres::Client;
 
 use crate::http_out::guest_folder;
 
-use crate::support::proxy::{Proxy, Side};
+use crate::support::proxy::{Held, Proxy, Side};
 use crate::support::worker::{TIMEOUT, TestWorker, ended, enqueue, enqueue_sql, lease, until_true};
 use crate::support::{TestDb, code_cache, folder, rouse_binary, rouse_in};
 
@@ -142,25 +142,25 @@ async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
     worker.drain().await;
 }
 
+/// Loses a held response once its statement is committed, that is, when this SQL is true.
+async fn lose_response(proxy: &Proxy, response: &Held, client: &Client, committed: &str) {
+    response.caught().await;
+    until_true(client, committed).await;
+    proxy.go_down();
+    proxy.come_up();
+}
+
 #[tokio::test]
 async fn a_deletion_that_is_retried_because_its_response_was_lost_returns_false() {
     let db = TestDb::new().await;
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
     let worker = worker_behind(&db, &proxy).await;
     let response = proxy.hold("rouse.erase_state(", Side::Response);
-    let lose_the_answer = async {
-        response.caught().await;
-        until_true(
-            &client,
-            "SELECT NOT EXISTS (SELECT FROM rouse.handler_state)",
-        )
-        .await;
-        proxy.go_down();
-        proxy.come_up();
-    };
+    let deleted = "SELECT NOT EXISTS (SELECT FROM rouse.handler_state)";
+    let lose_response = lose_response(&proxy, &response, &client, deleted);
     let calls = json!([{"set": ["k", 1]}, {"delete": "k"}, {"get": "k"}]);
     let found = results(&client, "test.state.one", "NULL", calls);
-    let (found, ()) = tokio::join!(found, lose_the_answer);
+    let (found, ()) = tokio::join!(found, lose_response);
     assert_eq!(found[1..], [json!(false), json!(null)]);
     worker.drain().await;
 }
@@ -171,16 +171,12 @@ async fn an_update_that_is_retried_because_its_response_was_lost_is_applied_once
     let (client, proxy) = (db.client().await, Proxy::start(&db).await);
     let worker = worker_behind(&db, &proxy).await;
     let response = proxy.hold("rouse.write_state(", Side::Response);
-    let lose_the_answer = async {
-        response.caught().await;
-        until_true(&client, "SELECT EXISTS (SELECT FROM rouse.handler_state)").await;
-        proxy.go_down();
-        proxy.come_up();
-    };
+    let written = "SELECT EXISTS (SELECT FROM rouse.handler_state)";
+    let lose_response = lose_response(&proxy, &response, &client, written);
     // If the retry returned false, the update would read 1 and write 2.
     let calls = json!([{"add": ["k", 1]}, {"get": "k"}]);
     let found = results(&client, "test.state.one", "NULL", calls);
-    let (found, ()) = tokio::join!(found, lose_the_answer);
+    let (found, ()) = tokio::join!(found, lose_response);
     assert_eq!(found, [json!(1), json!(1)]);
     worker.drain().await;
 }
