@@ -39,6 +39,16 @@ impl Default for CallOptions {
     }
 }
 
+impl CallOptions {
+    /// Options of an enqueue that its producer rolls back, or whose response it awaits for this time only.
+    pub(super) fn of_enqueue(roll_back: bool, hangs_up_us: Option<u64>) -> Self {
+        Self {
+            roll_back,
+            timeout: hangs_up_us.map_or(TIMEOUT, Duration::from_micros),
+        }
+    }
+}
+
 impl<'a> Caller<'a> {
     pub(super) fn new(url: &'a str, ledger: &'a Ledger) -> Self {
         Self {

@@ -102,13 +102,7 @@ async fn live(
 
 /// Returns the id of the flow, if it was accepted.
 async fn enqueue(caller: &mut Caller<'_>, spec: FlowSpec) -> Result<Option<i64>> {
-    let usual = CallOptions::default();
-    caller.options = CallOptions {
-        roll_back: spec.rolled_back,
-        timeout: spec
-            .hangs_up_us
-            .map_or(usual.timeout, Duration::from_micros),
-    };
+    caller.options = CallOptions::of_enqueue(spec.rolled_back, spec.hangs_up_us);
     let argument = Json(spec.argument());
     let request = Request::EnqueueFlow { spec };
     match caller.call(request, ENQUEUE, &[&argument]).await? {

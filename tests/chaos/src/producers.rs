@@ -152,13 +152,7 @@ impl Producer {
     async fn enqueue(&self, caller: &mut Caller<'_>, spec: JobSpec) -> Result<Option<i64>> {
         let run_at_us = spec.run_in_ms.map(|ms| now_us() + ms * 1000);
         let payload = Json(spec.payload());
-        let usual = CallOptions::default();
-        caller.options = CallOptions {
-            roll_back: spec.rolled_back,
-            timeout: spec
-                .hangs_up_us
-                .map_or(usual.timeout, Duration::from_micros),
-        };
+        caller.options = CallOptions::of_enqueue(spec.rolled_back, spec.hangs_up_us);
         let request = Request::Enqueue {
             spec: spec.clone(),
             run_at_us,
