@@ -10,10 +10,10 @@ mod http_table;
 mod list;
 mod modules;
 mod own_settings;
+mod resolved_path;
 mod secret_table;
 mod sql_table;
 mod unquoted;
-mod way;
 
 mod checks;
 mod dirs_together;

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use super::dir_table::DirTable;
 use super::handler_table::HandlerTable;
-use super::way::Way;
+use super::resolved_path::ResolvedPath;
 use crate::job::pattern_covers;
 
 /// An entry with its handler and its resolved directory.
 struct Entry<'a> {
     handler: &'a str,
     table: &'a DirTable,
-    way: Way,
+    resolved: ResolvedPath,
 }
 
 /// Rejects two entries that contradict each other. A handler sees one directory at a path, a directory has one quota
@@ -27,7 +27,7 @@ pub(super) fn check_together(
             let entry = Entry {
                 handler,
                 table: dir,
-                way: Way::resolve(&folder.join(&dir.dir)),
+                resolved: ResolvedPath::resolve(&folder.join(&dir.dir)),
             };
             for other in &before {
                 other.check_with(&entry)?;
@@ -51,7 +51,7 @@ impl Entry<'_> {
         let one_handler = pattern_covers(self.handler, other.handler)
             || pattern_covers(other.handler, self.handler);
         // The same entry may occur twice, for a pattern and for a handler that matches it.
-        let same = self.table.mode == other.table.mode && self.way.end == other.way.end;
+        let same = self.table.mode == other.table.mode && self.resolved.end == other.resolved.end;
         if one_handler && self.table.at == other.table.at && !same {
             return Err(format!(
                 "{}: a handler can see one directory there; give one of them another path",
@@ -59,7 +59,9 @@ impl Entry<'_> {
             ));
         }
         let both_write = self.table.writes() && other.table.writes();
-        if both_write && self.way.end == other.way.end && self.table.quota() != other.table.quota()
+        if both_write
+            && self.resolved.end == other.resolved.end
+            && self.table.quota() != other.table.quota()
         {
             return Err(format!(
                 "{}: both are {}, with different quotas; a directory has one quota for all handlers that write to it, so give both the \
@@ -73,7 +75,7 @@ impl Entry<'_> {
 
     /// A handler that may change a directory could replace an entry in it by another directory or by a link.
     fn check_above(&self, beneath: &Self) -> Result<(), String> {
-        if !self.table.writes() || !beneath.way.is_beneath(&self.way.end) {
+        if !self.table.writes() || !beneath.resolved.is_beneath(&self.resolved.end) {
             return Ok(());
         }
         Err(format!(

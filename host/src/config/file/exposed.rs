@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::File;
-use super::way::Way;
+use super::resolved_path::ResolvedPath;
 use crate::sandbox::Mode;
 
 impl File {
@@ -37,9 +37,9 @@ impl File {
         own.extend(key_file.map(|file| ("the worker's key", file.to_path_buf())));
         let authorities = self.http_ca_file.as_ref();
         own.extend(authorities.map(|file| ("http_ca_file", folder.join(file))));
-        let own: Vec<(&str, PathBuf, Way)> = own
+        let own: Vec<(&str, PathBuf, ResolvedPath)> = own
             .into_iter()
-            .map(|(name, path)| (name, path.clone(), Way::resolve(&path)))
+            .map(|(name, path)| (name, path.clone(), ResolvedPath::resolve(&path)))
             .collect();
 
         let mut warnings = Vec::new();
@@ -49,10 +49,10 @@ impl File {
             .iter()
             .filter(|grant| grant.mode == Mode::ReadWrite)
         {
-            let dir = Way::resolve(&grant.dir).end;
+            let dir = ResolvedPath::resolve(&grant.dir).end;
             let exposed = own
                 .iter()
-                .filter(|(.., way)| way.end == dir || way.is_beneath(&dir));
+                .filter(|(.., resolved)| resolved.end == dir || resolved.is_beneath(&dir));
             warnings.extend(exposed.map(|(name, path, _)| {
                 format!(
                     "{} may change {name} ({}), and so what the host runs, grants or trusts: it lies in {}, which is granted read-write; grant a directory of its own instead",
@@ -70,14 +70,14 @@ impl File {
         let Some(cache_dir) = self.cache_dir(folder) else {
             return Ok(());
         };
-        let cache = Way::resolve(&cache_dir);
+        let cache = ResolvedPath::resolve(&cache_dir);
         for (handler, table) in &self.handlers {
             for dir in &table.dirs {
                 let grant = dir.grant(handler, folder);
-                let way = Way::resolve(&grant.dir);
-                let is_in_it = way.end == cache.end || way.is_beneath(&cache.end);
+                let resolved = ResolvedPath::resolve(&grant.dir);
+                let is_in_it = resolved.end == cache.end || resolved.is_beneath(&cache.end);
                 let writes = grant.mode == Mode::ReadWrite;
-                if writes && (is_in_it || cache.is_beneath(&way.end)) {
+                if writes && (is_in_it || cache.is_beneath(&resolved.end)) {
                     return Err(format!(
                         "handlers.\"{handler}\".dirs at {}: handlers could write machine code into {}, the code cache, from which the host runs it unchecked, because {} is granted read-write; grant another directory, or set another cache_dir",
                         grant.at,

@@ -1,4 +1,4 @@
-//! Resolves paths: the directory at the end, and the names on the way.
+//! Resolves paths: the directory at the end, and the names along the path.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -6,15 +6,15 @@ use std::path::{Component, Path, PathBuf};
 /// Linux follows at most this many links.
 const LINKS_MAX: usize = 40;
 
-/// A resolved path, with the names on the way.
-pub(super) struct Way {
+/// A resolved path, with the names along it.
+pub(super) struct ResolvedPath {
     /// Its end, with all links resolved: one name for each directory, even if it does not exist yet.
     pub(super) end: PathBuf,
-    /// Each name on the way, resolved. A process that can replace one of these determines where the path leads.
+    /// Each name along the path, resolved. A process that can replace one of these determines where the path leads.
     names: Vec<PathBuf>,
 }
 
-impl Way {
+impl ResolvedPath {
     /// Resolves a path, relative to the working directory, as far as it exists.
     pub(super) fn resolve(path: &Path) -> Self {
         // Without a working directory, no relative path can be opened either.
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_on_the_way_counts_and_links_are_followed() {
+    fn every_name_along_a_path_counts_and_links_are_followed() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let at = |name: &str| root.join(name);
@@ -88,9 +88,9 @@ mod tests {
             ("workshop", "workshop", false),
             ("loop/x", "loop/x", false),
         ] {
-            let way = Way::resolve(&at(path));
-            assert_eq!(way.end, at(end), "{path}");
-            assert_eq!(way.is_beneath(&at("work")), beneath, "{path}");
+            let resolved = ResolvedPath::resolve(&at(path));
+            assert_eq!(resolved.end, at(end), "{path}");
+            assert_eq!(resolved.is_beneath(&at("work")), beneath, "{path}");
         }
     }
 }
