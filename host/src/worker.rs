@@ -131,7 +131,7 @@ struct Shared {
     /// Jobs whose recorded steps no call has requested yet.
     recorded: recorded::Waiting,
     /// The steps of jobs that were suspended here.
-    kept: recorded::Kept,
+    step_cache: recorded::StepCache,
     /// The shards of sharded queues that this worker has leased.
     shards: shards::Shards,
     /// Notified when there are releases to continue.
@@ -205,7 +205,7 @@ impl Shared {
             fairness: ArcSwap::default(),
             sql: sql::Sql::new(parts.sql_logins),
             recorded: recorded::Waiting::default(),
-            kept: recorded::Kept::default(),
+            step_cache: recorded::StepCache::default(),
             shards: shards::Shards::default(),
             releases: Notify::new(),
             deadlines: Notify::new(),

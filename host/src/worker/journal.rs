@@ -122,7 +122,7 @@ impl AttemptJournal {
             self.shared.reports.progress.ended(self.id, self.fence);
         }
         if is_suspended && let Some(recorded) = self.read_steps().take() {
-            self.shared.kept.keep(self.id, recorded);
+            self.shared.step_cache.keep(self.id, recorded);
         }
     }
 

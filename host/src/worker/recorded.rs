@@ -1,13 +1,13 @@
 //! The recorded steps of attempts that have just started: those that wait for a connection share one call.
 
-mod kept;
+mod cache;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-pub(super) use self::kept::Kept;
+pub(super) use self::cache::StepCache;
 use super::Shared;
 use crate::job::{Fence, JobId};
 use crate::store::{LostJob, RecordedSteps, StoreError};
@@ -79,7 +79,10 @@ pub(super) async fn recorded(shared: &Shared, job: (JobId, Fence)) -> Result<Ste
         if !questions.is_empty() {
             let jobs: Vec<_> = questions.iter().map(|question| question.job).collect();
             // If the call fails, the next one reads all of them.
-            let known = jobs.iter().map(|(id, _)| shared.kept.take(*id)).collect();
+            let known = jobs
+                .iter()
+                .map(|(id, _)| shared.step_cache.take(*id))
+                .collect();
             let responses = shared.store.recorded_steps(&jobs, known).await?;
             for (question, steps) in questions.into_iter().zip(responses) {
                 // An attempt that was aborted does not wait for it.

@@ -9,16 +9,16 @@ use std::sync::{Mutex, PoisonError};
 use crate::job::JobId;
 use crate::store::RecordedSteps;
 
-/// The maximum total size of the kept steps, in bytes: about a hundred jobs with a thousand small steps.
+/// The maximum total size of the cached steps, in bytes: about a hundred jobs with a thousand small steps.
 const BYTES_MAX: usize = 16 << 20;
 
 /// The minimum number of steps for which a job's steps are kept. Reading fewer takes less than a tenth of the time of a
 /// resumption.
 const STEPS_MIN: usize = 32;
 
-/// The kept steps, by job.
+/// The cached steps, by job.
 #[derive(Default)]
-pub(in crate::worker) struct Kept(Mutex<Jobs>);
+pub(in crate::worker) struct StepCache(Mutex<Jobs>);
 
 #[derive(Default)]
 struct Jobs {
@@ -35,7 +35,7 @@ struct Job {
     number: u64,
 }
 
-impl Kept {
+impl StepCache {
     /// Takes the steps of a job that starts; none if none are kept.
     pub(in crate::worker) fn take(&self, id: JobId) -> RecordedSteps {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,42 +99,42 @@ mod tests {
         steps
     }
 
-    fn count(kept: &Kept, id: i64) -> usize {
-        kept.take(JobId(id)).steps.len()
+    fn count(cache: &StepCache, id: i64) -> usize {
+        cache.take(JobId(id)).steps.len()
     }
 
     #[test]
     fn the_jobs_that_were_suspended_last_are_kept_within_the_limit() {
-        let kept = Kept::default();
+        let cache = StepCache::default();
         let each = 1_000;
         let fitting = i64::try_from(BYTES_MAX / steps(each).bytes()).unwrap();
         for id in 0..=fitting {
-            kept.keep(JobId(id), steps(each));
+            cache.keep(JobId(id), steps(each));
         }
-        assert!(kept.0.lock().unwrap().bytes <= BYTES_MAX);
-        assert_eq!(count(&kept, 0), 0, "the first one made room for the last");
+        assert!(cache.0.lock().unwrap().bytes <= BYTES_MAX);
+        assert_eq!(count(&cache, 0), 0, "the first one made room for the last");
         for id in 1..=fitting {
-            assert_eq!(count(&kept, id), each, "{id}");
+            assert_eq!(count(&cache, id), each, "{id}");
         }
-        assert_eq!(kept.0.lock().unwrap().bytes, 0);
+        assert_eq!(cache.0.lock().unwrap().bytes, 0);
     }
 
     #[test]
     fn neither_few_steps_nor_those_that_would_displace_all_others_are_kept() {
-        let kept = Kept::default();
-        kept.keep(JobId(1), steps(STEPS_MIN));
-        kept.keep(JobId(2), steps(STEPS_MIN - 1));
-        kept.keep(JobId(3), steps(BYTES_MAX / 1024));
-        assert_eq!([1, 2, 3].map(|id| count(&kept, id)), [STEPS_MIN, 0, 0]);
+        let cache = StepCache::default();
+        cache.keep(JobId(1), steps(STEPS_MIN));
+        cache.keep(JobId(2), steps(STEPS_MIN - 1));
+        cache.keep(JobId(3), steps(BYTES_MAX / 1024));
+        assert_eq!([1, 2, 3].map(|id| count(&cache, id)), [STEPS_MIN, 0, 0]);
     }
 
     #[test]
     fn the_newest_steps_of_a_job_are_kept_and_counted_once() {
-        let kept = Kept::default();
-        kept.keep(JobId(1), steps(40));
-        kept.keep(JobId(1), steps(50));
-        assert_eq!(count(&kept, 1), 50);
-        assert_eq!(count(&kept, 1), 0, "taken");
-        assert_eq!(kept.0.lock().unwrap().bytes, 0);
+        let cache = StepCache::default();
+        cache.keep(JobId(1), steps(40));
+        cache.keep(JobId(1), steps(50));
+        assert_eq!(count(&cache, 1), 50);
+        assert_eq!(count(&cache, 1), 0, "taken");
+        assert_eq!(cache.0.lock().unwrap().bytes, 0);
     }
 }
