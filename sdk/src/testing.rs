@@ -160,7 +160,7 @@ impl TestCtx {
             server: RefCell::new(self.recorder.server.borrow().clone()),
             settings: RefCell::new(self.recorder.settings.borrow().clone()),
             state: Rc::clone(&self.recorder.state),
-            flow: FlowState::with(self.recorder.flow.kept.borrow().clone()),
+            flow: FlowState::with(self.recorder.flow.record.borrow().clone()),
             sql: self.recorder.sql.next(),
             uncounted: self.recorder.uncounted,
             ..Recorder::default()

@@ -154,22 +154,22 @@ impl<T> Attempt<T> {
     }
 }
 
-/// Answers calls.
-type Callee = Rc<RefCell<dyn FnMut(&EnqueuedJob) -> Result<Value>>>;
+/// Returns the ends of called jobs.
+type CallResponder = Rc<RefCell<dyn FnMut(&EnqueuedJob) -> Result<Value>>>;
 
-/// The data that outlives an attempt.
+/// What outlives an attempt: the parents, signals and waits of its job.
 #[derive(Clone, Default)]
-pub(super) struct Kept {
+pub(super) struct JobRecord {
     parents: BTreeMap<String, Parent>,
     signals: Vec<(String, Vec<u8>)>,
-    callee: Option<Callee>,
+    responder: Option<CallResponder>,
     /// All waits so far, with their steps.
     waits: Vec<(Vec<String>, Wait)>,
     /// The return values of the waits that have ended, by their steps.
     ended: BTreeMap<String, WaitEnd>,
 }
 
-impl Kept {
+impl JobRecord {
     /// Takes the oldest signal with this name.
     fn take_signal(&mut self, name: &str) -> Option<Vec<u8>> {
         let at = self.signals.iter().position(|(sent, _)| sent == name)?;
@@ -187,7 +187,7 @@ enum WaitEnd {
 /// The jobs and the waits of one attempt.
 #[derive(Default)]
 pub(super) struct FlowState {
-    pub(super) kept: RefCell<Kept>,
+    pub(super) record: RefCell<JobRecord>,
     enqueued: RefCell<Vec<EnqueuedJob>>,
     continued_with: RefCell<Option<EnqueuedJob>>,
     /// True within [`TestCtx::attempt`].
@@ -197,9 +197,9 @@ pub(super) struct FlowState {
 }
 
 impl FlowState {
-    pub(super) fn with(kept: Kept) -> Self {
+    pub(super) fn with(record: JobRecord) -> Self {
         Self {
-            kept: RefCell::new(kept),
+            record: RefCell::new(record),
             ..Self::default()
         }
     }
@@ -213,9 +213,9 @@ impl FlowState {
     /// Records a wait. Does not return if the wait suspends the attempt.
     fn wait(&self, steps: Vec<String>, wait: Wait) {
         let is_recorded = |(recorded, _): &(Vec<String>, Wait)| *recorded == steps;
-        if !self.kept.borrow().waits.iter().any(is_recorded) {
+        if !self.record.borrow().waits.iter().any(is_recorded) {
             let wait = (steps.clone(), wait.clone());
-            self.kept.borrow_mut().waits.push(wait);
+            self.record.borrow_mut().waits.push(wait);
         }
         if self.suspends.get() {
             *self.suspended.borrow_mut() = Some((steps, wait));
@@ -225,19 +225,19 @@ impl FlowState {
     }
 
     fn sleep(&self, step: &str, wait: Wait, is_short: bool) -> Result<()> {
-        if !self.kept.borrow().ended.contains_key(step) {
+        if !self.record.borrow().ended.contains_key(step) {
             if !is_short {
                 self.wait(vec![step.to_owned()], wait);
             }
-            let mut kept = self.kept.borrow_mut();
-            kept.ended.insert(step.to_owned(), WaitEnd::Slept);
+            let mut record = self.record.borrow_mut();
+            record.ended.insert(step.to_owned(), WaitEnd::Slept);
         }
         Ok(())
     }
 
     fn respond(&self, job: &EnqueuedJob) -> Option<Result<Vec<u8>, Vec<u8>>> {
-        let callee = self.kept.borrow().callee.clone()?;
-        let result = (callee.borrow_mut())(job);
+        let responder = self.record.borrow().responder.clone()?;
+        let result = (responder.borrow_mut())(job);
         Some(match result {
             Ok(result) => Ok(result.to_string().into_bytes()),
             Err(error) => Err(error_of(&error).to_string().into_bytes()),
@@ -249,7 +249,7 @@ impl FlowState {
         let ended: Vec<WaitEnd> = match wait {
             Wait::Sleep { .. } | Wait::SleepUntil { .. } => vec![WaitEnd::Slept],
             Wait::Signal { name, timeout } => {
-                let signal = self.kept.borrow_mut().take_signal(name);
+                let signal = self.record.borrow_mut().take_signal(name);
                 let has_ended = signal.is_some() || timeout.is_some();
                 has_ended
                     .then_some(WaitEnd::Signal(signal))
@@ -261,8 +261,8 @@ impl FlowState {
                 results.map(WaitEnd::Call).collect()
             }
         };
-        let mut kept = self.kept.borrow_mut();
-        kept.ended.extend(steps.iter().cloned().zip(ended));
+        let mut record = self.record.borrow_mut();
+        record.ended.extend(steps.iter().cloned().zip(ended));
     }
 }
 
@@ -381,22 +381,22 @@ impl TestCtx {
 
     /// All waits of the job so far, in order, except sleeps of less than two seconds.
     pub fn waits(&self) -> Vec<Wait> {
-        let kept = self.recorder.flow.kept.borrow();
-        kept.waits.iter().map(|(_, wait)| wait.clone()).collect()
+        let record = self.recorder.flow.record.borrow();
+        record.waits.iter().map(|(_, wait)| wait.clone()).collect()
     }
 
     /// Sends a signal to the job. It is kept until a wait takes it, in this attempt or in later ones that are derived
     /// from it.
     pub fn send_signal(&self, name: impl Into<String>, payload: Value) {
         let signal = (name.into(), payload.to_string().into_bytes());
-        self.recorder.flow.kept.borrow_mut().signals.push(signal);
+        self.recorder.flow.record.borrow_mut().signals.push(signal);
     }
 
     /// Sets the function that answers calls, in this attempt and in later ones that are derived from it. Without it,
     /// each call is an error (kind `denied`).
     pub fn on_call(&self, respond: impl FnMut(&EnqueuedJob) -> Result<Value> + 'static) {
-        let callee: Callee = Rc::new(RefCell::new(respond));
-        self.recorder.flow.kept.borrow_mut().callee = Some(callee);
+        let responder: CallResponder = Rc::new(RefCell::new(respond));
+        self.recorder.flow.record.borrow_mut().responder = Some(responder);
     }
 
     /// Adds a chain that the job has waited for, or changes its end. `output` is the result, or the error:
@@ -416,8 +416,8 @@ impl TestCtx {
     /// ```
     pub fn set_parent(&self, name: impl Into<String>, end: End, output: Value) {
         let name = name.into();
-        let mut kept = self.recorder.flow.kept.borrow_mut();
-        let number = i64::try_from(kept.parents.len()).unwrap_or(i64::MAX - 1_000_000);
+        let mut record = self.recorder.flow.record.borrow_mut();
+        let number = i64::try_from(record.parents.len()).unwrap_or(i64::MAX - 1_000_000);
         let parent = Parent {
             name: name.clone(),
             job: match end {
@@ -428,7 +428,7 @@ impl TestCtx {
             output: (!output.is_null() || end == End::Succeeded)
                 .then(|| output.to_string().into_bytes()),
         };
-        kept.parents.insert(name, parent);
+        record.parents.insert(name, parent);
     }
 }
 
@@ -458,8 +458,8 @@ impl Flow for Recorder {
     fn parents(&self, after: Option<&str>) -> Result<Vec<Parent>> {
         self.unless_aborted()?;
         self.require_one_job(NO_STEPS, "results_refused")?;
-        let kept = self.flow.kept.borrow();
-        let parents = kept.parents.values();
+        let record = self.flow.record.borrow();
+        let parents = record.parents.values();
         let page = parents.filter(|parent| after.is_none_or(|after| parent.name.as_str() > after));
         Ok(page.cloned().collect())
     }
@@ -495,7 +495,7 @@ impl Flow for Recorder {
         check_name("the name of a signal", name, "wait_refused")?;
         self.require_one_job(NO_STEPS, "wait_refused")?;
         check_step(step, "wait_refused")?;
-        let ended = self.flow.kept.borrow().ended.get(step).cloned();
+        let ended = self.flow.record.borrow().ended.get(step).cloned();
         if let Some(WaitEnd::Signal(payload)) = ended {
             return Ok(payload);
         }
@@ -504,7 +504,7 @@ impl Flow for Recorder {
             timeout: timeout_ms.map(Duration::from_millis),
         };
         let steps = vec![step.to_owned()];
-        let signal = self.flow.kept.borrow_mut().take_signal(name);
+        let signal = self.flow.record.borrow_mut().take_signal(name);
         if signal.is_none() {
             self.flow.wait(steps, wait);
             assert!(
@@ -513,8 +513,8 @@ impl Flow for Recorder {
             );
         }
         let ended = WaitEnd::Signal(signal.clone());
-        let mut kept = self.flow.kept.borrow_mut();
-        kept.ended.insert(step.to_owned(), ended);
+        let mut record = self.flow.record.borrow_mut();
+        record.ended.insert(step.to_owned(), ended);
         Ok(signal)
     }
 
@@ -526,7 +526,7 @@ impl Flow for Recorder {
         }
         let (mut steps, mut jobs) = (Vec::new(), Vec::new());
         for (step, job) in &calls {
-            if !self.flow.kept.borrow().ended.contains_key(step) {
+            if !self.flow.record.borrow().ended.contains_key(step) {
                 steps.push(step.clone());
                 jobs.push(EnqueuedJob::from_call(job)?);
             }
@@ -534,13 +534,13 @@ impl Flow for Recorder {
         if !steps.is_empty() {
             let wait = Wait::Calls(jobs);
             self.flow.wait(steps.clone(), wait.clone());
-            if self.flow.kept.borrow().callee.is_none() {
+            if self.flow.record.borrow().responder.is_none() {
                 return Err(Error::permanent(NO_RESULT).kind("denied"));
             }
             self.flow.end(&steps, &wait);
         }
-        let kept = self.flow.kept.borrow();
-        let ends = calls.iter().map(|(step, _)| match kept.ended.get(step) {
+        let record = self.flow.record.borrow();
+        let ends = calls.iter().map(|(step, _)| match record.ended.get(step) {
             Some(WaitEnd::Call(end)) => Ok(end.clone()),
             _ => {
                 let why =
