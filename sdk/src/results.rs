@@ -186,13 +186,13 @@ impl Parent {
             End::Cancelled => "the job was cancelled",
             End::Deleted => "the job was deleted",
         };
-        let of = Of::Parent {
+        let relation = Relation::Parent {
             name: self.name.clone(),
             job: self.job(),
             end: self.end,
         };
         let error = self.output.as_deref();
-        Some(Failure::read(of, error, self.end.as_str(), why))
+        Some(Failure::read(relation, error, self.end.as_str(), why))
     }
 }
 
@@ -208,12 +208,12 @@ pub struct Failure {
     pub message: String,
     /// The whole error, as in `rouse.jobs`; null if there is none.
     pub error: Value,
-    of: Of,
+    relation: Relation,
 }
 
 /// How the job that has failed is related to this one.
 #[derive(Debug, Clone, PartialEq)]
-enum Of {
+enum Relation {
     Call {
         handler: String,
     },
@@ -227,7 +227,7 @@ enum Of {
 impl Failure {
     pub(crate) fn from_call(handler: String, error: &[u8]) -> Self {
         Self::read(
-            Of::Call { handler },
+            Relation::Call { handler },
             Some(error),
             "failed",
             "the job has failed",
@@ -235,7 +235,7 @@ impl Failure {
     }
 
     /// Reads an error. `kind` and `message` stand in for those that it does not have.
-    fn read(of: Of, error: Option<&[u8]>, kind: &str, message: &str) -> Self {
+    fn read(relation: Relation, error: Option<&[u8]>, kind: &str, message: &str) -> Self {
         let error: Value = error
             .and_then(|error| serde_json::from_slice(error).ok())
             .unwrap_or_default();
@@ -244,7 +244,7 @@ impl Failure {
         Self {
             kind: kind.to_owned(),
             message: text("message").unwrap_or(message).to_owned(),
-            of,
+            relation,
             error,
         }
     }
@@ -256,15 +256,15 @@ impl From<Failure> for Error {
             kind: _,
             message,
             error,
-            of,
+            relation,
         } = failure;
-        match of {
-            Of::Call { handler } => {
+        match relation {
+            Relation::Call { handler } => {
                 Error::permanent(format_args!("the call to {handler} has failed: {message}"))
                     .kind("call_failed")
                     .details(json!({"handler": handler, "error": error}))
             }
-            Of::Parent { name, job, end } => Error::permanent(format_args!(
+            Relation::Parent { name, job, end } => Error::permanent(format_args!(
                 "{name:?}, for which the job has waited, did not succeed: {message}"
             ))
             .kind("parent_failed")
