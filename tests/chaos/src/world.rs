@@ -162,7 +162,7 @@ pub(super) struct Dependency {
 
 /// A row of rouse.signal: no wait has taken it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct KeptSignal {
     pub(super) job: i64,
     pub(super) name: String,
     pub(super) mark: i64,
@@ -239,7 +239,7 @@ pub(super) struct World {
     pub(super) workers: Vec<Worker>,
     pub(super) due: Vec<Due>,
     pub(super) dependencies: Vec<Dependency>,
-    pub(super) signals: Vec<Kept>,
+    pub(super) signals: Vec<KeptSignal>,
     pub(super) lines: Vec<BankLine>,
     pub(super) accounts: Vec<Account>,
     /// The jobs that attempts enqueue, with the settings that their payloads have.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::super::ledger::{Request, Response};
 use super::super::super::suspending::{Part, Suspending};
-use super::super::super::world::{Evidence, Job, Kept, Step, World};
+use super::super::super::world::{Evidence, Job, KeptSignal, Step, World};
 use super::healthy::suspension::*;
 use super::healthy::*;
 use super::{breaks, breaks_nothing, cases_of, evidence, job};
@@ -185,7 +185,7 @@ fn a_job_that_stays_suspended_without_a_reason_is_found() {
     let rule = "suspended_not_stranded";
     assert_eq!(cases_of(rule, &healthy()), 2);
     breaks(rule, |world| {
-        world.signals.push(Kept {
+        world.signals.push(KeptSignal {
             job: UNSIGNALLED,
             name: "go".into(),
             mark: 1,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::super::super::ledger::{Request, Response};
 use super::super::super::super::load::{JobSpec, WORK};
 use super::super::super::super::suspending::{Part, Suspending};
-use super::super::super::super::world::{Attempt, Job, Kept, Step};
+use super::super::super::super::world::{Attempt, Job, KeptSignal, Step};
 use super::{A, B, Builder, S, nonce};
 
 pub(crate) const SUSPENDED: i64 = 40;
@@ -108,7 +108,7 @@ pub(super) fn add(b: &mut Builder) {
         };
         b.call(407 * S, request, Response::Ok(1));
     }
-    b.0.signals.push(Kept {
+    b.0.signals.push(KeptSignal {
         job: SUSPENDED,
         name: "go".into(),
         mark: KEPT,
