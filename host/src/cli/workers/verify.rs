@@ -18,7 +18,7 @@ use crate::sandbox::Digest;
 const POLL_EVERY: Duration = Duration::from_millis(50);
 
 /// The worker cannot run the handler, or does not prove that it has the file.
-const EXIT_CANNOT: u8 = 4;
+const EXIT_REFUTED: u8 = 4;
 /// The worker did not answer in time.
 const EXIT_TIMEOUT: u8 = 5;
 
@@ -99,7 +99,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let verdict = Verdict::from_answer(&answer, &nonce, file.as_deref());
     let exit = match &verdict {
         Verdict::Proves | Verdict::Claims => ExitCode::SUCCESS,
-        Verdict::Refuted(_) => ExitCode::from(EXIT_CANNOT),
+        Verdict::Refuted(_) => ExitCode::from(EXIT_REFUTED),
     };
     if args.json {
         println!(
