@@ -78,32 +78,32 @@ mod wasm {
 
     pub(super) fn answer(call: HostCall) -> Value {
         match call {
-            HostCall::Enqueue(job) => told(
+            HostCall::Enqueue(job) => response(
                 jobs::enqueue(&new_job(job))
                     .map(Value::from)
                     .map_err(job_error),
             ),
             HostCall::ContinueWith(job) => {
                 let continued = jobs::continue_with(&new_job(job));
-                told(continued.map(Value::from).map_err(job_error))
+                response(continued.map(Value::from).map_err(job_error))
             }
             HostCall::Parents(after) => {
                 let page = parents::page(after.as_deref()).map_err(|error| match error {
                     ParentError::Aborted => json!({"aborted": null}),
                     ParentError::Refused(why) => json!({"refused": why}),
                 });
-                told(page.map(|page| page.into_iter().map(|parent| parent.name).collect()))
+                response(page.map(|page| page.into_iter().map(|parent| parent.name).collect()))
             }
             HostCall::Sleep(step, ms) => {
-                told(waits::sleep(&step, ms).map(Value::from).map_err(step_error))
+                response(waits::sleep(&step, ms).map(Value::from).map_err(step_error))
             }
             HostCall::SleepUntil(step, ms) => {
                 let slept = waits::sleep_until(&step, ms);
-                told(slept.map(Value::from).map_err(step_error))
+                response(slept.map(Value::from).map_err(step_error))
             }
             HostCall::Signal(step, name, timeout_ms) => {
                 let signal = waits::signal(&step, &name, timeout_ms);
-                told(
+                response(
                     signal
                         .map(|json| json.map_or(Value::Null, text))
                         .map_err(step_error),
@@ -118,9 +118,9 @@ mod wasm {
                     })
                     .collect();
                 let ends = waits::call(&calls).map_err(job_error);
-                told(ends.map(|ends| ends.into_iter().map(returned).collect()))
+                response(ends.map(|ends| ends.into_iter().map(returned).collect()))
             }
-            HostCall::Step(name, output) => told(step(&name, output).map_err(step_error)),
+            HostCall::Step(name, output) => response(step(&name, output).map_err(step_error)),
         }
     }
 
@@ -132,8 +132,8 @@ mod wasm {
         Ok(recorded.map_or(Value::Null, text))
     }
 
-    fn told(answer: Result<Value, Value>) -> Value {
-        answer.map_or_else(|error| error, |answer| json!({"ok": answer}))
+    fn response(result: Result<Value, Value>) -> Value {
+        result.map_or_else(|error| error, |value| json!({"ok": value}))
     }
 
     fn returned(end: Returned) -> Value {

@@ -80,9 +80,9 @@ static bool run_wait(const job_t *job, module_list_u8_t *result, failure_t *fail
     rouse_handler_context_log(ROUSE_HANDLER_TYPES_LEVEL_INFO, &waiting);
     rouse_handler_context_own_abort_signal_t signal = rouse_handler_context_abort();
     rouse_handler_context_borrow_abort_signal_t it = rouse_handler_context_borrow_abort_signal(signal);
-    wasi_io_poll_own_pollable_t told = rouse_handler_context_method_abort_signal_subscribe(it);
-    wasi_io_poll_method_pollable_block(wasi_io_poll_borrow_pollable(told));
-    wasi_io_poll_pollable_drop_own(told);
+    wasi_io_poll_own_pollable_t pollable = rouse_handler_context_method_abort_signal_subscribe(it);
+    wasi_io_poll_method_pollable_block(wasi_io_poll_borrow_pollable(pollable));
+    wasi_io_poll_pollable_drop_own(pollable);
     rouse_handler_context_abort_signal_drop_own(signal);
     *result = bytes("null");
     return true;

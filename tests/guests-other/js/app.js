@@ -30,7 +30,7 @@ const HANDLERS = {
     log("info", "waiting");
     const signal = abort();
     signal.subscribe().block();
-    return { told: signal.reason() };
+    return { reason: signal.reason() };
   },
 
   bug(job, payload) {

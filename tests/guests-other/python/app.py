@@ -34,7 +34,7 @@ def wait(job: JobInfo, payload: str) -> object:
     with context.abort() as abort:
         with abort.subscribe() as aborted:
             aborted.block()
-        return {"told": abort.reason().name}
+        return {"reason": abort.reason().name}
 
 
 def crash(job: JobInfo, payload: str) -> object:

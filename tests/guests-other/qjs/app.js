@@ -33,7 +33,7 @@ const HANDLERS = {
     log("info", "waiting");
     const signal = abort();
     while (signal.reason() === null) {}
-    return { told: signal.reason() };
+    return { reason: signal.reason() };
   },
 
   bug(job, payload) {
