@@ -268,17 +268,17 @@ fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
         );
     }
 
-    let deaf = host("test.ignore-abort", libc::SIGINT);
+    let ignoring = host("test.ignore-abort", libc::SIGINT);
     // Two signals of the same kind in quick succession may be merged into one.
     let again = std::time::Instant::now() + TIMEOUT;
-    while std::fs::exists(format!("/proc/{}/exe", deaf.pid())).unwrap_or(false)
-        && std::fs::read_link(format!("/proc/{}/exe", deaf.pid())).is_ok()
+    while std::fs::exists(format!("/proc/{}/exe", ignoring.pid())).unwrap_or(false)
+        && std::fs::read_link(format!("/proc/{}/exe", ignoring.pid())).is_ok()
     {
-        assert!(std::time::Instant::now() < again, "{}", deaf.output());
-        deaf.signal(libc::SIGINT);
+        assert!(std::time::Instant::now() < again, "{}", ignoring.output());
+        ignoring.signal(libc::SIGINT);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert_eq!(deaf.exit(TIMEOUT).0.code(), Some(130));
+    assert_eq!(ignoring.exit(TIMEOUT).0.code(), Some(130));
 }
 
 #[test]

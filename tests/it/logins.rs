@@ -317,13 +317,13 @@ async fn a_limited_login_takes_no_admin_actions_and_drops_no_history_without_mai
     let db = TestDb::new().await;
     let client = db.client().await;
     let (limited, keeper) = (
-        Login::create(&db, "logins_deaf").await,
+        Login::create(&db, "logins_limited").await,
         Login::create(&db, "logins_keeper").await,
     );
     limit(
         &client,
         "login, worker_ids, queues",
-        "'logins_deaf', '{deaf}', '{mail}'",
+        "'logins_limited', '{limited}', '{mail}'",
     )
     .await;
     limit(
@@ -339,9 +339,9 @@ async fn a_limited_login_takes_no_admin_actions_and_drops_no_history_without_mai
     let old = "CREATE TABLE rouse.log_20200101 PARTITION OF rouse.log FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z');
                ALTER TABLE rouse.log_20200101 OWNER TO rouse_owner";
     client.batch_execute(old).await.unwrap();
-    let deaf = limited.worker("deaf", &["mail"]).await;
-    assert_eq!(deaf.take_audit_outbox(&[], 1000).await.unwrap().len(), 0);
-    assert_eq!(deaf.maintain_partitions().await.unwrap().0, 0);
+    let limited = limited.worker("limited", &["mail"]).await;
+    assert_eq!(limited.take_audit_outbox(&[], 1000).await.unwrap().len(), 0);
+    assert_eq!(limited.maintain_partitions().await.unwrap().0, 0);
     let keeper = keeper.worker("keeper", &["mail"]).await;
     assert_eq!(
         keeper.take_audit_outbox(&[], 1000).await.unwrap().len(),

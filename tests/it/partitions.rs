@@ -172,7 +172,7 @@ async fn partitions_that_a_running_attempt_needs_are_created_although_no_attempt
 
     // Steps, and the record of an attempt that was lost.
     drop_all_partitions(&client, "step").await;
-    let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "ignore-abort"})).await;
     let waiting =
         format!("SELECT coalesce(progress->>'step' = 'waiting', false) FROM rouse.job({id})");
     until_true(&client, &waiting).await;

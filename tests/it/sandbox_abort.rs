@@ -78,12 +78,12 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
     took
 }
 
-/// Stops attempts for every reason, all in parallel. `deaf`: guests in this state use up their grace.
+/// Stops attempts for every reason, all in parallel. `uses_grace`: guests in this state use up their grace.
 async fn stop_for_every_reason(
     state: &str,
     handler: Arc<Handler>,
     payload: &'static str,
-    deaf: bool,
+    uses_grace: bool,
 ) {
     let stops = REASONS.map(|reason| {
         let handler = handler.clone();
@@ -94,7 +94,7 @@ async fn stop_for_every_reason(
             .await
             .unwrap_or_else(|error| panic!("{state}: {error}"));
         println!("{state}: {}: {} ms", reason.as_str(), took.as_millis());
-        if deaf && reason != AbortReason::TakenByAnotherWorker {
+        if uses_grace && reason != AbortReason::TakenByAnotherWorker {
             assert!(took >= GRACE, "{state}: the guest used its grace: {took:?}");
         }
     }

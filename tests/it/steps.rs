@@ -92,7 +92,7 @@ async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     // Waits until the worker listens. When it starts to listen, it queries all its jobs and renews leases that seem to
     // have ended, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
-    let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "ignore-abort"})).await;
     until_waiting(&client, id).await;
     // As if the worker had been unable to renew the lease.
     expire_lease(&client, id).await;

@@ -455,7 +455,7 @@ async fn top_shows_running_attempts_and_their_usage() {
         .await
         .exits(0)
         .prints("test.ignore-abort")
-        .prints("deaf");
+        .prints("asleep");
     assert!(cancel(&client, id).await);
     worker.drain().await;
 }

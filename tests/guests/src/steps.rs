@@ -20,7 +20,7 @@ enum Between {
     /// Reports `waiting` as its progress, then waits for the abort, and then tries a step.
     Wait,
     /// Like `Wait`, but ignores the abort.
-    Deaf,
+    IgnoreAbort,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -55,7 +55,7 @@ pub(crate) async fn two_steps(ctx: &Ctx, payload: Steps) -> Result<Value, Error>
                 ctx.info(format_args!("a step after the abort: {late:?}"));
                 late?;
             }
-            Between::Deaf => {
+            Between::IgnoreAbort => {
                 ctx.progress(50, "waiting");
                 rouse_sdk::sleep(Duration::from_secs(3600)).await;
             }

@@ -57,7 +57,7 @@ pub(crate) async fn wait_abort(ctx: &Ctx, payload: WaitAbort) -> Value {
 /// Sleeps forever in blocking calls, and ignores the abort signal.
 #[handler(name = "test.ignore-abort", max_attempts = 1, grace = "100ms")]
 pub(crate) fn ignore_abort(ctx: &Ctx, _payload: Value) -> Value {
-    ctx.progress(1, "deaf");
+    ctx.progress(1, "asleep");
     loop {
         std::thread::sleep(Duration::from_secs(3600));
     }

@@ -245,12 +245,12 @@ async fn a_worker_without_notifications_answers_with_its_next_heartbeat() {
     let (catalog, folder) = watched(&["noop.wasm"]).await;
     let settings = Settings {
         notify: false,
-        ..named("deaf")
+        ..named("polling")
     };
     let worker = TestWorker::start_on(&db, settings, catalog);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
     let store = db.store();
-    let nonce = store.challenge("deaf", "noop").await.unwrap();
+    let nonce = store.challenge("polling", "noop").await.unwrap();
     // A change to its handlers is reported by a heartbeat at once.
     std::fs::copy(
         guests_dir().join("text_stats.wasm"),
