@@ -26,9 +26,9 @@ fn note(notes: &Notes, event: String) {
 }
 
 /// Records when it is entered and left.
-struct Noting(&'static str, Notes);
+struct Recorder(&'static str, Notes);
 
-impl Middleware for Noting {
+impl Middleware for Recorder {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
             note(&self.1, format!("{} in, {}", self.0, attempt.handler));
@@ -95,7 +95,7 @@ async fn a_worker_whose_settler_has_ended_waits_for_its_attempts_before_it_unreg
         overrides: Overrides([("test.*".to_owned(), grace)].into()),
         ..Settings::default()
     };
-    let around: Vec<Arc<dyn Middleware>> = vec![Arc::new(Noting("it", notes.clone()))];
+    let around: Vec<Arc<dyn Middleware>> = vec![Arc::new(Recorder("it", notes.clone()))];
     let worker = TestWorker::start_with_middlewares(&db, settings, around).await;
     enqueue(&client, "test.ignore-abort", json!({})).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.progress)").await;
@@ -127,8 +127,8 @@ async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
     let client = db.client().await;
     let notes = Notes::default();
     let around: Vec<Arc<dyn Middleware>> = vec![
-        Arc::new(Noting("outer", notes.clone())),
-        Arc::new(Noting("inner", notes.clone())),
+        Arc::new(Recorder("outer", notes.clone())),
+        Arc::new(Recorder("inner", notes.clone())),
     ];
     let worker = TestWorker::start_with_middlewares(&db, Settings::default(), around).await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;

@@ -53,7 +53,7 @@ impl Gathered {
     }
 
     /// Makes the two other jobs fail, so that they send no COMMIT.
-    async fn go_on(&self) {
+    async fn unblock(&self) {
         self.other.batch_execute("COMMIT").await.unwrap();
     }
 
@@ -93,7 +93,7 @@ async fn a_bad_effect_fails_only_its_own_job_of_its_transaction() {
     // The order already exists, so that this effect fails.
     scripts[2] = json!([line(2), {"sql": call("add_order", json!([1]))}]);
     let gathered = Gathered::of(&shop, shop.login(), scripts).await;
-    gathered.go_on().await;
+    gathered.unblock().await;
     gathered.succeed(&shop, &[2]).await;
     let failed = shop.ended(gathered.ids[2]).await;
     let error = failed.error.unwrap();
@@ -113,7 +113,7 @@ async fn a_job_that_waits_for_a_lock_does_not_hold_up_others_of_its_transaction(
     let mut scripts = lines(8);
     scripts[2] = json!([line(2), {"sql": call("transfer", json!([0, 1]))}]);
     let gathered = Gathered::of(&shop, shop.login(), scripts).await;
-    gathered.go_on().await;
+    gathered.unblock().await;
     // The others succeed while the lock is held.
     gathered.succeed(&shop, &[2]).await;
     other.batch_execute("ROLLBACK").await.unwrap();
@@ -141,7 +141,7 @@ async fn settings_of_one_job_are_reset_for_the_next_one_of_its_transaction() {
     shop.sql(&format!("GRANT pg_monitor TO {}", shop.role))
         .await;
     let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
-    gathered.go_on().await;
+    gathered.unblock().await;
     gathered.succeed(&shop, &[]).await;
     are_shared(&shop, 8).await;
     let clean = "SELECT bool_and(amount = 0) FROM ledger";
@@ -155,7 +155,7 @@ async fn a_cancelled_job_does_not_cancel_others_of_its_transaction() {
     let gathered = Gathered::of(&shop, shop.login(), lines(8)).await;
     let cancelled = gathered.ids[3];
     assert!(crate::support::worker::cancel(&shop.client, cancelled).await);
-    gathered.go_on().await;
+    gathered.unblock().await;
     gathered.succeed(&shop, &[3]).await;
     assert_eq!(shop.ended(cancelled).await.state, "cancelled");
     are_shared(&shop, 7).await;
@@ -186,7 +186,7 @@ async fn a_shared_commit_whose_response_is_lost_is_looked_up_for_each_job() {
         let login = connector(&shop.as_login(proxy.url()));
         let gathered = Gathered::of(&shop, login, lines(8)).await;
         let held = proxy.hold(words, side);
-        gathered.go_on().await;
+        gathered.unblock().await;
         held.caught().await;
         if side == Side::Response {
             // The server has committed, but the host does not know this.
