@@ -247,8 +247,8 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_children(p_worker bigint, p_jobs rouse.new_job[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    limits rouse.worker_login;
-    wrong  record;
+    limits  rouse.worker_login;
+    invalid record;
 BEGIN
     SELECT * INTO limits FROM rouse._limits_of(p_worker);
     IF FOUND THEN
@@ -263,7 +263,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT s.handler, s.options ->> 'queue' AS queue INTO wrong
+    SELECT s.handler, s.options ->> 'queue' AS queue INTO invalid
     FROM unnest(p_jobs) AS s
     WHERE NOT rouse._matches_any(s.handler, limits.handlers) OR NOT rouse._matches_any(coalesce(s.options ->> 'queue', limits.queues[1]), limits.queues)
        OR EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(s.options -> 'tags') WHEN 'array' THEN s.options -> 'tags' END) AS t(tag)
@@ -271,8 +271,8 @@ BEGIN
     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'rouse: login % may not enqueue jobs for handler % in queue %',
-            coalesce(limits.login::text, (SELECT w.login FROM rouse.worker AS w WHERE w.incarnation = p_worker)), quote_literal(left(wrong.handler, 140)),
-            coalesce(quote_literal(left(wrong.queue, 140)), 'of their parent')
+            coalesce(limits.login::text, (SELECT w.login FROM rouse.worker AS w WHERE w.incarnation = p_worker)), quote_literal(left(invalid.handler, 140)),
+            coalesce(quote_literal(left(invalid.queue, 140)), 'of their parent')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Its handlers and queues are listed in rouse.worker_login; the role rouse_enqueuer may enqueue any job.';
     END IF;

@@ -153,7 +153,7 @@ CREATE OR REPLACE FUNCTION rouse._check_after(p_after jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     entries bigint;
-    wrong   record;
+    invalid record;
 BEGIN
     IF jsonb_typeof(p_after) NOT IN ('array', 'object') THEN
         RAISE EXCEPTION 'rouse.enqueue: after must be a list of job ids, or an object with a job id for each name, not %', left(p_after::text, 140)
@@ -164,7 +164,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.enqueue: after names % jobs; at most 10000 are allowed', entries
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Let the job wait for others that each wait for up to 10000 jobs.';
     END IF;
-    SELECT d.name, d.entry INTO wrong
+    SELECT d.name, d.entry INTO invalid
     FROM rouse._dependencies_of(p_after) AS d
     WHERE length(d.name) NOT BETWEEN 1 AND 200
        OR jsonb_typeof(d.job) NOT IN ('number', 'string') OR d.job #>> '{}' !~ '^[1-9][0-9]{0,17}$'
@@ -172,7 +172,7 @@ BEGIN
        OR (jsonb_typeof(d.entry) = 'object' AND d.entry - '{job,on_failure}'::text[] <> '{}')
     LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.enqueue: entry % of after must be a job id, not %', quote_literal(left(wrong.name, 140)), left(wrong.entry::text, 140)
+        RAISE EXCEPTION 'rouse.enqueue: entry % of after must be a job id, not %', quote_literal(left(invalid.name, 140)), left(invalid.entry::text, 140)
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'A name has 1 to 200 characters. Its job is an id, or {"job": id, "on_failure": "cancel"}, or "run" or "wait" instead of "cancel".';
     END IF;

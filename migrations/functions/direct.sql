@@ -288,13 +288,13 @@ CREATE OR REPLACE FUNCTION rouse.set_dispatch(queue text, INOUT dispatch text DE
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at    timestamptz := clock_timestamp();
-    was   rouse.queue;
-    now   rouse.queue;
-    wrong text;
+    at      timestamptz := clock_timestamp();
+    was     rouse.queue;
+    now     rouse.queue;
+    problem text;
 BEGIN
     PERFORM rouse._check_queue('set_dispatch', set_dispatch.queue);
-    wrong := CASE
+    problem := CASE
         WHEN set_dispatch.dispatch NOT IN ('shared', 'round-robin', 'hash', 'random')
             THEN 'dispatch must be shared, round-robin, hash or random, not ' || quote_literal(left(set_dispatch.dispatch, 140))
         WHEN cardinality(set_dispatch.key) NOT BETWEEN 1 AND 3 OR array_ndims(set_dispatch.key) > 1 OR array_position(set_dispatch.key, NULL) IS NOT NULL
@@ -302,8 +302,8 @@ BEGIN
             OR (SELECT count(DISTINCT k.by) < count(*) FROM unnest(set_dispatch.key) AS k(by))
             THEN 'key must be one to three of tenant, source and paths of the payload such as $.customer.id, not ' || left(set_dispatch.key::text, 140)
     END;
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.set_dispatch: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.set_dispatch: %', problem USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
     END IF;
     -- Before the row of the queue, as rouse.maintain_lanes does.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;

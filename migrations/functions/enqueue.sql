@@ -82,8 +82,8 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_grants(p_grants jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    entry record;
-    wrong text;
+    entry    record;
+    expected text;
 BEGIN
     IF jsonb_typeof(p_grants) = 'array' AND jsonb_array_length(p_grants) BETWEEN 1 AND 32 AND octet_length(p_grants::text) <= 8192
        AND NOT jsonb_path_exists(p_grants, 'strict $[*] ? (@.type() == "array")') THEN
@@ -102,33 +102,33 @@ BEGIN
         IF entry.key IN ('http', 'secrets', 'dirs', 'env', 'enqueue', 'sql') THEN
             IF jsonb_typeof(entry.value) <> 'array'
                OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
-                wrong := 'a list of strings';
+                expected := 'a list of strings';
             ELSIF entry.key = 'http' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS host WHERE NOT rouse._is_host_pattern(host)) THEN
-                wrong := 'a list of hosts such as api.example.com or *.example.com, without a scheme or port';
+                expected := 'a list of hosts such as api.example.com or *.example.com, without a scheme or port';
             ELSIF entry.key = 'dirs' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS dir WHERE dir !~ '^(/|(/[^/:]+)+)(:read|:read-write)?$') THEN
-                wrong := 'a list of paths as the handler sees them, such as /photos or /out:read';
+                expected := 'a list of paths as the handler sees them, such as /photos or /out:read';
             END IF;
         ELSIF entry.key = 'state' THEN
             IF entry.value <> 'false' THEN
-                wrong := 'false, which denies the job access to state';
+                expected := 'false, which denies the job access to state';
             END IF;
         ELSIF entry.key = 'memory_mb' THEN
             IF jsonb_typeof(entry.value) <> 'number' OR entry.value::text !~ '^[0-9]{1,4}$' OR entry.value = '0' THEN
-                wrong := 'a whole number of MiB, 1 to 9999';
+                expected := 'a whole number of MiB, 1 to 9999';
             END IF;
         ELSIF entry.key IN ('cpu', 'timeout') THEN
             IF jsonb_typeof(entry.value) <> 'string' OR entry.value #>> '{}' !~ '^0*[1-9][0-9]{0,8}(ms|s|m|h|d)$' THEN
-                wrong := 'a duration above zero such as "500ms", "90s", "5m", "1h" or "1d"';
+                expected := 'a duration above zero such as "500ms", "90s", "5m", "1h" or "1d"';
             END IF;
         ELSE
             RAISE EXCEPTION 'rouse.enqueue: % is not a key of grants', quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
                       HINT = 'The keys are http, secrets, dirs, env, enqueue, sql, state, memory_mb, cpu and timeout.';
         END IF;
-        IF wrong IS NOT NULL THEN
-            RAISE EXCEPTION 'rouse.enqueue: % of grants must be %, not %', entry.key, wrong, left(entry.value::text, 140)
+        IF expected IS NOT NULL THEN
+            RAISE EXCEPTION 'rouse.enqueue: % of grants must be %, not %', entry.key, expected, left(entry.value::text, 140)
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
     END LOOP;
@@ -524,7 +524,7 @@ DECLARE
     sizes     integer[];
     ids       bigint[];
     stored_at timestamptz[];
-    wrong     bigint;
+    invalid   bigint;
 BEGIN
     SELECT q.payload_bytes_max, q.dispatch IN ('round-robin', 'random') OR q.dispatch = 'hash' AND array_to_string(q.dispatch_key, ' ') LIKE '%$%'
     INTO bytes_max, is_spread FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default');
@@ -547,16 +547,16 @@ BEGIN
     END IF;
     bytes_max := coalesce(bytes_max, 262144);
     sizes := ARRAY(SELECT octet_length(p.payload::text) FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place);
-    SELECT s.place INTO wrong
+    SELECT s.place INTO invalid
     FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place)
     WHERE s.bytes IS NULL OR s.bytes > bytes_max
     LIMIT 1;
-    IF wrong IS NOT NULL THEN
-        IF payloads[array_lower(payloads, 1) + wrong::integer - 1] IS NULL THEN
-            RAISE EXCEPTION 'rouse.enqueue_many: payload % is null', wrong
+    IF invalid IS NOT NULL THEN
+        IF payloads[array_lower(payloads, 1) + invalid::integer - 1] IS NULL THEN
+            RAISE EXCEPTION 'rouse.enqueue_many: payload % is null', invalid
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was enqueued.';
         END IF;
-        RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, coalesce(queue, 'default'), bytes_max
+        RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', invalid, coalesce(queue, 'default'), bytes_max
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
     END IF;
     IF is_spread THEN

@@ -78,13 +78,13 @@ CREATE OR REPLACE FUNCTION rouse.set_fair_share(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at    timestamptz := clock_timestamp();
-    was   rouse.queue;
-    now   rouse.queue;
-    wrong text;
+    at      timestamptz := clock_timestamp();
+    was     rouse.queue;
+    now     rouse.queue;
+    problem text;
 BEGIN
     PERFORM rouse._check_queue('set_fair_share', set_fair_share.queue);
-    wrong := CASE
+    problem := CASE
         WHEN set_fair_share.policy NOT IN ('fifo', 'drr') THEN 'policy must be fifo or drr, not ' || quote_literal(left(set_fair_share.policy, 140))
         WHEN set_fair_share.key NOT IN ('tenant', 'handler', 'source', 'tenant-and-handler')
             THEN 'key must be tenant, handler, source or tenant-and-handler, not ' || quote_literal(left(set_fair_share.key, 140))
@@ -97,8 +97,8 @@ BEGIN
             THEN 'starvation must be 0 to 365 days, not ' || set_fair_share.starvation
         WHEN set_fair_share.max_in_flight NOT BETWEEN 0 AND 1000000 THEN 'max_in_flight must be 0 to 1000000, not ' || set_fair_share.max_in_flight
     END;
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.set_fair_share: %', wrong USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.set_fair_share: %', problem USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to keep the setting.';
     END IF;
     -- Locked before the row of the queue, as in rouse.maintain_lanes.
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;

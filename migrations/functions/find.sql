@@ -72,11 +72,11 @@ CREATE OR REPLACE FUNCTION rouse._read_filter(
     OUT since timestamptz, OUT until timestamptz, OUT retried boolean, OUT condition text)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    entry  record;
-    states text[];
-    wrong  text;
-    lanes  text[] := '{}';
-    among  text;
+    entry    record;
+    states   text[];
+    expected text;
+    lanes    text[] := '{}';
+    among    text;
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'rouse.%: filter must be an object, not %', p_name, coalesce(left(p_filter::text, 140), 'null')
@@ -94,22 +94,22 @@ BEGIN
         END IF;
         IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'tag', 'unique_key', 'error', 'kind')
            AND (jsonb_typeof(entry.value) <> 'string' OR entry.word = '') THEN
-            wrong := 'a non-empty string';
+            expected := 'a non-empty string';
         ELSIF entry.key = 'state' THEN
             states := ARRAY(SELECT s #>> '{}' FROM jsonb_array_elements(CASE jsonb_typeof(entry.value)
                 WHEN 'array' THEN entry.value ELSE jsonb_build_array(entry.value) END) AS s);
             IF states = '{}' OR array_position(states, NULL) IS NOT NULL
                OR NOT states <@ ARRAY['queued', 'running', 'succeeded', 'failed', 'timed_out', 'cancelled'] THEN
-                wrong := 'queued, running, succeeded, failed, timed_out or cancelled, or a list of these';
+                expected := 'queued, running, succeeded, failed, timed_out or cancelled, or a list of these';
             END IF;
         ELSIF entry.key = 'payload' AND (jsonb_typeof(entry.value) <> 'object' OR entry.value = '{}') THEN
-            wrong := 'an object of JSON pointers and values, such as {"/customer/id": 42}';
+            expected := 'an object of JSON pointers and values, such as {"/customer/id": 42}';
         ELSIF entry.key = 'retried' AND jsonb_typeof(entry.value) <> 'boolean' THEN
-            wrong := 'true or false';
+            expected := 'true or false';
         END IF;
-        IF wrong IS NOT NULL THEN
+        IF expected IS NOT NULL THEN
             RAISE EXCEPTION 'rouse.%: % of the filter must be %, not %',
-                p_name, entry.key, wrong, left(entry.value::text, 140)
+                p_name, entry.key, expected, left(entry.value::text, 140)
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         -- Handler, queue and tags are columns of lanes; everything else is in the job.

@@ -98,7 +98,7 @@ DECLARE
     flow_id  bigint := nextval('rouse.turn_seq');
     names    text[];
     places   jsonb;
-    wrong    record;
+    invalid  record;
     message  text;
     hint     text;
     parents  integer[];
@@ -116,40 +116,40 @@ BEGIN
     IF length(name) NOT BETWEEN 1 AND 200 THEN
         PERFORM rouse._refuse_flow('name must have 1 to 200 characters, or be left out');
     END IF;
-    SELECT e.n, e.job INTO wrong FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
+    SELECT e.n, e.job INTO invalid FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n)
     WHERE jsonb_typeof(e.job) <> 'object' OR jsonb_typeof(e.job -> 'name') IS DISTINCT FROM 'string' OR length(e.job ->> 'name') NOT BETWEEN 1 AND 200
     LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('job %s must be an object with a name of 1 to 200 characters, not %s', wrong.n, left(wrong.job::text, 140)));
+        PERFORM rouse._refuse_flow(format('job %s must be an object with a name of 1 to 200 characters, not %s', invalid.n, left(invalid.job::text, 140)));
     END IF;
-    SELECT e.job ->> 'name' AS name INTO wrong FROM jsonb_array_elements(jobs) AS e(job) GROUP BY 1 HAVING count(*) > 1 LIMIT 1;
+    SELECT e.job ->> 'name' AS name INTO invalid FROM jsonb_array_elements(jobs) AS e(job) GROUP BY 1 HAVING count(*) > 1 LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('two jobs have the name %L', wrong.name), 'Names are unique in a flow.');
+        PERFORM rouse._refuse_flow(format('two jobs have the name %L', invalid.name), 'Names are unique in a flow.');
     END IF;
-    SELECT e.job ->> 'name' AS name, key INTO wrong FROM jsonb_array_elements(jobs) AS e(job), jsonb_object_keys(e.job) AS key
+    SELECT e.job ->> 'name' AS name, key INTO invalid FROM jsonb_array_elements(jobs) AS e(job), jsonb_object_keys(e.job) AS key
     WHERE key NOT IN ('name', 'handler', 'payload', 'queue', 'tenant', 'source', 'priority', 'run_at', 'max_attempts', 'unique_key', 'tags', 'grants',
                       'lease', 'timeout', 'job_timeout', 'after')
     LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('job %L has the unknown key %L', wrong.name, wrong.key),
+        PERFORM rouse._refuse_flow(format('job %L has the unknown key %L', invalid.name, invalid.key),
             'The keys are name, and the arguments of rouse.enqueue except trace: the jobs of a flow have the trace of the transaction.');
     END IF;
-    SELECT e.job ->> 'name' AS name, e.job -> 'after' AS after INTO wrong FROM jsonb_array_elements(jobs) AS e(job)
+    SELECT e.job ->> 'name' AS name, e.job -> 'after' AS after INTO invalid FROM jsonb_array_elements(jobs) AS e(job)
     WHERE coalesce(jsonb_typeof(e.job -> 'after'), 'null') NOT IN ('array', 'object', 'null') LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('after of job %L must be a list or an object, not %s', wrong.name, left(wrong.after::text, 140)));
+        PERFORM rouse._refuse_flow(format('after of job %L must be a list or an object, not %s', invalid.name, left(invalid.after::text, 140)));
     END IF;
-    SELECT e.job ->> 'name' AS name, d.name AS entry INTO wrong
+    SELECT e.job ->> 'name' AS name, d.name AS entry INTO invalid
     FROM jsonb_array_elements(jobs) AS e(job) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
     GROUP BY 1, 2 HAVING count(DISTINCT d.job) > 1 LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('after of job %L has two entries with the name %L', wrong.name, wrong.entry),
+        PERFORM rouse._refuse_flow(format('after of job %L has two entries with the name %L', invalid.name, invalid.entry),
             'An object can give them different names.');
     END IF;
-    SELECT e.job ->> 'name' AS name, e.job -> 'tags' AS tags INTO wrong FROM jsonb_array_elements(jobs) AS e(job)
+    SELECT e.job ->> 'name' AS name, e.job -> 'tags' AS tags INTO invalid FROM jsonb_array_elements(jobs) AS e(job)
     WHERE coalesce(jsonb_typeof(e.job -> 'tags'), 'null') NOT IN ('array', 'null') LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('tags of job %L must be a list, not %s', wrong.name, left(wrong.tags::text, 140)));
+        PERFORM rouse._refuse_flow(format('tags of job %L must be a list, not %s', invalid.name, left(invalid.tags::text, 140)));
     END IF;
     SELECT array_agg(e.job ->> 'name' ORDER BY e.n) INTO names FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e(job, n);
 
@@ -157,12 +157,12 @@ BEGIN
     SELECT jsonb_object_agg(n.name, n.place) INTO places FROM unnest(names) WITH ORDINALITY AS n(name, place);
 
     -- The dependencies within the flow.
-    SELECT e.job ->> 'name' AS name, d.job #>> '{}' AS parent INTO wrong
+    SELECT e.job ->> 'name' AS name, d.job #>> '{}' AS parent INTO invalid
     FROM jsonb_array_elements(jobs) AS e(job) CROSS JOIN LATERAL rouse._dependencies_of(e.job -> 'after') AS d
     WHERE jsonb_typeof(d.job) = 'string' AND NOT places ? (d.job #>> '{}')
     LIMIT 1;
     IF FOUND THEN
-        PERFORM rouse._refuse_flow(format('job %L waits for %L, which is not in the flow', wrong.name, wrong.parent),
+        PERFORM rouse._refuse_flow(format('job %L waits for %L, which is not in the flow', invalid.name, invalid.parent),
             'Jobs of the flow are named by strings; other jobs are named by their ids, as numbers.');
     END IF;
     SELECT coalesce(array_agg((places ->> (d.job #>> '{}'))::integer), '{}'), coalesce(array_agg(e.n::integer), '{}') INTO parents, children

@@ -889,7 +889,7 @@ END
 $$;
 
 -- The reason why these settings are not valid for a gate; null: they are valid.
-CREATE OR REPLACE FUNCTION rouse._wrong_gate(p_gate rouse.gate) RETURNS text
+CREATE OR REPLACE FUNCTION rouse._gate_problem(p_gate rouse.gate) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         -- Long enough for the name of a handler and a kind.
@@ -982,14 +982,14 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._set_gate(p_gate rouse.gate) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    at    timestamptz := clock_timestamp();
-    wrong text := rouse._wrong_gate(p_gate);
-    was   rouse.gate;
+    at      timestamptz := clock_timestamp();
+    problem text := rouse._gate_problem(p_gate);
+    was     rouse.gate;
 BEGIN
-    IF p_gate.name IS NULL OR p_gate.kind IS NULL OR wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.set_gate: %', coalesce(wrong, 'name and kind must not be null')
+    IF p_gate.name IS NULL OR p_gate.kind IS NULL OR problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.set_gate: %', coalesce(problem, 'name and kind must not be null')
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = CASE WHEN wrong LIKE '% has no %' THEN 'Leave out the settings that its kind does not have. ' ELSE '' END ||
+                  HINT = CASE WHEN problem LIKE '% has no %' THEN 'Leave out the settings that its kind does not have. ' ELSE '' END ||
                          'For instance rouse.set_gate(''customers'', ''max_concurrent'', key => ''{tenant}'', max => 5).';
     END IF;
     LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE;

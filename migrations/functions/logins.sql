@@ -34,9 +34,9 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    limits rouse.worker_login;
-    wrong  text;
-    most   integer;
+    limits      rouse.worker_login;
+    not_allowed text;
+    most        integer;
 BEGIN
     LOCK TABLE rouse.worker_login IN SHARE MODE;
     SELECT * INTO limits FROM rouse._limits();
@@ -48,17 +48,17 @@ BEGIN
             USING ERRCODE = 'RW006', HINT = format('Its worker ids are %s (rouse.worker_login).', array_to_string(limits.worker_ids, ', '));
     END IF;
     -- An empty list means all queues.
-    SELECT q.name INTO wrong FROM unnest(CASE WHEN p_queues = '{}' THEN '{*}' ELSE p_queues END) AS q(name)
+    SELECT q.name INTO not_allowed FROM unnest(CASE WHEN p_queues = '{}' THEN '{*}' ELSE p_queues END) AS q(name)
     WHERE NOT rouse._matches_any(q.name, limits.queues) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'rouse.register: login % may not serve %', session_user,
-            CASE WHEN wrong = '*' THEN 'all queues' ELSE 'queue ' || wrong END
+            CASE WHEN not_allowed = '*' THEN 'all queues' ELSE 'queue ' || not_allowed END
             USING ERRCODE = 'RW006',
                   HINT = format('Its queues are %s (rouse.worker_login): set `queues` of the host to some of them.', array_to_string(limits.queues, ', '));
     END IF;
-    SELECT t.name INTO wrong FROM unnest(p_tags) AS t(name) WHERE NOT rouse._matches_any(t.name, limits.tags) LIMIT 1;
+    SELECT t.name INTO not_allowed FROM unnest(p_tags) AS t(name) WHERE NOT rouse._matches_any(t.name, limits.tags) LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.register: login % may not register tag %', session_user, wrong
+        RAISE EXCEPTION 'rouse.register: login % may not register tag %', session_user, not_allowed
             USING ERRCODE = 'RW006',
                   HINT = format('Its tags are %s (rouse.worker_login).', coalesce(nullif(array_to_string(limits.tags, ', '), ''), 'none'));
     END IF;
@@ -146,7 +146,7 @@ CREATE OR REPLACE FUNCTION rouse._check_worker(
     p_hostname text, p_platform text, p_version text, p_slots integer, p_queues text[], p_tags text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    wrong text := CASE
+    problem text := CASE
         WHEN NOT rouse._is_label(p_hostname) THEN 'hostname must have 1 to 255 characters and no control characters'
         WHEN NOT rouse._is_label(p_platform) THEN 'platform must have 1 to 255 characters and no control characters'
         WHEN NOT rouse._is_label(p_version) THEN 'version must have 1 to 255 characters and no control characters'
@@ -154,8 +154,8 @@ DECLARE
         WHEN p_queues IS NULL OR NOT rouse._are_queue_names(p_queues) THEN 'queues must be a list of at most 1000 queue names (letters, digits and _ . : - ; at most 128 characters)'
         WHEN p_tags IS NULL OR NOT rouse._are_tags(p_tags, 1000) THEN 'tags must be a list of at most 1000 tags (letters, digits and _ . : - ; key=value too; at most 128 characters)' END;
 BEGIN
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.register: %', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;

@@ -62,7 +62,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_schedule(p_schedule rouse.schedule) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    wrong text;
+    problem text;
 BEGIN
     PERFORM rouse._lane(p_schedule.handler, p_schedule.queue, p_schedule.tenant, p_schedule.source, p_schedule.priority::text, NULL,
                         p_schedule.max_attempts, p_schedule.tags, p_schedule.payload);
@@ -72,7 +72,7 @@ BEGIN
     IF p_schedule.grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_schedule.grants);
     END IF;
-    wrong := CASE
+    problem := CASE
         WHEN p_schedule.overlap IS NULL OR p_schedule.overlap NOT IN ('skip', 'queue', 'allow', 'cancel')
             THEN format('overlap must be skip, queue, allow or cancel, not %s', coalesce(quote_literal(left(p_schedule.overlap, 140)), 'null'))
         WHEN p_schedule.catch_up IS NULL OR p_schedule.catch_up NOT IN ('none', 'one', 'all')
@@ -84,8 +84,8 @@ BEGIN
         WHEN length(p_schedule.due_key) NOT BETWEEN 1 AND 128 THEN 'due_key must have 1 to 128 characters'
         WHEN p_schedule.due_key IS NOT NULL AND jsonb_typeof(p_schedule.payload) <> 'object'
             THEN 'with due_key, the payload must be an object' END;
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.schedule: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.schedule: %', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;

@@ -161,7 +161,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    wrong text;
+    problem text;
 BEGIN
     PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
     IF p_capabilities IS NULL OR jsonb_typeof(p_capabilities) <> 'object'
@@ -169,14 +169,14 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT c.key INTO wrong FROM jsonb_each(p_capabilities) AS c
+    SELECT c.key INTO problem FROM jsonb_each(p_capabilities) AS c
     WHERE c.key !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(c.key) > 128 LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'rouse.register: capabilities: % is not a handler name', quote_literal(left(wrong, 140))
+        RAISE EXCEPTION 'rouse.register: capabilities: % is not a handler name', quote_literal(left(problem, 140))
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Lower-case words (also with digits, - and _) joined by dots, at most 128 characters.';
     END IF;
     PERFORM rouse._check_handler_count(p_capabilities);
-    SELECT format('capabilities of handler %s: %s', c.key, of.wrong) INTO wrong
+    SELECT format('capabilities of handler %s: %s', c.key, of.problem) INTO problem
     FROM jsonb_each(p_capabilities) AS c
     CROSS JOIN LATERAL (SELECT CASE
         WHEN jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
@@ -192,11 +192,11 @@ BEGIN
         WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
         WHEN jsonb_typeof(c.value -> 'parked') NOT IN ('string', 'null') OR length(c.value ->> 'parked') > 4096
             THEN 'parked must be a string of at most 4096 characters'
-    END AS wrong) AS of
-    WHERE of.wrong IS NOT NULL
+    END AS problem) AS of
+    WHERE of.problem IS NOT NULL
     LIMIT 1;
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.register: %', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;
@@ -243,18 +243,18 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    wrong text;
+    problem text;
 BEGIN
     PERFORM rouse._check_size(p_name, pg_column_size(p_stats), 65536);
     IF jsonb_typeof(p_stats) <> 'object' THEN
         RAISE EXCEPTION 'rouse.%: stats must be an object, not %', p_name, left(p_stats::text, 140) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    wrong := CASE
+    problem := CASE
         WHEN NOT rouse._is_count(p_stats -> 'failed') THEN 'failed must be a count'
         WHEN jsonb_typeof(p_stats -> 'fair') <> 'array' THEN 'fair must be a list'
     END;
-    IF wrong IS NULL AND p_stats ? 'fair' THEN
-        SELECT of.wrong INTO wrong
+    IF problem IS NULL AND p_stats ? 'fair' THEN
+        SELECT of.problem INTO problem
         FROM jsonb_array_elements(p_stats -> 'fair') AS f
         LEFT JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(f.value -> 'keys') WHEN 'array' THEN f.value -> 'keys' END) AS k ON true
         CROSS JOIN LATERAL (SELECT CASE
@@ -265,12 +265,12 @@ BEGIN
             -- A number that is too small for double precision would also be an error.
             WHEN (k.value -> 'deficit')::text !~ '^(-?[0-9]{1,15}([.][0-9]{1,255})?|null)$' THEN 'deficit must be a number'
             WHEN jsonb_typeof(f.value -> 'queue') IS DISTINCT FROM 'string' THEN 'queue must be a string'
-        END AS wrong) AS of
-        WHERE of.wrong IS NOT NULL
+        END AS problem) AS of
+        WHERE of.problem IS NOT NULL
         LIMIT 1;
     END IF;
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'rouse.%: stats: %', p_name, wrong USING ERRCODE = 'invalid_parameter_value';
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.%: stats: %', p_name, problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;

@@ -1,4 +1,4 @@
-//! The gates that a handler declares. Their rules and bounds are those of the database (`rouse._wrong_gate`).
+//! The gates that a handler declares. Their rules and bounds are those of the database (`rouse._gate_problem`).
 
 use serde::Deserialize;
 
