@@ -324,7 +324,7 @@ fn jobs_that_the_host_refuses_are_refused() {
     let child = TestCtx::new().enqueue(Job::new("a", &())).unwrap();
     let job = || Job::new("a.b", &1);
     let nul = "a\0b";
-    let wrong = || {
+    let invalid = || {
         [
             (
                 Job::new("Mail.Send", &1),
@@ -366,13 +366,13 @@ fn jobs_that_the_host_refuses_are_refused() {
         assert_eq!((&*error.kind, error.permanent), ("job_refused", true));
         assert!(error.message.contains(why), "{error} has no {why}");
     };
-    for (job, why) in wrong() {
+    for (job, why) in invalid() {
         refused(ctx.enqueue(job).map(drop), why);
     }
-    for (job, why) in wrong() {
+    for (job, why) in invalid() {
         refused(ctx.continue_with(job), why);
     }
-    for (job, why) in wrong() {
+    for (job, why) in invalid() {
         refused(ctx.call(job).map(drop), why);
     }
     // A job of another attempt.

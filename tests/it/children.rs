@@ -496,8 +496,8 @@ async fn values_that_only_the_database_checks_refuse_the_settlement() {
             "cannot be continued",
         ),
     ];
-    for (wrong, why) in bad {
-        let refused = succeed(&store, job, vec![child(json!(1)), wrong]).await;
+    for (invalid, why) in bad {
+        let refused = succeed(&store, job, vec![child(json!(1)), invalid]).await;
         let refused = refused.expect_err(why);
         assert!(refused.contains(why), "{refused}");
     }

@@ -142,12 +142,12 @@ async fn a_missing_payload_is_valid_for_a_handler_without_input() {
 
 #[tokio::test]
 async fn a_module_with_an_invalid_schema_is_refused_with_the_location() {
-    let wrong = module(
+    let invalid = module(
         "test.typed",
         r#""input_schema": {"properties": {"a": {"type": "int"}}}"#,
         ECHO,
     );
-    let handlers = Handlers::with(&[("typed.wasm", &wrong)]).await;
+    let handlers = Handlers::with(&[("typed.wasm", &invalid)]).await;
     assert_eq!(
         handlers.refusal("typed.wasm"),
         "its manifest (describe) is invalid for the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\", expected a JSON type, or a list of them"

@@ -148,8 +148,8 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
     // Other payloads are also checked, including that of the job that replaces the first.
     let mut edited: i64 = id;
     for _ in 0..2 {
-        let wrong = format!("SELECT rouse.replace_payload({edited}, '{{}}')");
-        let (found, _) = refused(&client, &wrong).await;
+        let invalid = format!("SELECT rouse.replace_payload({edited}, '{{}}')");
+        let (found, _) = refused(&client, &invalid).await;
         assert!(found.contains("the property to is missing"), "{found}");
         let right = format!(r#"SELECT rouse.replace_payload({edited}, '{{"to": "abc"}}')"#);
         edited = one(&client, &right).await;
@@ -159,7 +159,7 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
     let schedule = |arguments: &str| {
         format!("SELECT rouse.schedule('s', 'mail.send', cron => '0 3 * * *', {arguments})")
     };
-    for (arguments, wrong) in [
+    for (arguments, problem) in [
         ("payload => '{}'", "the property to is missing"),
         (
             r#"payload => '{"to": "abc"}', due_key => 'copies'"#,
@@ -167,7 +167,7 @@ async fn a_typed_function_enqueues_and_every_enqueue_is_checked() {
         ),
     ] {
         let (found, _) = refused(&client, &schedule(arguments)).await;
-        assert!(found.contains(wrong), "{arguments}: {found}");
+        assert!(found.contains(problem), "{arguments}: {found}");
     }
     for arguments in ["due_key => 'to'", "source => 'bound'"] {
         let _: String = one(&client, &schedule(arguments)).await;

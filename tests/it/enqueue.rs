@@ -521,8 +521,8 @@ async fn functions_do_not_depend_on_standard_conforming_strings() {
         )
         .await
         .unwrap();
-    let wrong = r#"SELECT rouse.enqueue('x', grants => '{"http": ["999.0.0.1"]}')"#;
-    let message = refused(&client, wrong).await;
+    let invalid = r#"SELECT rouse.enqueue('x', grants => '{"http": ["999.0.0.1"]}')"#;
+    let message = refused(&client, invalid).await;
     assert!(message.contains("must be a list of hosts"), "{message}");
     // A word for a shell.
     let quoted = "SELECT rouse._shell_word('it''s; rm')";

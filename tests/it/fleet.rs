@@ -438,8 +438,8 @@ async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_j
         .prints("cpu-1, gpu-1")
         .prints("no worker can run these:")
         .prints("image.crop");
-    let wrong = run_rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
-    wrong
+    let invalid = run_rouse(&db, &["handlers", "ls", "--where", "noop"]).await;
+    invalid
         .exits(2)
         .prints("expected a condition such as handler=image.*");
 

@@ -280,14 +280,14 @@ async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
     assert_eq!(set["manifest"]["from"]["retry_jitter"], table);
     assert_eq!(set["manifest"]["job_delay_ms"], 2000);
     assert_eq!(set["manifest"]["from"]["job_delay"], table);
-    for (wrong, expected) in [
+    for (invalid, expected) in [
         ("retry_jitter = 1.5", "retry_jitter must be between 0 and 1"),
         (
             "job_delay = \"2h\"",
             "job_delay must be between 0s and 1h, not 2h",
         ),
     ] {
-        shown(&format!("{table}\n{wrong}\n"))
+        shown(&format!("{table}\n{invalid}\n"))
             .exits(1)
             .prints(expected);
     }

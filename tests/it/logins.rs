@@ -111,7 +111,7 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
     )
     .await;
     let store = login.store();
-    for (wrong, why) in [
+    for (invalid, why) in [
         (
             serving("mai", &["mail"]),
             "may not register worker id mai. Its worker ids are mail-*, post",
@@ -140,7 +140,7 @@ async fn a_limited_login_registers_only_its_ids_queues_and_tags() {
             "may not register tag eu. Its tags are gpu",
         ),
     ] {
-        let error = refused(&store, &wrong).await;
+        let error = refused(&store, &invalid).await;
         assert!(error.contains(why), "{error}");
     }
     let good = Registration {

@@ -275,8 +275,11 @@ async fn a_port_opens_tcp_on_loopback_with_a_password_that_stays_the_same() {
     assert_note(&server.url("postgres")).await;
     let (before, after) = url.split_once("rouse:").unwrap();
     let (_, after) = after.split_once('@').unwrap();
-    let wrong = format!("{before}rouse:wrong@{after}");
-    let error = tokio_postgres::connect(&wrong, NoTls).await.err().unwrap();
+    let invalid = format!("{before}rouse:wrong@{after}");
+    let error = tokio_postgres::connect(&invalid, NoTls)
+        .await
+        .err()
+        .unwrap();
     assert_eq!(error.code().unwrap().code(), "28P01", "{error:?}");
     let password = fs::metadata(server.data_dir().join("password")).unwrap();
     assert_eq!(password.mode() & 0o777, 0o600);

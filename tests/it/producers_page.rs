@@ -71,8 +71,8 @@ async fn a_trigger_without_privileges_fails_as_the_page_describes() {
             "invalid input syntax for type json",
         ),
     ] {
-        let wrong = client.simple_query(call).await.unwrap_err();
-        assert_eq!(wrong.as_db_error().unwrap().message(), message);
+        let error = client.simple_query(call).await.unwrap_err();
+        assert_eq!(error.as_db_error().unwrap().message(), message);
         let page = blocks(PAGE);
         let prose: String = page.iter().map(|block| block.before.as_str()).collect();
         assert!(prose.contains(message), "{message}");

@@ -304,13 +304,13 @@ async fn each_role_has_exactly_its_own_privileges() {
 async fn observers_and_operators_read_all_columns_of_live_jobs_except_fences() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let wrong = "SELECT array_agg(format('%s: %s.%s', r.role, a.attrelid::regclass, a.attname))
+    let unexpected = "SELECT array_agg(format('%s: %s.%s', r.role, a.attrelid::regclass, a.attname))
                  FROM pg_attribute AS a, unnest('{rouse_observer,rouse_operator}'::name[]) AS r(role)
                  WHERE a.attrelid = ANY ('{rouse.job,rouse.progress,rouse.running}'::regclass[])
                    AND a.attnum > 0 AND NOT a.attisdropped
                    AND has_column_privilege(r.role, a.attrelid, a.attnum, 'SELECT') <> (a.attname <> 'fence')";
-    let wrong: Option<Vec<String>> = client.query_one(wrong, &[]).await.unwrap().get(0);
-    assert_eq!(wrong, None);
+    let unexpected: Option<Vec<String>> = client.query_one(unexpected, &[]).await.unwrap().get(0);
+    assert_eq!(unexpected, None);
 }
 
 #[tokio::test]

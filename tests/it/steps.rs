@@ -161,9 +161,9 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
     let (id, fence) = (job.id, job.fence);
     let refusal = |reason| Err(LostJob(reason));
 
-    let wrong = Fence(fence.0 ^ 1);
+    let other_fence = Fence(fence.0 ^ 1);
     let taken = AbortReason::TakenByAnotherWorker;
-    for (store, fence) in [(&other, fence), (&owner, wrong)] {
+    for (store, fence) in [(&other, fence), (&owner, other_fence)] {
         let outcome = store.record_step(id, fence, "s", "1").await.unwrap();
         assert_eq!(outcome, refusal(taken));
         let outcome = recorded_steps(store, id, fence).await;
@@ -234,8 +234,11 @@ async fn an_unrecorded_step_is_never_reported_as_recorded() {
         )
         .await
         .unwrap();
-    let wrong = Fence(job.fence.0 ^ 1);
-    let outcome = owner.record_step(job.id, wrong, "s", "1").await.unwrap();
+    let other_fence = Fence(job.fence.0 ^ 1);
+    let outcome = owner
+        .record_step(job.id, other_fence, "s", "1")
+        .await
+        .unwrap();
     assert_eq!(outcome, Err(LostJob(AbortReason::Error)));
     assert!(recorded(&client, job.id.0).await.is_empty());
 }
@@ -288,10 +291,10 @@ async fn one_call_returns_the_steps_of_several_jobs() {
         let outcome = owner.record_step(job.id, job.fence, "s", output).await;
         assert_eq!(outcome.unwrap(), Ok(()));
     }
-    let wrong = Fence(jobs[0].fence.0 ^ 1);
+    let other_fence = Fence(jobs[0].fence.0 ^ 1);
     let asked = [
         (jobs[2].id, jobs[2].fence),
-        (jobs[0].id, wrong),
+        (jobs[0].id, other_fence),
         (jobs[1].id, jobs[1].fence),
         (jobs[0].id, jobs[0].fence),
     ];

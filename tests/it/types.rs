@@ -259,7 +259,7 @@ shapes: jobs.BadShapesPayload = {
     "mode": "c",
 }
 shapes["mode"] = "d"  # type: ignore[typeddict-item]
-wrong: jobs.TextStatsPayload = {}  # type: ignore[typeddict-item]
+invalid: jobs.TextStatsPayload = {}  # type: ignore[typeddict-item]
 
 with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
     with connection.transaction():
@@ -330,9 +330,9 @@ async fn the_types_for_rust_compile_and_a_typed_call_returns_a_typed_result() {
     let shapes = json!({"tree": {"all": [{"all": []}]}, "shape": {"kind": "square", "side": 2}, "nothing": null, "maybe": null, "mode": "c"});
     let read: generated::BadShapesPayload = serde_json::from_value(shapes.clone()).unwrap();
     assert_eq!(serde_json::to_value(&read).unwrap(), shapes);
-    let wrong =
+    let invalid =
         json!({"tree": {"all": []}, "shape": {"kind": "oval"}, "nothing": null, "maybe": null});
-    assert!(serde_json::from_value::<generated::BadShapesPayload>(wrong).is_err());
+    assert!(serde_json::from_value::<generated::BadShapesPayload>(invalid).is_err());
 }
 
 #[tokio::test]

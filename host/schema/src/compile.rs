@@ -149,7 +149,7 @@ impl<'a> Reader<'_, 'a, '_> {
             if !official.iter().any(|official| uri.starts_with(official)) {
                 let expected =
                     "a dialect of https://json-schema.org/: others may turn keywords off";
-                return Err(self.wrong("$schema", at, expected));
+                return Err(self.invalid_value("$schema", at, expected));
             }
         }
         match self.get("$recursiveRef") {
@@ -178,7 +178,7 @@ impl<'a> Reader<'_, 'a, '_> {
                 "string" => &mut types.string,
                 "array" => &mut types.array,
                 "object" => &mut types.object,
-                _ => return Err(self.wrong("type", at, "a JSON type, or a list of them")),
+                _ => return Err(self.invalid_value("type", at, "a JSON type, or a list of them")),
             };
             *known = true;
         }
@@ -210,7 +210,7 @@ impl<'a> Reader<'_, 'a, '_> {
             && !rules.multiple_of.as_ref().is_some_and(Decimal::is_unit)
         {
             let expected = "a number above 0 with at most 19 digits";
-            return Err(self.wrong("multipleOf", at, expected));
+            return Err(self.invalid_value("multipleOf", at, expected));
         }
         let keywords = [
             "minimum",
@@ -227,7 +227,7 @@ impl<'a> Reader<'_, 'a, '_> {
             None => None,
             Some(at) => match self.text(at) {
                 Some(pattern) => Some(self.pattern(&pattern)?),
-                None => return Err(self.wrong("pattern", at, "a regular expression")),
+                None => return Err(self.invalid_value("pattern", at, "a regular expression")),
             },
         };
         let rules = StringRules {
@@ -245,7 +245,7 @@ impl<'a> Reader<'_, 'a, '_> {
             None => false,
             Some((_, "true")) => true,
             Some((_, "false")) => false,
-            Some((at, _)) => return Err(self.wrong("uniqueItems", at, "true or false")),
+            Some((at, _)) => return Err(self.invalid_value("uniqueItems", at, "true or false")),
         };
         let contains = self.schema("contains")?;
         let min = self.count("minContains")?.unwrap_or(1);
@@ -362,7 +362,7 @@ impl<'a> Reader<'_, 'a, '_> {
                 continue;
             };
             let Some(reference) = self.text(at) else {
-                return Err(self.wrong(keyword, at, "a URI reference"));
+                return Err(self.invalid_value(keyword, at, "a URI reference"));
             };
             let references = &mut self.compiler.references;
             let mut target = references.find(self.location, &reference);
@@ -394,10 +394,10 @@ impl<'a> Reader<'_, 'a, '_> {
             Kind::Object | Kind::Boolean => Ok(Some(self.compiler.add(at))),
             Kind::Array if keyword == "items" => {
                 let expected = "a schema (a list of them is \"prefixItems\")";
-                Err(self.wrong(keyword, at, expected))
+                Err(self.invalid_value(keyword, at, expected))
             }
             Kind::Null | Kind::Number | Kind::String | Kind::Array => {
-                Err(self.wrong(keyword, at, "a schema"))
+                Err(self.invalid_value(keyword, at, "a schema"))
             }
         }
     }
@@ -409,7 +409,7 @@ impl<'a> Reader<'_, 'a, '_> {
         };
         let listed = self.listed(keyword, at, "a list of schemas")?;
         if listed.is_empty() {
-            return Err(self.wrong(keyword, at, "a list of schemas"));
+            return Err(self.invalid_value(keyword, at, "a list of schemas"));
         }
         Ok(listed.into_iter().map(|at| self.compiler.add(at)).collect())
     }
@@ -433,7 +433,7 @@ impl<'a> Reader<'_, 'a, '_> {
             Some(at) if self.written.kind(at) == Kind::Number => {
                 Ok(Some(Decimal::read(self.written.raw(at)).into_owned()))
             }
-            Some(at) => Err(self.wrong(keyword, at, "a number")),
+            Some(at) => Err(self.invalid_value(keyword, at, "a number")),
         }
     }
 
@@ -448,7 +448,7 @@ impl<'a> Reader<'_, 'a, '_> {
         };
         match number {
             Some(count) => Ok(Some(count)),
-            None => Err(self.wrong(keyword, at, "a count: 0, 1, 2 …")),
+            None => Err(self.invalid_value(keyword, at, "a count: 0, 1, 2 …")),
         }
     }
 
@@ -461,7 +461,7 @@ impl<'a> Reader<'_, 'a, '_> {
         let names = self.listed(keyword, at, "a list of names")?.into_iter();
         let names = names.map(|name| self.text(name).map(Box::from));
         let names: Option<_> = names.collect();
-        names.ok_or_else(|| self.wrong(keyword, at, "a list of names"))
+        names.ok_or_else(|| self.invalid_value(keyword, at, "a list of names"))
     }
 
     /// The text of a string.
@@ -473,7 +473,7 @@ impl<'a> Reader<'_, 'a, '_> {
         match self.written.kind(at) {
             Kind::Array => Ok(self.written.items(at).collect()),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => {
-                Err(self.wrong(keyword, at, expected))
+                Err(self.invalid_value(keyword, at, expected))
             }
         }
     }
@@ -487,12 +487,12 @@ impl<'a> Reader<'_, 'a, '_> {
         match self.written.kind(at) {
             Kind::Object => Ok(self.written.members(at)),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Array => {
-                Err(self.wrong(keyword, at, expected))
+                Err(self.invalid_value(keyword, at, expected))
             }
         }
     }
 
-    fn wrong(&self, keyword: &str, at: Location, expected: &str) -> String {
+    fn invalid_value(&self, keyword: &str, at: Location, expected: &str) -> String {
         format!(
             "\"{keyword}\" is {}, expected {expected}",
             self.compiler.excerpt.shorten(self.written.raw(at))

@@ -50,7 +50,7 @@ pub(super) fn parse(written: &str) -> Result<Hir, String> {
     let pattern = parser.alternatives()?;
     match parser.peek() {
         None => Ok(pattern),
-        Some(_) => Err(wrong("an unmatched )")),
+        Some(_) => Err(not_allowed("an unmatched )")),
     }
 }
 
@@ -140,8 +140,8 @@ impl Parser {
             '(' => self.group(),
             '[' => Ok(one_of(self.class()?)),
             '\\' => Ok(one_of(self.escape(false)?.set())),
-            '*' | '+' | '?' | '{' => Err(wrong(&format!("a {first} with nothing to repeat"))),
-            ']' | '}' => Err(wrong(&format!("an unmatched {first}"))),
+            '*' | '+' | '?' | '{' => Err(not_allowed(&format!("a {first} with nothing to repeat"))),
+            ']' | '}' => Err(not_allowed(&format!("an unmatched {first}"))),
             other => Ok(one_of(set(&[(other.into(), other.into())]))),
         }
     }
@@ -157,7 +157,7 @@ impl Parser {
         if self.skip("?<") {
             self.name()?;
         } else if !self.skip("?:") && self.peek() == Some('?') {
-            return Err(wrong("a group other than (…), (?:…) and (?<name>…)"));
+            return Err(not_allowed("a group other than (…), (?:…) and (?<name>…)"));
         }
         self.nest += 1;
         if self.nest > NEST_MAX {
@@ -167,7 +167,7 @@ impl Parser {
         self.nest -= 1;
         match self.skip(")") {
             true => Ok(within),
-            false => Err(wrong("a ( that is not closed")),
+            false => Err(not_allowed("a ( that is not closed")),
         }
     }
 
@@ -184,7 +184,7 @@ impl Parser {
                 _ => break,
             }
         }
-        Err(wrong("a (?< without a name"))
+        Err(not_allowed("a (?< without a name"))
     }
 
     fn repeated(&mut self, sub: Hir) -> Result<Hir, String> {
@@ -201,10 +201,10 @@ impl Parser {
                     true => Some(self.count()?),
                 };
                 if self.peek() != Some('}') {
-                    return Err(wrong("a { without {n}, {n,} or {n,m}"));
+                    return Err(not_allowed("a { without {n}, {n,} or {n,m}"));
                 }
                 if max.is_some_and(|max| max < min) {
-                    return Err(wrong("a {n,m} whose m is less than n"));
+                    return Err(not_allowed("a {n,m} whose m is less than n"));
                 }
                 (min, max)
             }
@@ -231,7 +231,7 @@ impl Parser {
         }
         match self.at > start {
             true => Ok(count),
-            false => Err(wrong("a { without {n}, {n,} or {n,m}")),
+            false => Err(not_allowed("a { without {n}, {n,} or {n,m}")),
         }
     }
 
@@ -258,10 +258,12 @@ impl Parser {
                     all.extend(set(&[(from, to)]).ranges());
                 }
                 (Escaped::One(_), Escaped::One(_)) => {
-                    return Err(wrong("a range in brackets that ends before it starts"));
+                    return Err(not_allowed(
+                        "a range in brackets that ends before it starts",
+                    ));
                 }
                 (Escaped::Set(_), _) | (_, Escaped::Set(_)) => {
-                    return Err(wrong(
+                    return Err(not_allowed(
                         "a range in brackets with a class like \\w at one end (write \\- for a hyphen)",
                     ));
                 }
@@ -277,7 +279,7 @@ impl Parser {
 
     fn member(&mut self) -> Result<Escaped, String> {
         match self.next() {
-            None => Err(wrong("a [ that is not closed")),
+            None => Err(not_allowed("a [ that is not closed")),
             Some('\\') => self.escape(true),
             Some(other) => Ok(Escaped::One(other.into())),
         }
@@ -286,7 +288,7 @@ impl Parser {
     /// Parses an escape, after the backslash.
     fn escape(&mut self, in_class: bool) -> Result<Escaped, String> {
         let Some(escaped) = self.next() else {
-            return Err(wrong("a \\ at its end"));
+            return Err(not_allowed("a \\ at its end"));
         };
         let set = match escaped {
             'd' => set(DIGITS),
@@ -314,18 +316,18 @@ impl Parser {
             '0' if !self.peek().is_some_and(|next| next.is_ascii_digit()) => Ok(0),
             'c' => match self.next() {
                 Some(letter) if letter.is_ascii_alphabetic() => Ok(u32::from(letter) % 32),
-                Some(_) | None => Err(wrong("a \\c without a letter")),
+                Some(_) | None => Err(not_allowed("a \\c without a letter")),
             },
             'x' => self
                 .hexadecimal(2)
-                .ok_or_else(|| wrong("a \\x without two hexadecimal digits")),
+                .ok_or_else(|| not_allowed("a \\x without two hexadecimal digits")),
             'u' => self.unicode(),
             '1'..='9' | 'k' if !in_class => Err(format!(
                 "patterns are matched in linear time, without backreferences like \\{escaped}"
             )),
             '^' | '$' | '\\' | '.' | '*' | '+' | '?' | '(' | ')' | '[' | ']' | '{' | '}' | '|'
             | '/' => Ok(escaped.into()),
-            other => Err(wrong(&format!("the escape \\{other}"))),
+            other => Err(not_allowed(&format!("the escape \\{other}"))),
         }
     }
 
@@ -341,7 +343,8 @@ impl Parser {
 
     /// Parses the rest of `\u`: four digits, a surrogate pair, or digits in braces.
     fn unicode(&mut self) -> Result<u32, String> {
-        let wrong = || wrong("a \\u without four hexadecimal digits, or a code point in braces");
+        let not_allowed =
+            || not_allowed("a \\u without four hexadecimal digits, or a code point in braces");
         if self.skip("{") {
             let mut number: u32 = 0;
             let start = self.at;
@@ -352,10 +355,10 @@ impl Parser {
             let any = self.at > start;
             return match any && number <= LAST && self.skip("}") {
                 true => Ok(number),
-                false => Err(wrong()),
+                false => Err(not_allowed()),
             };
         }
-        let first = self.hexadecimal(4).ok_or_else(wrong)?;
+        let first = self.hexadecimal(4).ok_or_else(not_allowed)?;
         let behind = self.at;
         if (0xD800..0xDC00).contains(&first) && self.skip("\\u") {
             match self.hexadecimal(4) {
@@ -390,7 +393,7 @@ impl Parser {
             }
         }
         let written: String = self.written[start..].iter().take(40).collect();
-        Err(wrong(&format!(
+        Err(not_allowed(&format!(
             "a \\p without a known property of Unicode: {written}"
         )))
     }
@@ -441,6 +444,6 @@ fn one_of(set: ClassUnicode) -> Hir {
     Hir::class(Class::Unicode(set))
 }
 
-fn wrong(syntax: &str) -> String {
+fn not_allowed(syntax: &str) -> String {
     format!("ECMA-262 with the flag u does not allow {syntax}")
 }

@@ -17,7 +17,7 @@ pub(crate) struct Url {
 
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let wrong = |why: &str| {
+        let invalid = |why: &str| {
             let text = without_user(text);
             Error::permanent(format_args!(
                 "{text:?} is not a valid URL for a request: {why}"
@@ -26,18 +26,18 @@ impl Url {
         };
         let (scheme, rest) = text
             .split_once("://")
-            .ok_or_else(|| wrong("it must start with http:// or https://"))?;
+            .ok_or_else(|| invalid("it must start with http:// or https://"))?;
         let scheme = scheme.to_ascii_lowercase();
         if scheme != "http" && scheme != "https" {
-            return Err(wrong("it must start with http:// or https://"));
+            return Err(invalid("it must start with http:// or https://"));
         }
         let rest = rest.split('#').next().unwrap_or_default();
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         if authority.is_empty() {
-            return Err(wrong("it has no host"));
+            return Err(invalid("it has no host"));
         }
         if !authority.is_ascii() {
-            return Err(wrong("write the host in ASCII, as xn--…"));
+            return Err(invalid("write the host in ASCII, as xn--…"));
         }
         Ok(Self {
             scheme,

@@ -61,10 +61,15 @@ pub(super) struct Violation {
 }
 
 impl Found {
-    /// Counts a case. If it is `wrong`, records a violation that `message` describes.
-    fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, message: impl FnOnce() -> String) {
+    /// Counts a case. If it has `violated` the rule, records this with a message.
+    fn case(
+        &mut self,
+        job: impl Into<Option<i64>>,
+        violated: bool,
+        message: impl FnOnce() -> String,
+    ) {
         self.checked += 1;
-        self.unless(job, wrong, message);
+        self.unless(job, violated, message);
     }
 
     /// Adds the cases and violations of another part of the rule.
@@ -98,14 +103,14 @@ impl Found {
         self
     }
 
-    /// Records a violation if it is `wrong`, without counting a case.
+    /// Records a violation if a case has `violated` the rule, without counting the case.
     fn unless(
         &mut self,
         job: impl Into<Option<i64>>,
-        wrong: bool,
+        violated: bool,
         message: impl FnOnce() -> String,
     ) {
-        if wrong {
+        if violated {
             self.violations.push(Violation {
                 job: job.into(),
                 message: message(),

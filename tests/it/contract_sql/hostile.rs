@@ -48,8 +48,8 @@ async fn text_of_a_module_is_never_executed() {
         let expected = if place < 3 { "x" } else { *text };
         assert_eq!(payload[*text], expected, "{text}");
     }
-    let wrong = "SELECT jobs.bad_one('y', 'x', 'x')";
-    let error = client.query(wrong, &[]).await.unwrap_err();
+    let invalid = "SELECT jobs.bad_one('y', 'x', 'x')";
+    let error = client.query(invalid, &[]).await.unwrap_err();
     assert!(
         error
             .as_db_error()

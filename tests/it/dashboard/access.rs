@@ -46,12 +46,12 @@ async fn a_viewer_reads_and_an_operator_changes() {
         (away.status, away.header("location")),
         (303, Some("/ui/sign-in?next=%2Fjobs%3Fstate%3Dfailed"))
     );
-    let wrong = dashboard.post("/sign-in", "token=wrong").await;
-    assert_eq!(wrong.status, 403);
+    let refused = dashboard.post("/sign-in", "token=wrong").await;
+    assert_eq!(refused.status, 403);
     assert!(
-        wrong.body.contains("not a token of this installation"),
+        refused.body.contains("not a token of this installation"),
         "{}",
-        wrong.body
+        refused.body
     );
     let elsewhere = dashboard
         .post(

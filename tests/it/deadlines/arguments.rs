@@ -83,12 +83,12 @@ async fn a_job_timeout_is_at_least_a_millisecond_and_at_most_ten_years() {
     let bounds = |given: &str| {
         format!("job_timeout must be between 1 millisecond and 3660 days, not {given}")
     };
-    for (wrong, given) in [
+    for (invalid, given) in [
         ("0", "00:00:00"),
         ("-1 second", "-00:00:01"),
         ("3661 days", "3661 days"),
     ] {
-        let argument = format!("job_timeout => '{wrong}'");
+        let argument = format!("job_timeout => '{invalid}'");
         for sql in [
             format!("SELECT rouse.enqueue('x', {argument})"),
             format!("SELECT rouse.enqueue_unique('x', 'k', {argument})"),
@@ -102,7 +102,7 @@ async fn a_job_timeout_is_at_least_a_millisecond_and_at_most_ten_years() {
             );
             assert_eq!(refused, expected, "{sql}");
         }
-        let flow = json!([{"name": "a", "handler": "x", "job_timeout": wrong}]);
+        let flow = json!([{"name": "a", "handler": "x", "job_timeout": invalid}]);
         let refused = refusal(&client, &format!("SELECT rouse.enqueue_flow('{flow}')")).await;
         let expected = format!(
             "rouse.enqueue_flow: job 'a': {} / Leave it out for no job timeout.",

@@ -228,10 +228,10 @@ async fn a_host_sets_the_fair_share_of_its_settings_and_reports_what_it_did() {
     host.exit(TIMEOUT);
 
     // A setting that the database refuses prevents the start.
-    let wrong = r#"{"bulk": {"max_in_flight": -1}}"#;
+    let invalid = r#"{"bulk": {"max_in_flight": -1}}"#;
     let host = Host::rouse(
         &args,
-        &[("DATABASE_URL", &db.url()), ("ROUSE_FAIR_SHARE", wrong)],
+        &[("DATABASE_URL", &db.url()), ("ROUSE_FAIR_SHARE", invalid)],
     );
     let (status, output) = host.exit(TIMEOUT);
     assert!(!status.success());

@@ -335,8 +335,8 @@ fn gates_and_concurrency_are_shown() {
 
 #[test]
 fn a_module_with_a_wrong_gate_is_refused() {
-    let wrong = module(&[("mail.send", json!([{"kind": "throttle", "max": 5}]))]);
-    let folder = folder_of("", &[("mail.wasm", &wrong)]);
+    let invalid = module(&[("mail.send", json!([{"kind": "throttle", "max": 5}]))]);
+    let folder = folder_of("", &[("mail.wasm", &invalid)]);
     rouse_without_database(&["handlers"], &folder)
         .exits(1)
         .prints("is invalid for the handler `mail.send`: gates[0]: period_ms is missing");

@@ -98,8 +98,8 @@ async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let without = call(&[JSON, NONE]).await;
     assert_eq!(without.status, 401);
     assert!(without.head.contains("www-authenticate: bearer"));
-    let wrong = format!("{right}0");
-    assert_eq!(call(&[JSON, ("authorization", &wrong)]).await.status, 401);
+    let invalid = format!("{right}0");
+    assert_eq!(call(&[JSON, ("authorization", &invalid)]).await.status, 401);
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(TIMEOUT);
     assert!(!output.contains(TOKEN), "{output}");

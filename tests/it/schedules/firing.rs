@@ -189,11 +189,11 @@ async fn a_job_that_is_refused_shows_why_and_does_not_prevent_others() {
 async fn an_expression_that_only_a_host_can_check_shows_its_error() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    schedule(&client, "'wrong', 'x', cron => '0 25 * * *'").await;
+    schedule(&client, "'invalid', 'x', cron => '0 25 * * *'").await;
     schedule(&client, "'never', 'x', cron => '0 0 30 2 *'").await;
     fire_due(&store).await;
     for (name, why) in [
-        ("wrong", "the cron expression is invalid"),
+        ("invalid", "the cron expression is invalid"),
         ("never", "never due again"),
     ] {
         let row = shown(&client, name).await;
@@ -212,11 +212,11 @@ async fn an_expression_that_only_a_host_can_check_shows_its_error() {
             .is_empty()
     );
     assert_eq!(
-        schedule(&client, "'wrong', 'x', cron => '0 5 * * *'").await,
+        schedule(&client, "'invalid', 'x', cron => '0 5 * * *'").await,
         "replaced"
     );
     fire_due(&store).await;
-    assert_eq!(shown(&client, "wrong").await["error"], json!(null));
+    assert_eq!(shown(&client, "invalid").await["error"], json!(null));
 }
 
 #[tokio::test]

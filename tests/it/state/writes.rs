@@ -264,13 +264,13 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
         );
         assert_eq!(store.erase_state(state, "k").await.unwrap(), Err(no));
     };
-    let wrong = StateScope {
+    let other_fence = StateScope {
         fence: Fence(job.fence.0 ^ 1),
         ..here
     };
     let taken = AbortReason::TakenByAnotherWorker;
     all_refuse(&other, here, taken).await;
-    all_refuse(&owner, wrong, taken).await;
+    all_refuse(&owner, other_fence, taken).await;
     let none = StateScope {
         id: JobId(-1),
         ..here

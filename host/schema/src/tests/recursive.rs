@@ -109,8 +109,11 @@ fn a_tag_decides_before_other_properties_are_checked() {
     let value = nested(100, "left", NUM);
     let forgetful = Cache::bounded(1, u64::MAX);
     assert_eq!(ends(&tagged, &value, forgetful).unwrap(), "fits");
-    let wrong = nested(10, "left", r#"{"type":"Num","value":"7"}"#);
-    let why = tagged.check_quickly(wrong.as_bytes()).unwrap().unwrap_err();
+    let invalid = nested(10, "left", r#"{"type":"Num","value":"7"}"#);
+    let why = tagged
+        .check_quickly(invalid.as_bytes())
+        .unwrap()
+        .unwrap_err();
     assert!(
         why.contains(&format!("{}/value", "/left".repeat(10))),
         "{why}"

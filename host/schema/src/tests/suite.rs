@@ -35,7 +35,7 @@ struct Test<'a> {
 struct Counts {
     agrees: usize,
     refused: usize,
-    wrong: usize,
+    wrong_results: usize,
 }
 
 fn counts(dir: &Path, report: &mut String) -> Counts {
@@ -64,7 +64,7 @@ fn counts(dir: &Path, report: &mut String) -> Counts {
                 if checked.is_ok() == test.valid {
                     counts.agrees += 1;
                 } else {
-                    counts.wrong += 1;
+                    counts.wrong_results += 1;
                     let (group, test) = (&group.description, &test.description);
                     writeln!(report, "WRONG {name}: {group}: {test}: {checked:?}").unwrap();
                 }
@@ -86,7 +86,7 @@ fn the_official_suite_gets_no_wrong_result() {
         let expected = Counts {
             agrees,
             refused,
-            wrong: 0,
+            wrong_results: 0,
         };
         assert_eq!(counted, expected, "{report}");
     }

@@ -448,7 +448,7 @@ fn capabilities_are_those_that_the_host_can_read() {
         assert!(options.is_ok(), "{good}: {options:?}");
     }
     let long = format!("dirs:/{}", "a".repeat(256));
-    for (wrong, part) in [
+    for (invalid, part) in [
         (
             "http:https://a.example",
             "a host without a scheme or port such as `api.example.com` or",
@@ -463,8 +463,8 @@ fn capabilities_are_those_that_the_host_can_read() {
         ("dirs:/a\nb", "followed by a colon"),
         (&*long, "a value of up to 256 characters"),
     ] {
-        let why = why(quote!(name = "a", capabilities = [#wrong]));
-        assert!(why.contains(part), "{wrong}: {why}");
+        let why = why(quote!(name = "a", capabilities = [#invalid]));
+        assert!(why.contains(part), "{invalid}: {why}");
     }
     let many = std::iter::repeat_n("state", 65);
     let why = why(quote!(name = "a", capabilities = [#(#many),*]));

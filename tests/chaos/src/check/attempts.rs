@@ -103,7 +103,7 @@ pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
             .iter()
             .filter(|loss| loss.may_count(known, judged_us))
             .count() as i32;
-        let wrong = match gave_up {
+        let violated = match gave_up {
             true => perhaps < lost_max,
             false => sure >= lost_max,
         };
@@ -114,8 +114,8 @@ pub(super) fn lost_after_crashes(known: &Known<'_>) -> Found {
             )
         };
         match gave_up || crashes >= lost_max {
-            true => found.case(job.id, wrong, message),
-            false => found.unless(job.id, wrong, message),
+            true => found.case(job.id, violated, message),
+            false => found.unless(job.id, violated, message),
         }
     }
     found

@@ -165,9 +165,9 @@ pub(super) fn calls_once(known: &Known<'_>) -> Found {
             },
             None => false,
         });
-        let wrong =
+        let violated =
             started != ids || ids.len() > 1 || returned.len() > 1 || !is_true || !is_received;
-        found.case(job.id, wrong, || {
+        found.case(job.id, violated, || {
             format!(
                 "job {} has called {started:?} and enqueued {ids:?}, which returned {returned:?}: {called:?}, {own:?}",
                 job.id

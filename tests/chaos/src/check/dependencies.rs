@@ -119,7 +119,7 @@ pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
             }
             Some(finished_us) => {
                 // `admin_ends_were_requested` checks the other cancellations.
-                let wrong = job.cancelled_after.is_some_and(|chain| {
+                let violated = job.cancelled_after.is_some_and(|chain| {
                     let failed = parents.iter().any(|parent| {
                         parent.chain == Some(chain)
                             && parent.on_failure == OnFailure::Cancel
@@ -127,7 +127,7 @@ pub(super) fn no_child_stranded(known: &Known<'_>) -> Found {
                     });
                     claimed_us.is_some() || !failed
                 });
-                found.case(job.id, wrong, || {
+                found.case(job.id, violated, || {
                     format!(
                         "it was cancelled because of chain {:?}, which had not failed",
                         job.cancelled_after

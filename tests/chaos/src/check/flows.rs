@@ -136,8 +136,8 @@ pub(super) fn in_order(known: &Known<'_>) -> Found {
                     if parents.is_empty() {
                         continue;
                     }
-                    let wrong = !let_run(known, job, *edge, parents, started_us);
-                    found.case(job.id, wrong, || {
+                    let violated = !let_run(known, job, *edge, parents, started_us);
+                    found.case(job.id, violated, || {
                         format!(
                             "job {} started at {started_us} before job {} of its flow had let it run ({:?}): {parents:?}",
                             job.id, edge.from, edge.on_failure
@@ -256,8 +256,8 @@ pub(super) fn retries(known: &Known<'_>) -> Found {
                 continue;
             };
             let made = flow.retried_during(call).count() as i64;
-            let wrong = made != *count && !flow.may_be_retried(call.answered_us);
-            found.case(None, wrong, || {
+            let violated = made != *count && !flow.may_be_retried(call.answered_us);
+            found.case(None, violated, || {
                 format!("{:?} returned {count} and made {made} jobs", call.request)
             });
             if *count == 0 {

@@ -56,8 +56,8 @@ pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
                 && (written.claimed_us..=written.ended_us).contains(&e.started_us)
         };
         let evidence = known.evidence(written.job);
-        let wrong = !evidence.iter().any(fits);
-        found.case(written.job, wrong, || {
+        let violated = !evidence.iter().any(fits);
+        found.case(written.job, violated, || {
             format!(
                 "attempt {} of job {} was settled by {} with the nonce {:?}, but no such attempt started there \
                  between its claim and its end; evidence: {evidence:?}",
@@ -149,7 +149,7 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
         {
             continue;
         }
-        let wrong = last_us.is_some_and(|at| at > next.started_us);
+        let violated = last_us.is_some_and(|at| at > next.started_us);
         let message = || {
             format!(
                 "attempt {} of job {} on {} continued {} µs after attempt {} had started on {}",
@@ -162,8 +162,8 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
             )
         };
         match known.was_suspended(evidence) {
-            true => found.unless(evidence.job, wrong, message),
-            false => found.case(evidence.job, wrong, message),
+            true => found.unless(evidence.job, violated, message),
+            false => found.case(evidence.job, violated, message),
         }
     }
     found

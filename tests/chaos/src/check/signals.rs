@@ -28,13 +28,13 @@ pub(super) fn not_lost(known: &Known<'_>) -> Found {
         let kept = kept(known, job, mark);
         let may_be_deleted = known.world.dumped_us - call.sent_us > KEPT_FOR_US
             && had_ended(known, job, known.world.dumped_us);
-        let wrong = match &call.response {
+        let violated = match &call.response {
             Response::Ok(1) => taken + kept != 1 && (taken > 0 || !may_be_deleted),
             Response::Ok(_) => taken + kept != 0 || !had_ended(known, job, call.answered_us),
             Response::Refused(_) => taken + kept != 0,
             Response::Unknown(_) => taken + kept > 1,
         };
-        found.case(job, wrong, || {
+        found.case(job, violated, || {
             format!(
                 "signal {mark} to job {job} was answered with {:?}, was taken {taken} times and is kept {kept} times",
                 call.response

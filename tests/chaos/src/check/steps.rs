@@ -21,14 +21,14 @@ pub(super) fn stale_step(known: &Known<'_>) -> Found {
                 && e.worker == worker
                 && nonce.is_none_or(|nonce| nonce == e.nonce)
         });
-        let wrong = match done_by.clone().next() {
+        let violation = match done_by.clone().next() {
             None => Some("no such attempt started there"),
             Some(_) => done_by
                 .all(|evidence| is_late(known, evidence, step.at_us))
                 .then_some("that attempt no longer held the job"),
         };
-        found.case(step.job, wrong.is_some(), || {
-            let why = wrong.unwrap_or_default();
+        found.case(step.job, violation.is_some(), || {
+            let why = violation.unwrap_or_default();
             format!("{step:?} was written by {worker}, but {why}")
         });
     }
@@ -74,8 +74,8 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
             .iter()
             .map(|step| step.result.as_str().unwrap_or_default())
             .collect();
-        let wrong = known.steps(job.id).len() > 1 || !received.is_subset(&recorded);
-        found.case(job.id, wrong, || {
+        let violated = known.steps(job.id).len() > 1 || !received.is_subset(&recorded);
+        found.case(job.id, violated, || {
             format!(
                 "job {} has recorded {recorded:?} for its step, but attempts received {received:?}",
                 job.id
@@ -104,7 +104,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
             .evidence(progress.job)
             .iter()
             .find(|e| e.nonce == progress.step);
-        let wrong = match written_by {
+        let violation = match written_by {
             None => Some("no such attempt started"),
             Some(evidence) => {
                 let runs = progress.attempt.zip(progress.worker);
@@ -118,10 +118,10 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
                 }
             }
         };
-        found.case(progress.job, wrong.is_some(), || {
+        found.case(progress.job, violation.is_some(), || {
             format!(
                 "{progress:?} was written by {written_by:?}: {}",
-                wrong.unwrap_or_default()
+                violation.unwrap_or_default()
             )
         });
     }

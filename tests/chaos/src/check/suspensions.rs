@@ -73,8 +73,8 @@ pub(super) fn not_counted(known: &Known<'_>) -> Found {
             .count();
         let uncounted = (uncounted + released) as i32 + i32::from(gave_up);
         let counted = job.attempt - job.uncounted;
-        let wrong = job.uncounted != uncounted || counted > spec.attempts_max();
-        found.case(job.id, wrong, || {
+        let violated = job.uncounted != uncounted || counted > spec.attempts_max();
+        found.case(job.id, violated, || {
             format!(
                 "job {} had {} attempts, of which {uncounted} were lost, suspended or given back; {} are recorded as uncounted, and at most {} may count",
                 job.id,
@@ -114,7 +114,7 @@ pub(super) fn steps_once(known: &Known<'_>) -> Found {
                 || (attempt.did_us.is_some() && attempt.started_us > step.at_us)
         });
         let differs = own.is_some_and(|own| own["first"] != by);
-        let wrong = first.len() > 1 || repeats || differs;
+        let violated = first.len() > 1 || repeats || differs;
         let message = || {
             format!(
                 "the step of job {} was repeated after {step:?}, or its result differs: {own:?}, {evidence:?}",
@@ -122,8 +122,8 @@ pub(super) fn steps_once(known: &Known<'_>) -> Found {
             )
         };
         match others.clone().any(|next| next.started_us > step.at_us) {
-            true => found.case(job.id, wrong, message),
-            false => found.unless(job.id, wrong, message),
+            true => found.case(job.id, violated, message),
+            false => found.unless(job.id, violated, message),
         }
     }
     found
