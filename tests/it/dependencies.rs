@@ -387,7 +387,7 @@ async fn a_unique_key_adds_dependencies_only_with_a_new_job() {
 }
 
 #[tokio::test]
-async fn wrong_dependencies_are_refused_with_their_name_and_nothing_is_enqueued() {
+async fn invalid_dependencies_are_refused_with_their_name_and_nothing_is_enqueued() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!(1)).await;

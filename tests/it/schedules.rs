@@ -209,7 +209,7 @@ async fn a_schedule_is_created_replaced_and_left_alone() {
 }
 
 #[tokio::test]
-async fn arguments_that_no_job_could_have_are_refused_with_what_is_wrong() {
+async fn arguments_that_no_job_could_have_are_refused_with_the_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (args, why) in [

@@ -555,7 +555,7 @@ async fn a_collector_that_never_responds_delays_neither_jobs_nor_the_end_of_the_
 }
 
 #[tokio::test]
-async fn wrong_settings_of_the_exporters_end_the_host_with_an_error() {
+async fn invalid_settings_of_the_exporters_end_the_host_with_an_error() {
     let db = TestDb::new().await;
     for (name, value, message) in [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),

@@ -196,7 +196,7 @@ async fn only_a_transaction_that_sees_the_commits_of_others_can_wait() {
 }
 
 #[tokio::test]
-async fn wrong_arguments_of_a_wait_are_refused() {
+async fn invalid_arguments_of_a_wait_are_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (arguments, message) in [

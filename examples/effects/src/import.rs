@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_imports_nothing() {
+    fn an_invalid_line_imports_nothing() {
         let ctx = TestCtx::new();
         let error = ctx
             .run::<import>(json!({"csv": "tea,350\nmilk"}))

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_tried_again_and_a_wrong_line_is_not() {
+    fn a_missing_file_is_tried_again_and_an_invalid_line_is_not() {
         assert!(!run("", "2026-03-02T23:30:00Z").unwrap_err().permanent);
         assert!(
             run("order,cents\n1,x\n", "2026-03-01T23:30:00Z")

@@ -435,7 +435,7 @@ async fn requests_of_users_who_have_not_signed_in_wait_in_a_limited_number() {
 }
 
 #[tokio::test]
-async fn wrong_settings_are_refused_before_anything_is_served() {
+async fn invalid_settings_are_refused_before_anything_is_served() {
     let db = TestDb::new().await;
     let url = db.url();
     for (name, value, words) in [

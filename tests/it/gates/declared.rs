@@ -334,7 +334,7 @@ fn gates_and_concurrency_are_shown() {
 }
 
 #[test]
-fn a_module_with_a_wrong_gate_is_refused() {
+fn a_module_with_an_invalid_gate_is_refused() {
     let invalid = module(&[("mail.send", json!([{"kind": "throttle", "max": 5}]))]);
     let folder = folder_of("", &[("mail.wasm", &invalid)]);
     rouse_without_database(&["handlers"], &folder)

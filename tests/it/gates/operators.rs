@@ -142,7 +142,7 @@ async fn the_command_line_sets_lists_and_deletes_gates() {
 }
 
 #[tokio::test]
-async fn a_wrong_setting_is_explained_and_changes_nothing() {
+async fn an_invalid_setting_is_explained_and_changes_nothing() {
     let db = TestDb::new().await;
     gate(&db, &["set", "x", "--kind", "throttle", "--max", "3"])
         .await
@@ -171,7 +171,7 @@ async fn a_wrong_setting_is_explained_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn the_database_refuses_each_wrong_setting_with_its_reason() {
+async fn the_database_refuses_each_invalid_setting_with_its_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let long = "x".repeat(161);

@@ -115,7 +115,7 @@ async fn a_commit_whose_partition_stays_missing_is_tried_after_pauses_until_its_
 }
 
 #[tokio::test]
-async fn wrong_parameters_are_refused_at_once() {
+async fn invalid_parameters_are_refused_at_once() {
     let shop = Shop::open().await;
     let _worker = shop.start().await;
     for (params, why) in [

@@ -159,7 +159,7 @@ fn a_schedule_that_is_not_allowed_is_shown_with_the_lines_that_allow_it() {
 }
 
 #[test]
-fn a_module_with_a_wrong_schedule_is_refused() {
+fn a_module_with_an_invalid_schedule_is_refused() {
     let folder = folder_of("", &[("report.wasm", module("1.0.0", "0 25 * * *"))]);
     rouse_without_database(&["handlers"], &folder)
         .exits(1)

@@ -128,7 +128,7 @@ async fn a_job_is_shown_at_once_or_at_its_end_or_at_the_timeout() {
 }
 
 #[tokio::test]
-async fn wrong_callers_ids_and_waits_are_refused() {
+async fn unauthorized_callers_and_invalid_ids_and_waits_are_refused() {
     let db = TestDb::new().await;
     let server = start(db.store(), Ends::default()).await;
     let kind = async |path: &str, token: &str| {

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_wrong_jobs_with_their_reason() {
+    fn refuse_invalid_jobs_with_their_reason() {
         for (payload, options, why) in [
             ("{", None, "not JSON"),
             ("\"\\u0000\"", None, "NUL"),

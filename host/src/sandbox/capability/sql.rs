@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_statements_that_are_not_declared_or_not_granted_and_wrong_parameters() {
+    fn refuse_statements_that_are_not_declared_or_not_granted_and_invalid_parameters() {
         let mut sql = sql(&Limits::default());
         assert_eq!(why(sql.execute(call("granted", "[1]"))), "not refused");
         for (statement, params, expected) in [

@@ -60,7 +60,7 @@ fn statements_are_read_with_their_options() {
 }
 
 #[test]
-fn wrong_statements_are_refused() {
+fn invalid_statements_are_refused() {
     for (tokens, part) in [
         (quote!(sql = "SELECT 1"), "expected `sql(name ="),
         (quote!(sql()), "expected a statement"),
@@ -184,7 +184,7 @@ fn gates_are_read_with_their_options() {
 }
 
 #[test]
-fn wrong_gates_are_refused_with_what_to_write() {
+fn invalid_gates_are_refused_with_what_to_write() {
     for (tokens, expected) in [
         (
             quote!(max_concurrent = 5),

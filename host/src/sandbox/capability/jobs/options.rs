@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn refuse_wrong_values_with_the_messages_of_postgres() {
+    fn refuse_invalid_values_with_the_messages_of_postgres() {
         let long = "q".repeat(129);
         for queue in ["", "no queue", "-a", "a/b", "ä", &long] {
             let refused = check(json!({ "queue": queue })).unwrap_err();

@@ -98,7 +98,7 @@ fn a_job_that_does_not_wait_for_the_whole_chain_is_found() {
 }
 
 #[test]
-fn a_repeated_call_a_lost_one_and_a_wrong_return_are_found() {
+fn a_repeated_call_a_lost_one_and_an_unexpected_return_are_found() {
     breaks("calls_once", |world| {
         let twin = twin(world, CALLED);
         world.jobs.push(twin);
